@@ -80,27 +80,27 @@ class TimeoutStore(Store):
         return TimeoutStore(self._call(self._store.clone), self._timeout)
 
     def set(self, key: str, value: str) -> None:
-        """See Store."""
+        """Implement ``Store.set``."""
         self._call(lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
-        """See Store."""
+        """Implement ``Store.get``."""
         return bytes(self._call(lambda: self._store.get(key)))
 
     def add(self, key: str, number: int) -> int:
-        """See Store."""
+        """Implement ``Store.add``."""
         return int(self._call(lambda: self._store.add(key, number)))
 
     def check(self, keys: list[str]) -> bool:
-        """See Store."""
+        """Implement ``Store.check``."""
         return bool(self._call(lambda: self._store.check(keys)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store."""
+        """Implement ``Store.compare_set``."""
         return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
+        """Implement ``Store.wait``."""
         self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
 
 
@@ -119,11 +119,11 @@ class SignedStore:
         return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
 
     def set(self, key: str, value: str) -> None:
-        """See Store."""
+        """Implement ``Store.set``."""
         self.wrapped.set(key, self._signature(key, value.encode()).decode() + value)
 
     def get(self, key: str) -> bytes:
-        """See Store. Raises NodeError for a value that no node of this run has signed."""
+        """Implement ``Store.get``. Raises NodeError for a value that no node of this run has signed."""
         return self._verify(key, bytes(self.wrapped.get(key)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Makes rules, alerts and dashboards for Prometheus and Grafana, and runs both in containers.
+"""Generates rules, alerts and dashboards for Prometheus and Grafana, and runs both programs in containers.
 
-It uses the metric names of ddpwire's catalogue, and depends on no target. The ``dashboards`` folder of a checkout
+It uses the metric names in ddpwire's catalogue, and is independent of targets. The ``dashboards`` folder of a checkout
 generates ``run.json`` and ``fleet.json`` with Grafana's own SDK, which an installed ddpctl does not need.
 """

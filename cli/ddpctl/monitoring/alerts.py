@@ -1,4 +1,4 @@
-"""Recording rules and alerts: the limits that a site may set, the expressions, and the files that hold them. Pure.
+"""Recording rules and alerts: the limits that a site may set, the expressions, and the files that contain them. Pure.
 
 docs/alerts.md has a paragraph for each alert.
 """
@@ -29,7 +29,7 @@ RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: do
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The numbers in the alerts' conditions."""
+    """The numbers in the conditions of the alerts."""
 
     hold: Annotated[
         float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
@@ -50,7 +50,7 @@ class Limits:
 
 
 def parse_limits(settings: Iterable[str]) -> Limits:
-    """Read limits such as ``checkpoint_age=7200``. Raises UsageError."""
+    """Parse limits such as ``checkpoint_age=7200``. Raises UsageError."""
     known = fields_of(Limits)
     given: dict[str, float] = {}
     for setting in settings:
@@ -74,7 +74,7 @@ def parse_limits(settings: Iterable[str]) -> Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A series that Prometheus computes. ``help`` is a comment for readers of the file."""
+    """A series that Prometheus computes. ``help`` becomes a comment in the file."""
 
     name: str
     expr: str
@@ -90,17 +90,17 @@ RUN_OF_NODE = Recording(
 
 
 def with_run(series: str) -> str:
-    """Add the labels of IDENTITY to a node's or a rank's series. A comparison must be in parentheses."""
+    """Return an expression that adds the labels in IDENTITY to a series. A comparison must be in parentheses."""
     return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
 
 
 def by_run(operation: str, series: str, *, keep: str = "") -> str:
-    """Aggregate a node's or a rank's series over each run."""
+    """Return an expression that aggregates a node's or a rank's series over each run."""
     return f"{operation} by ({RUN}{keep and f', {keep}'}) {with_run(series)}"
 
 
 def share(part: str, whole: str, *, keep: str = "") -> str:
-    """Divide the growth of ``part`` by that of ``whole`` for each run, over five minutes."""
+    """Return an expression that divides the growth of ``part`` by that of ``whole``, per run, over five minutes."""
     of = f"{by_run('sum', f'rate({part}[5m])', keep=keep)}\n/"
     return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
@@ -179,7 +179,7 @@ RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One alert; ``summary`` and ``description`` are templates for Prometheus."""
+    """An alert. ``summary`` and ``description`` are templates for Prometheus."""
 
     name: str
     expr: str
@@ -190,7 +190,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """The address of its paragraph in docs/alerts.md."""
+        """The URL of the alert's paragraph in docs/alerts.md."""
         return f"{RUNBOOKS}#{self.name.lower()}"
 
 
@@ -353,7 +353,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line text as a block of lines."""
+    """A YAML dumper that writes multi-line text as a block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -364,7 +364,7 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_yaml(value: Any) -> str:
-    """Return readable YAML: the keys keep their order, and long lines are not broken."""
+    """Return readable YAML, in which the keys keep their order and long lines are not broken."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
@@ -374,7 +374,7 @@ def promql_duration(seconds: float) -> str:
 
 
 def rule_groups(limits: Limits) -> str:
-    """Return the file for Prometheus' ``rule_files``: one group, whose rules are evaluated in their order."""
+    """Return the file for Prometheus' ``rule_files``: one group, whose rules are evaluated in order."""
     text = f"{RULES_HEAD}groups:\n- name: ddp\n  rules:\n"
     for one in RECORDINGS:
         text += f"  # {one.help}\n" + _entry({"record": one.name, "expr": one.expr})
@@ -382,7 +382,7 @@ def rule_groups(limits: Limits) -> str:
 
 
 def prometheus_rule(limits: Limits) -> str:
-    """Return the same rules for the Prometheus Operator."""
+    """Return the same rules in the format of the Prometheus Operator."""
     spec = textwrap.indent(rule_groups(limits).removeprefix(RULES_HEAD), "  ")
     return f"""\
 {RULES_HEAD}apiVersion: monitoring.coreos.com/v1
@@ -396,7 +396,7 @@ spec:
 
 
 def alert_rule(rule: Alert, limits: Limits) -> dict[str, Any]:
-    """Return an alert as a rule of Prometheus."""
+    """Return an alert in the format of a Prometheus rule."""
     hold_s = rule.hold_s if limits.hold is None else limits.hold
     return {
         "alert": rule.name,

@@ -1,4 +1,4 @@
-"""Prometheus' HTTP API, and the configuration that scrapes the runs, which it finds by their file_sd files."""
+"""Prometheus' HTTP API, and the configuration with which it scrapes the runs that it finds in file_sd files."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Scraping:
 
 
 def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Read exporters such as ``node=9100`` and ``dcgm=9400``. Raises UsageError."""
+    """Parse exporters such as ``node=9100`` and ``dcgm=9400``. Raises UsageError."""
     found: dict[str, int] = {}
     for setting in settings:
         name, _, port = setting.partition("=")
@@ -63,7 +63,7 @@ def _job(name: str, scraping: Scraping) -> dict[str, Any]:
 
 
 def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
-    """Return a job that scrapes machines, not runs: each machine once, however many nodes and runs it has."""
+    """Return a scrape job for machines instead of runs: each machine once, however many nodes and runs it has."""
     relabel = [
         {
             "source_labels": ["__address__"],
@@ -81,7 +81,7 @@ def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScrapeTarget:
-    """A target of a scrape job, as Prometheus sees it."""
+    """A target of a scrape job, as Prometheus reports it."""
 
     run: str
     node: str
@@ -92,7 +92,7 @@ class ScrapeTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class FiringAlert:
-    """An alert that fires or is about to."""
+    """An alert that is firing or about to fire."""
 
     alert: str
     state: str  # firing or pending
@@ -102,7 +102,7 @@ class FiringAlert:
 
 
 def is_reachable(url: str) -> bool:
-    """Return whether a server answers by HTTP there, with any status."""
+    """Return whether a server answers at ``url`` by HTTP, with any status."""
     try:
         _open(url).close()
     except urllib.error.HTTPError:

@@ -1,7 +1,7 @@
-"""Prometheus and Grafana under docker compose: the folder's files, and the verbs that start and stop both.
+"""Prometheus and Grafana under docker compose: the files in their folder, and the verbs that start and stop them.
 
-compose.yaml is the same everywhere; what differs between machines is in ``.env`` beside it, which compose reads.
-For a cluster, there are manifests of the dashboards instead.
+compose.yaml is the same everywhere; values that differ between machines are in ``.env`` beside it, which compose reads.
+For a cluster, there are Kubernetes manifests of the dashboards instead.
 """
 
 import os
@@ -111,7 +111,7 @@ BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor c
 
 @dataclass(frozen=True, kw_only=True)
 class StackSettings:
-    """The values of this machine in ``.env``."""
+    """The values in ``.env``, which are specific to this machine."""
 
     targets: Path
     owner: str  # uid:gid
@@ -122,22 +122,22 @@ class StackSettings:
 
 
 def dashboard(name: str) -> str:
-    """Return one of DASHBOARDS, as Grafana reads it."""
+    """Return one of DASHBOARDS, in Grafana's format."""
     return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
 
 
 def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return the files that Prometheus reads, keyed by their path inside the folder."""
+    """Return the files that Prometheus reads, keyed by their path in the folder."""
     return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": rule_groups(limits)}
 
 
 def dashboard_files() -> dict[str, str]:
-    """Return the dashboards, keyed by their path inside the folder."""
+    """Return the dashboards, keyed by their path in the folder."""
     return {f"dashboards/{name}.json": dashboard(name) for name in DASHBOARDS}
 
 
 def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return the files of docker/monitoring, which are all but the dashboards and the machine's own ``.env``."""
+    """Return the files of docker/monitoring: all except the dashboards and ``.env``."""
     return {
         **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
         "compose.yaml": COMPOSE,
@@ -147,7 +147,7 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
 
 
 def env_file(settings: StackSettings) -> str:
-    """Return the text of ``.env``. The data is in folders of the user, so that no container needs root to make them."""
+    """Return the text of ``.env``. The data is in folders of the user, so that no container needs to be root."""
     values = {
         "TARGETS": settings.targets,
         "OWNER": settings.owner,
@@ -174,7 +174,7 @@ class Places:
 
 
 def folder_of(root: Path) -> Path:
-    """Return the folder of this user's stack; no run can have this name."""
+    """Return the folder for this user's stack. No run can have its name."""
     return root / ".monitoring"
 
 
@@ -189,7 +189,7 @@ def places(root: Path) -> Places | None:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write the files. Unless ``force``, raises UsageError if there is one that ddpctl has not made."""
+    """Write the files. Unless ``force``, raise UsageError if a file exists that ddpctl has not written."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name the folder to write the configuration to")
     for name in files:
@@ -219,7 +219,7 @@ def up(
     *,
     only: tuple[str, ...] = SERVICES,
 ) -> Places:
-    """Start the stack, or recreate it if it is running, and return when it answers."""
+    """Start the stack, or recreate it if it is running, and wait until it answers."""
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, settings.folder, "ps", "-q")))
     found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
@@ -247,7 +247,7 @@ def up(
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
-    """Stop and remove the containers, with ``forget`` also their data. Return whether there was a stack."""
+    """Stop and remove the containers and, with ``forget``, their data. Return whether there was a stack."""
     folder = folder_of(context.root)
     if not (folder / "compose.yaml").exists():
         return False

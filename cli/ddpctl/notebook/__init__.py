@@ -1,10 +1,10 @@
-"""Runs a function of a notebook's cell, or a script, on GPUs of this machine, and returns its result.
+"""Runs a function from a notebook's cell, or a script, on GPUs of this machine, and returns its result.
 
     from ddpctl.notebook import launch
 
-    def train(lr):
-        ...                       # torchrun's variables are set; every rank runs this
-        return accuracy           # rank 0's is what launch returns
+Like ``ddpctl launch``, it launches on the target local, and each rank is a separate process. So it uses no CUDA in the
+notebook's kernel, and each call starts new processes. The modules of this package use IPython if it is installed, and
+never import torch.
 
     accuracy = launch(train, gpus=2, args=(0.1,))
     launch("train.py", gpus=2, args=["--lr", "0.1"])
@@ -41,18 +41,18 @@ def launch(
 ) -> Any:
     """Run ``what`` on one rank for each of ``gpus`` GPUs of this machine, show its progress, and wait for its end.
 
-    A function is called as ``what(*args, **kwargs)`` on every rank. The value of rank 0 is returned, with its tensors
-    on the CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, with the folder
-    of its checkpoints. Without GPUs, the ranks are CPU processes. ``ranks``: how many ranks to start if not one per
-    GPU; it must be a divisor of ``gpus``.
+    A function is called as ``what(*args, **kwargs)`` on every rank. The value that it returns on rank 0 is returned,
+    with tensors on the CPU. A script, or "ddptrain", gets ``args`` as its command line; then a ``Finished`` is
+    returned, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. ``ranks`` is the
+    number of ranks if it is not one per GPU; it must divide ``gpus``.
 
-    ``resume``: the name of an earlier run, from whose checkpoints the new run continues. True means the newest run of
+    ``resume`` is the name of an earlier run, from whose checkpoints the new run continues. True means the newest run of
     the same function in the same notebook or file, or of the same script; on Kaggle, also a run in the output of an
     earlier version that is among this notebook's inputs. The other arguments mean the same as in ddpctl.yaml.
 
-    Raises RankError if a rank fails, with the rank's traceback as text in ``traceback`` and in its str; ConfigError if
-    the call cannot be sent to the ranks, or this machine cannot run it; UsageError for wrong arguments; and
-    KeyboardInterrupt if the cell was interrupted, once the run has ended.
+    Raises RankError if a rank fails; its ``traceback`` and its str contain the rank's traceback as text. Raises
+    ConfigError if the call cannot be sent to the ranks or this machine cannot run it, and UsageError for wrong
+    arguments. Raises KeyboardInterrupt if the cell was interrupted, after the run has ended.
     """
     from ddpctl.notebook.session import run
 

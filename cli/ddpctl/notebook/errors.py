@@ -1,6 +1,7 @@
-"""The error of a failed rank, and how errors look in a cell.
+"""The error of a failed rank, and how errors are shown in a cell.
 
-It is separate from ``session``, because every rank imports this package, and no rank needs the code that starts runs.
+This module is separate from ``session`` because every rank imports this package, and no rank needs the code that starts
+runs.
 """
 
 import traceback as tracebacks
@@ -43,7 +44,7 @@ class RankError(DdpctlError):
 def as_the_caller_sees(error: BaseException) -> BaseException:
     """Return the error without our own frames, which do not help the caller of ``launch``.
 
-    Raising it again adds launch's frame. IPython would show that frame, but calls ``_render_traceback_`` instead.
+    When it is raised again, launch's frame is added. IPython would show that frame, so it calls ``_render_traceback_``.
     """
     if not hasattr(error, "_render_traceback_"):
         error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
@@ -51,7 +52,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
 
 
 def _of_cells(error: BaseException) -> list[str]:
-    """Return its traceback from the first frame of a cell on, without the frames of our own package."""
+    """Return the traceback from the first frame of a cell on, without the frames of our own package."""
     from ddpctl.notebook.serialization import cell_of
 
     package = str(Path(__file__).parent)

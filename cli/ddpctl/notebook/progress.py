@@ -1,8 +1,8 @@
-"""Draws a training's progress into the cell: steps, loss, throughput and test accuracy, as the ranks report them.
+"""Draws the progress of a training into the cell: steps, loss, throughput, test accuracy, as the ranks report them.
 
-The numbers come from the node's history, which ddprun writes while the ranks train and once more when they have ended.
-ddptrain and ``ddpwire.script.progress`` supply them; a script that reports nothing has no curve. In a notebook, one
-output of the cell is redrawn, which needs no widgets; elsewhere, a line is printed now and then and at the end.
+The numbers come from the node's history, which ddprun writes during the training and once more after it. ddptrain and
+``ddpwire.script.progress`` supply them; a script that reports nothing has no curve. In a notebook, one output of the
+cell is redrawn, which needs no widgets. Elsewhere, a line is printed now and then and at the end.
 """
 
 import math
@@ -27,7 +27,7 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What the ranks had reported at one moment."""
+    """The values that the ranks had reported at one moment."""
 
     at: float  # in seconds since the epoch
     step: int
@@ -38,7 +38,7 @@ class Point:
 
 
 class Progress:
-    """Reads a node's history now and then, and shows what is new in it."""
+    """Reads a node's history from time to time, and shows what is new in it."""
 
     def __init__(self, node_dir: Path, screen: "Lines | Cell") -> None:
         self._path, self._screen = node_dir / HISTORY, screen
@@ -51,7 +51,7 @@ class Progress:
             self._show(last=False)
 
     def close(self) -> None:
-        """Draw the history for the last time, after the run's end."""
+        """Draw the history once more, after the run's end."""
         self._show(last=True)
 
     def _show(self, *, last: bool) -> None:
@@ -66,7 +66,7 @@ class Progress:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """Return the points of a history, without the steps that a later attempt repeated."""
+    """Return the points of a history, without steps that a later attempt trained again."""
     points: list[Point] = []
     for row in rows:
         if step := int(row.get(metrics.LAST_STEP.name, 0)):
@@ -101,7 +101,7 @@ def words(points: Sequence[Point]) -> str:
 
 
 def curve(points: Sequence[Point]) -> str:
-    """Draw the loss over the steps, as SVG in the colours of the page; empty if no loss is known."""
+    """Draw the loss over the steps as SVG, in the page's colours. Return an empty text if no loss is known."""
     known = [(point.step, point.loss) for point in points if point.loss is not None]
     if not known:
         return ""
@@ -145,13 +145,13 @@ def curve(points: Sequence[Point]) -> str:
 
 
 class Lines:
-    """Prints a line now and then, and at the end."""
+    """Prints a line from time to time, and at the end."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Print the text at the end, or if the last line was printed more than ``LINE_S`` ago."""
+        """Print the text if it is the last one, or if the last line was printed more than ``LINE_S`` ago."""
         del points
         if last or time.monotonic() - self._printed > LINE_S:
             self._printed = time.monotonic()
@@ -176,7 +176,7 @@ class Cell:
 
 
 def screen() -> Lines | Cell:
-    """Return a Cell in a notebook, and Lines elsewhere."""
+    """Return a Cell in a notebook, or Lines elsewhere."""
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display

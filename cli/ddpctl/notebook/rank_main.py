@@ -1,7 +1,8 @@
-"""The program that each rank of a notebook's function runs: ``python -m ddpctl.notebook.rank_main CALL``.
+"""The program of each rank that runs a notebook's function: ``python -m ddpctl.notebook.rank_main CALL``.
 
-It unpacks the call's file, calls the function, and writes the result beside the file: rank 0 writes its value, a failed
-rank its traceback with the cell's lines. It needs cloudpickle, and uses torch only if the function has imported it.
+It unpacks the call from its file, calls the function, and writes the result beside the file: rank 0 writes its value, a
+failed rank writes its traceback with the lines of the cell. It needs cloudpickle, and uses torch only if the function
+has imported it.
 """
 
 import io
@@ -22,7 +23,7 @@ FAILURE = "failure-rank-{rank}.pkl"
 
 
 def main() -> int:
-    """Call the function, and return 0, or 1 if it raised an exception."""
+    """Call the function. Return 0, or 1 if it raised an exception."""
     call_file = Path(sys.argv[1])
     rank = int(os.environ.get(names.RANK, "0"))
     call = pickle.loads(call_file.read_bytes())  # noqa: S301 (ddpctl in this user's kernel wrote it)
@@ -44,9 +45,10 @@ def main() -> int:
 
 
 def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
-    """Return how and where a call failed, in plain values. The place is the last frame in a cell or file that was sent.
+    """Return how and where a call failed, in plain values. The place is the last frame in a cell or a sent file.
 
-    If there is none, as when the result cannot be sent, the place is the first line of the function's ``code``.
+    If there is no such frame, for example because the result cannot be sent, it is the first line of ``code``, the
+    function's.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [index for index, frame in enumerate(frames) if frame.filename in cells]

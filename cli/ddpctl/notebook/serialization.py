@@ -1,7 +1,7 @@
-"""Packs a function and its arguments for the ranks with cloudpickle, and adds the source of the cells it came from.
+"""Packs a function and its arguments for the ranks with cloudpickle, and adds the source of the cells it is from.
 
-If a value cannot be serialized, the error names it. torch is not imported: if the kernel has not imported it, there
-are no tensors.
+If a value cannot be serialized, the error names it. This module does not import torch: if the kernel has not imported
+it, there are no tensors.
 """
 
 import inspect
@@ -22,7 +22,7 @@ LARGE_BYTES = 200 << 20
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Pack all that a rank needs for the call. Raises ConfigError, naming what cannot be sent, and UnavailableError."""
+    """Pack all that a rank needs for the call. Raises UnavailableError, or ConfigError naming what cannot be sent."""
     try:
         import cloudpickle
     except ImportError:
@@ -58,7 +58,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def cell_of(file: str) -> str:
-    """Return the name that a user knows for a frame's file: ``Cell In[3]`` for a cell, else the file itself."""
+    """Return the name by which a user knows a frame's file: ``Cell In[3]`` for a cell, otherwise the file itself."""
     compiler = getattr(_ipython(), "compile", None)
     names = getattr(compiler, "format_code_name", None)
     found = names(file) if names else None
@@ -71,13 +71,13 @@ def _ipython() -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function: ``train``."""
+    """Return the name of a function, such as ``train``."""
     function = _unwrapped(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Return a function's name, with its module unless a notebook has it: ``recipes.Trainer.fit()``, ``train()``."""
+    """Return a function's name, with its module if it is not in a notebook: ``recipes.Trainer.fit()``, ``train()``."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     module = "" if named.__module__ == "__main__" else f"{named.__module__}."
@@ -85,7 +85,7 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """Return the file of a function; for a cell's, the notebook if the kernel knows it, else the current folder."""
+    """Return the file of a function. For one in a cell, it is the notebook if known, otherwise the current folder."""
     file = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", "")
     if cell_of(file) == file and Path(file).is_file():
         return os.path.realpath(file)
@@ -95,14 +95,14 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a functools.partial calls; another function is returned as it is."""
+    """Return the function that a functools.partial calls, or ``function`` itself if it is not a partial."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 def title(function: Callable[..., Any]) -> str:
-    """Return the name of a function as a call: ``train()``."""
+    """Return the name of a function as a call, such as ``train()``."""
     return f"{name_of(function)}()"
 
 
@@ -117,7 +117,7 @@ def _device_of(value: object) -> str:
 
 
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """Return what a function, and those it uses, take from outside: the kind, name and value of each variable."""
+    """Return the kind, name and value of each variable from outside that a function, or one that it uses, reads."""
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()
     waiting: list[Any] = [function]
@@ -137,7 +137,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _imported(function: FunctionType) -> bool:
-    """Whether a rank can import the function by its name, so that nothing of it must be sent."""
+    """Return whether a rank can import the function by its name, so that nothing of it must be sent."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 

@@ -1,6 +1,6 @@
 """Turns the arguments of ``launch`` into a run of the target local, and the run's end into a value or an error.
 
-The steps are those of ``ddpctl.launcher``; this module adds only what a notebook needs.
+The steps are those of ``ddpctl.launcher``. This module adds only what a notebook needs.
 """
 
 import json
@@ -50,7 +50,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A script's run that has succeeded, or that was stopped by its deadline after it had saved."""
+    """A run of a script that succeeded, or that its deadline stopped after it had saved."""
 
     run: str
     folder: Path
@@ -136,10 +136,10 @@ def open_context() -> AppContext:
 
 @cache
 def _executor() -> Executor:
-    """Return the executor of all calls of this kernel. It holds the lifeline, so that the ranks end with the kernel.
+    """Return the executor for all calls of this kernel. It holds the lifeline, so that the ranks end with the kernel.
 
-    It sees the environment as it is at each call. It replaces a notebook's matplotlib backend, which draws into a cell,
-    because ranks have no cell. It does not use the kernel's stdin, which is not the cell's.
+    It uses the environment at the time of each call. It replaces the notebook's matplotlib backend, which draws into a
+    cell, because ranks have no cell. It does not use the kernel's stdin, which is not the cell's.
     """
     return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ), has_stdin=False)
 
@@ -214,7 +214,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
 
 
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
-    """Return the newest run of the program, here or among a Kaggle session's inputs. Raises DdpctlError."""
+    """Return the newest run of the program, here or in the inputs of a Kaggle session. Raises DdpctlError."""
     if "<lambda>" in wanted.name:
         raise UsageError("launch: resume=True needs a function that has a name, not a lambda: give resume='RUN'")
     here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
@@ -263,7 +263,7 @@ def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
 
 
 def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
-    """Return a RankError with the rank's own exception as its cause, if that can be unpickled."""
+    """Return a RankError whose cause is the rank's own exception, if that can be unpickled."""
     where = f"{story['cell']}, line {story['line']}"
     error = RankError(
         f"rank {rank} failed in {where}: {story['message']}",
@@ -286,7 +286,7 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
 
 
 class Tail:
-    """Prints at once what is added to a file, also incomplete lines: a progress bar may not end its line for long."""
+    """Prints what is added to a file at once, including incomplete lines, since a progress bar may not end its line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -343,7 +343,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
 
 
 def _stop(stopper: launcher.Stopper) -> None:
-    """Pass an interruption on to the run, and also those that come while it is being handled."""
+    """Interrupt the run, and do so again for each interruption that occurs while this is being handled."""
     while True:
         try:
             return stopper()
@@ -356,7 +356,7 @@ def _stop(stopper: launcher.Stopper) -> None:
 
 
 class Program(NamedTuple):
-    """A function, script or module, and the file or folder that it is in."""
+    """A function, script or module, and the file or folder that contains it."""
 
     name: str
     source: str
@@ -428,12 +428,12 @@ def _runs_below(top: Path) -> list[Run]:
 
 
 def fresh(folder: Path) -> Path:
-    """Make a new folder that no other user can read."""
+    """Create a folder that no other user can read."""
     return Path(tempfile.mkdtemp(dir=folder))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, and its parent if nothing is left in it."""
+    """Remove a folder, and its parent if that is then empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()

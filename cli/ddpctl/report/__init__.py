@@ -1,1 +1,1 @@
-"""Writes a run as one HTML file that can be mailed: it has no script and fetches nothing. Pure: values in, text out."""
+"""Writes a run as one HTML file that can be mailed. The file has no script and fetches nothing. Pure."""

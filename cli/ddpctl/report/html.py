@@ -1,6 +1,6 @@
 """The page of a report: its sections, tables and style. Pure; secrets are removed here.
 
-One page does not need a template engine: string.Template is enough, and every value is escaped.
+A single page does not need a template engine: string.Template is enough, and every value is escaped.
 """
 
 import signal
@@ -57,9 +57,9 @@ def render_page(
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that were not looked for.
+    """Return the HTML file. ``values`` are secrets to remove; ``unsought`` are names of secrets not looked for.
 
-    ``checks``: results of bench and doctor on the run's target.
+    ``checks`` has the results of bench and doctor on the run's target.
     """
     known = tuple(values)
     sections = _sections(found, known, unsought)
@@ -141,7 +141,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
 
 
 def _key(marks: Sequence[Mark]) -> str:
-    """Return a list of what the dashed lines in the plots mean."""
+    """Return a list that explains the dashed lines in the plots."""
     items = [f"<li>{format_duration(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
     if len(marks) > MOST_MARKS:
         items.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
@@ -169,7 +169,7 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
-    """Return a table with one column per node; equal nodes share a column, and rows that differ are highlighted."""
+    """Return a table with one column per node. Equal nodes share a column; rows with differences are highlighted."""
     known = tuple(values)
     found = {
         node: {
@@ -195,7 +195,7 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
 
 
 def configuration_table(run: Run, values: Iterable[str]) -> str:
-    """Return a table of the job and its target as they were requested. ``values``: secrets to remove from it."""
+    """Return a table of the job and its target as requested. ``values`` are secrets to remove from it."""
     known, job, plain = tuple(values), run.job, JobSpec()
     command = secrets.redact_command(job.command, known)
     shown = {"program": command_line(replace(job, command=tuple(command)))}
@@ -230,7 +230,7 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with one row per event; for more than ``MOST_EVENTS``, only the first and last ones."""
+    """Return a table with one row per event; if there are over ``MOST_EVENTS``, only the first and last ones."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:

@@ -1,6 +1,6 @@
 """Draws plots over a run's time as inline SVG: line charts, stacked areas and a Gantt chart of phases. Pure.
 
-Hovering over a plot shows its values (SVG title elements).
+Hovering over a plot shows its values (title elements of SVG).
 """
 
 import math
@@ -35,7 +35,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot. ``style``: its class in the style sheet."""
+    """One line of a plot. ``style`` is its class in the style sheet."""
 
     name: str
     style: str
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A moment that all plots show."""
+    """A moment that is marked in all plots."""
 
     at: float  # seconds since the run's start
     style: str
@@ -54,7 +54,7 @@ class Mark:
 def line_chart(
     drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = (), unit: str = "", from_zero: bool = True
 ) -> str:
-    """Draw lines over time. ``unit``: the text after each value."""
+    """Draw lines over time. ``unit`` is the text after each value."""
     values = [value for line in drawn for _, value in line.points]
     high, low = max(values), min(values)
     low = min(0.0, low) if from_zero else low
@@ -91,7 +91,7 @@ def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] =
 def gantt_chart(
     spans: Sequence[Span], shares: Mapping[str, tuple[float, float | None]], *, begin: float, seconds: float
 ) -> str:
-    """Draw one row per phase: its duration, its share if it has one, and a bar per span since ``begin``."""
+    """Draw one row per phase: its duration, its share if it has one, and a bar for each span since ``begin``."""
     height = TOP + BOTTOM + ROW * len(shares)
     left, across = 200, _across(seconds, left=200)
     body = [_times(seconds, across, height)]
@@ -171,7 +171,7 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Return the title, picture and key of each plot. ``begin``: when the run started; it lasted ``seconds``."""
+    """Return the title, picture and key of each plot. The run started at ``begin`` and lasted ``seconds``."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
@@ -207,7 +207,7 @@ def _changes(points: Sequence[Point]) -> list[Point]:
 
 
 def _shares(history: History, moments: Sequence[float], begin: float) -> list[Line]:
-    """Return each phase's share, in percent, of the ranks' time in steps, at the moments when they were in any."""
+    """Return each phase's share of the ranks' time in steps, in percent, at the moments at which they took steps."""
     name = of_ranks.STEP_PHASE.name
     rates = {phase: history.rate(f"{name}:{phase}", moments) for phase in of_ranks.STEP_PHASES}
     sums = [sum(values[index] or 0.0 for values in rates.values()) for index in range(len(moments) - 1)]
@@ -252,12 +252,12 @@ def time_ticks(seconds: float, number: int = 8) -> list[float]:
 
 
 def clock(seconds: float) -> str:
-    """Format a round time for an axis: 0.2 s, 45 s, 3:00."""
+    """Format a round time for an axis, such as 0.2 s, 45 s or 3:00."""
     return f"{seconds:.3g} s" if seconds < 120 else format_duration(seconds)
 
 
 def short(value: float) -> str:
-    """Format a number with at most four digits: 1.25 k."""
+    """Format a number with at most four digits, such as 1.25 k."""
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
             return f"{value / size:.4g} {suffix}"

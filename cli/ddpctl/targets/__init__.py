@@ -1,6 +1,7 @@
-"""The kinds of target: where a job's nodes may run. Each kind has a package and a line in the registry below.
+"""The kinds of target, on which a job's nodes may run. Each kind has a package and a line in the registry below.
 
-A target runs nothing itself: its verbs are generators of commands (``ddpctl.command``) and return values.
+A target runs nothing itself: its operations ("verbs") are generators that yield commands (``ddpctl.command``) and
+return values.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Which lost nodes of a run were restarted on spare machines."""
+    """The lost nodes of a run that were restarted on spare machines."""
 
     handle: Mapping[str, Any]  # the run's handle, updated if any nodes were restarted
     nodes: tuple[int, ...] = ()
@@ -63,7 +64,7 @@ class CpuRun:
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """A machine of a target: its GPUs, which runs use them, and which launches wait for them."""
+    """A machine of a target, with its GPUs, the runs that use them, and the launches that wait for them."""
 
     host: str
     failure: str = ""  # why it does not answer; empty if it does
@@ -77,7 +78,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LogQuery:
-    """Which lines of a run's logs are asked for."""
+    """Which lines of a run's logs are requested."""
 
     follow: bool = False
     nodes: tuple[int, ...] = ()  # empty for all nodes
@@ -86,7 +87,7 @@ class LogQuery:
     timestamps: bool = False  # each line begins with its time
 
     def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-        """Return the files of a node, each with what its lines are to begin with. Without ``ranks``, all output."""
+        """Return the files of a node, each with the prefix of its lines. Without ``ranks``, return all output."""
         if not self.timestamps:
             return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
         first, num = node * run.job.local_world_size, run.job.local_world_size
@@ -97,7 +98,7 @@ class LogQuery:
         return dict.fromkeys(names, "")
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return each node to ask, with the ranks to ask it for, or no ranks to ask for its complete output."""
+        """Return each node to query, with its requested ranks; no ranks mean the complete output of the node."""
         asked = (
             (node, tuple(r for r in self.ranks if r // run.job.local_world_size == node))
             for node in range(run.job.max_nodes)
@@ -110,7 +111,7 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """Return the error for a query about a node or rank that the run lacks (``yet``: or that has no output yet)."""
+    """Return the error for a query about a node or rank that the run lacks or, if ``yet``, that has no output yet."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
         f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
@@ -135,7 +136,7 @@ StopSignal = Literal["INT", "TERM", "KILL"]
 
 
 class Target(ABC):
-    """One kind of target, with its options. A verb that a kind does not support raises ConfigError."""
+    """A kind of target, with its options. A verb that a kind does not support raises ConfigError."""
 
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
@@ -145,20 +146,20 @@ class Target(ABC):
 
     @abstractmethod
     def render(self, plan: Plan) -> str:
-        """Return a spec that runs the job without ddpctl and without changes."""
+        """Return a spec (a script or manifests) that runs the job as it is, without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-        """Return the options, with values from the current environment filled in so that later verbs use the same."""
+        """Return the options completed with values from the current environment, so that later verbs use the same."""
         yield ()
         return self.options
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Start the job; ``attached``: whether it must end when this ddpctl ends."""
+        """Start the job. ``attached``: whether it must end when this ddpctl ends."""
 
     @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of runs of this target, in the same order. ``now``: seconds since the epoch."""
+        """Return the status of runs of this target, in the same order. ``now`` is in seconds since the epoch."""
 
     @abstractmethod
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
@@ -180,42 +181,42 @@ class Target(ABC):
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Return the machine of each node, as the options name it; empty if the target does not choose machines."""
+        """Return the machine of each node, as named in the options; empty if the target does not choose machines."""
         return ()
 
     def without(self, machines: Collection[str], job: JobSpec) -> Any:
-        """Return options that exclude these machines, or None if too few would be left, or it does not choose them."""
+        """Return options that exclude these machines; None if too few remain or the target does not choose machines."""
         return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return the tasks of an array as separate runs named RUN.task-K, or none if the run is not an array."""
+        """Return the tasks of an array as separate runs with names RUN.task-K, or none if the run is not an array."""
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command, or a shell if ``argv`` is empty, where a node runs; return its exit code.
+        """Run a command, or a shell if ``argv`` is empty, in the place where a node runs; return its exit code.
 
-        ``tty``: whether the command gets the terminal.
+        ``tty``: whether the command controls the terminal.
         """
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield what ``submit`` would run. If machines are not ready, raise that error after all commands are shown."""
+        """Yield what ``submit`` would run. If machines are not ready, raise that error after showing all commands."""
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the project's folder has what the rendered spec refers to. Raises NoInputError."""
+        """Check that the project's folder contains what the rendered spec refers to. Raises NoInputError."""
         yield ()
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
-        """Return the files of a spec that has several, as name → text, and a line for the user.
+        """Return the files of a spec that consists of several (name → text), and a line for the user.
 
-        Without files, the result of ``render`` is the complete spec.
+        If no files are returned, the result of ``render`` is the complete spec.
         """
         yield ()
         return {}, ""
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove what an ended run has left outside its record's folder, or only measure it if ``dry_run``."""
+        """Remove what an ended run left outside the folder of its record. If ``dry_run``, only measure it."""
         yield ()
         return ()
 
@@ -224,7 +225,7 @@ class Target(ABC):
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch what a run has written into a folder of this machine; return lines about what could not be fetched.
+        """Fetch what a run has written into a local folder; return lines about what could not be fetched.
 
         ``best``: fetch only the checkpoint with the highest accuracy. Needs the capability "pull".
         """
@@ -236,7 +237,7 @@ class Target(ABC):
         return False
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Restart, on spare machines, the nodes that the run waits for and whose machines do not answer."""
+        """Restart nodes on spare machines if the run waits for them and their own machines do not answer."""
         raise NotImplementedError
 
     def suspend(self, run: Run) -> Verb[None]:
@@ -248,7 +249,7 @@ class Target(ABC):
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return how a user stops a run if ddpctl cannot, because the target lacks the capability "stop"."""
+        """Return how a user can stop a run that ddpctl cannot stop, because the target lacks the capability "stop"."""
         raise NotImplementedError
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
@@ -303,7 +304,7 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
 
 
 def capabilities(kind: str) -> frozenset[Capability]:
-    """Return what a kind can do besides the verbs that every kind has."""
+    """Return what a kind can do in addition to the verbs that every kind has."""
     return _type(kind).capabilities
 
 

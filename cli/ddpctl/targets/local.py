@@ -1,7 +1,7 @@
-"""The target ``local``: every node is a separate ddprun on this machine's loopback.
+"""The target ``local``: each node is a separate ddprun on this machine, and the nodes use its loopback.
 
-If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. The
-node's side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run like any other command.
+If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. What a
+node needs (locks, logs, signals, a free port) is done by ``python -m ddprun.nodectl``, which is run like any command.
 """
 
 import json
@@ -61,7 +61,7 @@ class LocalOptions:
 
 
 class LocalTarget(Target):
-    """Nodes as processes of this machine."""
+    """A target whose nodes are processes of this machine."""
 
     kind = "local"
     capabilities = frozenset[Capability]({"interrupt", "remains", "stop", "tethered"})
@@ -71,7 +71,7 @@ class LocalTarget(Target):
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
-        """Return a bash script that does what ``submit`` does, attached to its terminal."""
+        """Return a bash script that does the same as ``submit``, attached to its terminal."""
         return render_script(plan, self.options.python or "python3")
 
     def expect(self, plan: Plan) -> Verb[None]:
@@ -143,7 +143,7 @@ class LocalTarget(Target):
         return (Command(argv=(self._python, "-c", find, package), env=plan.job.env, cwd=plan.cwd, probe=True),)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Read the folder of every node."""
+        """Read the folder of each node."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
         if shown.returncode:
@@ -172,7 +172,7 @@ class LocalTarget(Target):
             raise CannotWriteError("")  # nodectl has already reported it
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask nodectl, which reads the nodes' folders and fetches their metrics."""
+        """Query nodectl, which reads the nodes' folders and fetches their metrics."""
         options = ["--metrics"] if probe.metrics else []
         options += [f"--file={name}" for name in probe.files] + (
             [f"--request={probe.request}"] if probe.request else []
@@ -185,7 +185,7 @@ class LocalTarget(Target):
         return tuple(ProbeResult(node=node, **answer) for node, answer in enumerate(answers))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Signal every ddprun and wait until none is alive."""
+        """Signal every ddprun, and wait until none is alive."""
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
         argv = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
         command = Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
@@ -195,7 +195,7 @@ class LocalTarget(Target):
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run the command in the run's project folder, with the run's variables; every node is on this machine."""
+        """Run the command in the run's project folder, with the run's variables; all nodes are on this machine."""
         env = contract(run.plan, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
@@ -203,7 +203,7 @@ class LocalTarget(Target):
 
 
 def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
-    """Return nodectl's answers, one per line of JSON; other lines come from a wrapper around Python and are skipped.
+    """Yield nodectl's answers, one JSON line each. Other lines come from a wrapper of Python and are skipped.
 
     Raises UnavailableError if there are not exactly ``count`` answers.
     """
@@ -244,9 +244,9 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return each node's own GPUs, or nothing for CPU ranks.
+    """Return the GPUs of each node, or nothing for CPU ranks.
 
-    Raises ConfigError for several ranks on MIG instances. If there are too few GPUs, the ConfigError has the fields
+    Raises ConfigError for several ranks on MIG instances, or if there are too few GPUs; then the error has the fields
     ``gpus_needed`` and ``gpus_found``.
     """
     need = job.max_nodes * job.gpus
@@ -273,7 +273,7 @@ def _asked(job: JobSpec) -> str:
 
 
 def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Return the error that explains why this Python cannot start the ranks, as far as its answer shows."""
+    """Return the error for a Python that cannot start the ranks; it says why, as far as the output shows."""
     if output.returncode == Exit.SCRIPT:
         return UnavailableError(
             f"{python} has no torch", hint=f"install it with {python} -m pip install 'ddpctl[train]'"
@@ -324,7 +324,7 @@ fi""",
 
 
 def render_script(plan: Plan, python: str) -> str:
-    """Return the job as a bash script that needs no ddpctl."""
+    """Return the job as a bash script that does not need ddpctl."""
     job = plan.job
     need = job.max_nodes * job.gpus
     exports = {

@@ -1,1 +1,1 @@
-"""Turns what the nodes of a run report into values for top, timeline and report. It draws and prints nothing."""
+"""Turns what the nodes of a run report into values for top, timeline and report. This package prints nothing."""

@@ -1,6 +1,7 @@
-"""Combines the nodes' histories into a run's metrics over time, and gives series of them at chosen moments. Pure.
+"""Combines the histories of the nodes into a run's metrics over time, as series at chosen moments. Pure.
 
-Counters are summed over the nodes; of gauges, the maximum is used. A counter that falls was restarted by a new ddprun.
+Counters are summed over the nodes; for gauges, the maximum is used. If a counter falls, a new ddprun has started it
+again from 0.
 """
 
 import bisect
@@ -16,22 +17,22 @@ Line = tuple[float | None, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of every node, in the order of their times."""
+    """The rows of all nodes, in order of time."""
 
     nodes: Mapping[int, tuple[Row, ...]]
 
     @property
     def begin(self) -> float:
-        """The first row's time, or 0 if there are no rows."""
+        """The time of the first row, or 0 if there are no rows."""
         return min((rows[0][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     @property
     def end(self) -> float:
-        """The last row's time, or 0 if there are no rows."""
+        """The time of the last row, or 0 if there are no rows."""
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """Return ``number`` evenly spaced moments from the first row to the last; not more than a node has rows."""
+        """Return ``number`` evenly spaced moments from the first row to the last, but not more than a node has rows."""
         longest = max((len(rows) for rows in self.nodes.values()), default=0)
         number = min(number, longest)
         if number < 2 or self.end <= self.begin:
@@ -40,7 +41,7 @@ class History:
         return tuple(self.begin + index * step for index in range(number))
 
     def gauge(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the largest value of the nodes at each moment, or None if no node had a value by then."""
+        """Return the nodes' largest value at each moment, or None where no node has had a value yet."""
         lines = [_held(rows, name, moments) for rows in self.nodes.values()]
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
@@ -58,7 +59,7 @@ class History:
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
     def total_of_all(self, name: str) -> float:
-        """Return the same for a metric with a label: the sum over the label's values."""
+        """Return the sum of the nodes' last values of a metric with a label, over all values of the label."""
         rows = (row for rows in self.nodes.values() for row in rows)
         return sum(map(self.total, {column for row in rows for column in row if column.startswith(f"{name}:")}))
 
@@ -68,7 +69,7 @@ class History:
                          for rows in self.nodes.values()])  # fmt: skip
 
     def first_time(self, name: str) -> tuple[float, float] | None:
-        """Return when a series first had a value, and the value; or None if it never had one."""
+        """Return when a series first had a value, and that value, or None if it never had one."""
         found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
         return min((one for one in found if one), default=None)
 

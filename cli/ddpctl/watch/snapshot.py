@@ -1,7 +1,7 @@
-"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and exported a little earlier.
+"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and what they exported before.
 
-``Watcher`` asks repeatedly and remembers the answers; everything else is pure. A rank's own time of a step is the
-step's time without the time in which the rank waited for the others: it shows which ranks are slow and which only wait.
+``Watcher`` queries repeatedly and keeps the answers; everything else is pure. A rank's own time of a step is the time
+of the step without the time in which the rank waited for others. It shows which ranks are slow and which only wait.
 """
 
 import statistics
@@ -37,14 +37,14 @@ NUM_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One node's samples, keyed by the series' name, each with its labels."""
+    """The samples of one node, keyed by the name of the series; each sample has its labels."""
 
     node: int
     time: float  # the node's clock, in seconds since the epoch
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Return the samples of a series that match ``labels``, keyed by their label ``label``."""
+        """Return the samples of a series that match ``labels``, keyed by the value of their label ``label``."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())
@@ -52,16 +52,16 @@ class Reading:
         }
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """Return all values of a series that have ``labels``."""
+        """Return the values of a series with these ``labels``."""
         return [value for present, value in self.samples.get(name, ()) if present.items() >= labels.items()]
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """Return the labels of the only sample of a series that is always 1, or no labels if it has no sample."""
+        """Return the labels of the only sample of a series that is always 1, or no labels if there is no sample."""
         return next((present for present, _ in self.samples.get(name, ())), {})
 
 
 def read_metrics(seen: ProbeResult) -> Reading | None:
-    """Read the metrics of a node, or return None if there are none that can be read."""
+    """Parse the metrics of a node, or return None if there are none that can be read."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if not seen.metrics or seen.time is None:
@@ -81,7 +81,7 @@ def read_metrics(seen: ProbeResult) -> Reading | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank, in the last seconds. Values that are not known are None."""
+    """One rank in the last seconds. A value that is not known is None."""
 
     rank: int
     node: int
@@ -97,7 +97,7 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run at one moment. Values that no node reports are None."""
+    """A run at one moment. A value that no node reports is None."""
 
     run: str
     state: State
@@ -127,7 +127,7 @@ class Snapshot:
 
 
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
-    """Return the fields of a snapshot that the nodes' metrics give. ``before``: the same nodes a little earlier."""
+    """Return the fields of a snapshot that come from metrics. ``before`` has the same nodes a little earlier."""
     earlier = {reading.node: reading for reading in before}
     alive = sum(sum(reading.values(of_ranks.RANKS_ALIVE.name)) for reading in now)
     saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: not reported
@@ -157,13 +157,13 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
 
 
 def state(now: Sequence[Reading]) -> State | None:
-    """Return the state that the slowest node reports, or None if no node reports that it runs."""
+    """Return the state of the node that is furthest behind, or None if no node reports that it runs."""
     own = {word for reading in now for word, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
     return next((state for word, state in _STATES if word in own), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
-    """Return one row per rank, with stragglers marked."""
+    """Return one row for each rank, with stragglers marked."""
     found = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
     own = [row.own_s for row in found if row.own_s is not None]
     typical = statistics.median_low(own) if len(own) > 1 else None
@@ -209,7 +209,7 @@ def _marked(row: RankRow, typical: float | None) -> RankRow:
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
-    """Return the mean time of the steps since ``before``, or of all steps if there were none since."""
+    """Return the mean duration of the steps since ``before``, or of all steps if there were none since."""
     name = of_ranks.STEP_DURATION.name
     for earlier in (before, None):
         seconds = _grown(now, earlier, f"{name}_sum", rank)
@@ -232,7 +232,7 @@ def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]
 
 
 def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
-    """Return the growth of a rank's counter, or its full value if the counter was restarted."""
+    """Return the growth of a rank's counter, or its full value if the counter has started again from 0."""
     after = now.by("rank", name, **labels).get(rank, 0.0)
     earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
     return after - earlier if after >= earlier else after
@@ -248,7 +248,7 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
-    """Return the time between the last steps of both readings, or since the last step if that is longer."""
+    """Return the time between the last steps of both readings, or the time since the last step if it is longer."""
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
         return now.time - before.time
@@ -256,7 +256,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Whether a step has ended between the readings, so that the speed is known; also true if no steps are reported."""
+    """Return whether a step ended between the readings, so that the speed is known, or if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
@@ -290,7 +290,7 @@ class Watcher:
         self._last: Snapshot | None = None
 
     def probe(self) -> Snapshot:
-        """Return the run now, or as it was last if nobody answers any more. Raises DdpctlError if nobody ever did."""
+        """Return the run now, or its last snapshot if no node answers. Raises DdpctlError if none ever did."""
         try:
             self._last = self._probe()
         except UnavailableError as error:  # a network may fail for a moment, and watching continues
@@ -387,7 +387,7 @@ class Watcher:
 
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
-    """Return the time left at the run's pace until now, which includes all time without training, except in a queue."""
+    """Return the remaining time at the run's average pace so far, which includes all time except in a queue."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
@@ -398,7 +398,7 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
 
 def _requeued_s(history: History) -> float:
-    """Return how long the run was in a queue between its starts; each rank of a node counts this time."""
+    """Return for how long the run was in a queue between its starts. Each rank of a node counts this time."""
     name = f"{of_ranks.UNPRODUCTIVE.name}:requeue"
     nodes = (
         (
@@ -411,7 +411,7 @@ def _requeued_s(history: History) -> float:
 
 
 def _counted(history: History, name: str) -> int:
-    """Return a counter, summed over its labels. Every node counts it for the complete run, so one value is enough."""
+    """Return a counter, summed over its labels, from one node: every node counts it for the complete run."""
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

@@ -1,8 +1,8 @@
-"""Finds where a run's time went: its phases, one after another, and its events, from what its nodes reported.
+"""Finds out how a run's time was spent: its phases, one after another, and its events, from its nodes' reports.
 
 A phase lasts until the last node has left it. The cost of a failure is one phase, ``lost``: from the last step before
-the failure until the ranks are at that step again. A run that a queue starts again has the phases of each start, and is
-in the queue between the starts.
+the failure until the ranks have reached that step again. If a queue starts a run again, each start has its own phases,
+and between the starts the run is in the phase of the queue.
 """
 
 import json
@@ -66,7 +66,7 @@ SAME_S = 60.0  # nodes report the same event within this time
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of the run's time, in seconds since the epoch."""
+    """A period of the run, in seconds since the epoch."""
 
     phase: str
     begin: float
@@ -74,7 +74,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long the span was."""
+        """The duration of the span."""
         return self.end - self.begin
 
 
@@ -87,7 +87,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list)
 
     def turn(self, phase: str, at: float) -> None:
-        """Begin ``phase`` at ``at``, but no earlier than the current phase began, as a node's clock may be slow."""
+        """Begin ``phase`` at ``at``, but not before the current phase began, because a node's clock may be slow."""
         at = max(at, self.since)
         if at > self.since:
             self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
@@ -105,9 +105,9 @@ def phase_spans(
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """Return the spans of the run in order. ``placed``: when its target gave each node a place, if it knows.
+    """Return the spans of the run in order. ``placed`` is when its target gave each node a machine, if it knows.
 
-    ``queued``: whether the target has a queue at all. A run whose ``state`` is not an active one is shown until its
+    ``queued``: whether the target has a queue at all. If ``state`` is not an active state, the spans end at the run's
     last sign of life.
     """
     spans: list[Span] = []
@@ -136,7 +136,7 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """Return the events of each start of the complete run. A node that rejoins others that continue is no new start."""
+    """Return the events of each start of the complete run. A node that rejoins a running run is not a new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []
@@ -151,7 +151,7 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
-    """Whether every node of a start has ended, starts again next, or was given a newer place."""
+    """Return whether every node of a start has ended, starts again next, or was given a newer machine."""
     last = {event.node: event for event in start if event.event in OF_NODES}
     then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
     return bool(last) and all(
@@ -173,7 +173,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when the nodes of a start ended; if not all did, the time of its last event, or row until ``before``."""
+    """Return when the nodes of a start ended or, if not all did, of its last event or last row until ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -218,14 +218,14 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
 
 
 def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
-    """Return the seconds of each phase and their share of the time outside the queue; the queue's share is None."""
+    """Return the seconds of each phase, and its share of the time outside the queue (None for the queue itself)."""
     seconds = phase_totals(found)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
 
 def _is_loss(event: Event, phase: str) -> bool:
-    """Whether it is a failure: not the ranks' end after a stop; after the training's end only if they are restarted."""
+    """Return whether an event is a failure, which costs time. The end of ranks after a stop is not one."""
     if event.event == "failed":
         return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
     return event.event == "restart" and phase == "end"
@@ -238,7 +238,7 @@ def _is_end(event: Event, phase: str) -> bool:
 
 
 def _is_later(phase: str, following: str) -> bool:
-    """Whether ``following`` comes after ``phase``; after ``lost`` come only the phases in which ranks run."""
+    """Return whether ``following`` comes after ``phase``. Only phases in which ranks run come after ``lost``."""
     if phase == "lost":
         return following in ("training", "running")
     return PHASES.index(following) > PHASES.index(phase)
@@ -256,7 +256,7 @@ def _last_step(history: History, before: float) -> float:
 
 
 def _caught_up(history: History, event: Event) -> float:
-    """Return when the ranks are again at the step that they had reached before the failure."""
+    """Return when the ranks have reached again the step that they had reached before the failure."""
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
@@ -269,7 +269,7 @@ def _steps(history: History) -> list[tuple[float, float]]:
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
-    """Return the ranks' checkpoints and evaluations during training, and restores before it, as rank 0 reports them."""
+    """Return the checkpoints and evaluations during training, and restores before it, as rank 0 reports them."""
     found = []
     for event in events:
         if event.rank not in (0, None):
@@ -289,7 +289,7 @@ def _seconds(value: object) -> float:
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
-    """Split the spans at ``parts``. A restore counts only in the phase import, and any other part only in training."""
+    """Split the spans at ``parts``. Restores are cut out of the phase import only, other parts out of training only."""
     found: list[Span] = []
     for span in whole:
         at = span.begin
@@ -325,7 +325,7 @@ class Timeline:
 
     @property
     def begin(self) -> float:
-        """The moment from which times are counted: the end of the first wait in a queue, if any, or the launch."""
+        """The moment from which times are counted: the end of the first wait in a queue, if any, or else the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
@@ -336,7 +336,7 @@ class Timeline:
 
 
 def load_timeline(context: AppContext, run: Run) -> Timeline:
-    """Load the timeline from the run's target. Raises DdpctlError if the target cannot be asked at all."""
+    """Load the timeline from the run's target. Raises DdpctlError if the target cannot be queried."""
     (status,) = launcher.status(context, (run,))
     probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
     seen = launcher.probe(context, run, probe)
@@ -373,7 +373,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return whose log to quote for a failed or lost run, and the end of that log; else two empty strings."""
+    """Return whose log to quote for a failed or lost run, and the end of that log, or two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
@@ -408,7 +408,7 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events that a user should know of, in the order of time."""
+    """Return the events that matter to a user, in the order of time."""
     found: list[Event] = []
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):

@@ -1,4 +1,4 @@
-"""Print the lines of a Kaggle session's log: all, the last ones, or those of some ranks. The client gives a JSON list.
+"""Prints the lines of a Kaggle session's log, which the client gives as JSON: all, the last ones, or some ranks'.
 
 The target's verb ``logs`` starts this separate program:
 ``kaggle kernels logs OWNER/NAME | python -m ddpctl.targets.kaggle.log``.
@@ -12,7 +12,7 @@ from ddpctl.targets.kaggle.target import plain
 
 
 def main() -> None:
-    """Read the log from stdin and print the lines that are asked for."""
+    """Read the log from stdin, and print the requested lines."""
     parser = argparse.ArgumentParser(prog="ddpctl.targets.kaggle.log")
     parser.add_argument("--tail", type=int)
     parser.add_argument("--rank", type=int, action="append", default=[])
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def wanted(log: str, tail: int | None, ranks: list[int], nodes: list[int]) -> list[str]:
-    """Return the lines that are asked for. Lines of nodes and ranks begin with their numbers."""
+    """Return the requested lines. Lines of nodes and ranks begin with the node's and the rank's number."""
     lines = plain(log).splitlines()
     if ranks or nodes:
         any_rank = "|".join(map(str, ranks)) or "[0-9]+"

@@ -1,6 +1,6 @@
-"""The notebook of a run, and the metadata that the client needs to push it: text from a plan. Pure.
+"""The notebook of a run, and the metadata that the client needs to push it, as text made from a plan. Pure.
 
-The notebook has no credentials. It has the job's script without changes, and also runs in any other Jupyter.
+The notebook contains no credentials. It contains the job's script without changes, and can run in any Jupyter.
 """
 
 import json
@@ -25,7 +25,7 @@ if run.code == 0:
 
 @dataclass(frozen=True, kw_only=True)
 class Cargo:
-    """What the notebook contains besides its own code."""
+    """What the notebook contains in addition to its own code."""
 
     wheel: str = ""  # compressed with LZMA, in base85; empty if it is installed in another way
     wheel_name: str = "ddpctl-0-py3-none-any.whl"
@@ -33,23 +33,23 @@ class Cargo:
 
 
 def slug_of(run: str) -> str:
-    """Return the notebook's name on Kaggle, which is also the name that Kaggle makes from its title."""
+    """Return the notebook's name on Kaggle, which is the name that Kaggle derives from its title."""
     return PREFIX + run
 
 
 def notebook_file(run: str) -> str:
-    """Return the name of the notebook's file, which is next to the metadata."""
+    """Return the name of the notebook's file, which is beside the metadata."""
     return f"{run}.ipynb"
 
 
 def former_kernel(plan: Plan) -> str | None:
-    """Return the notebook (OWNER/NAME) whose checkpoints a run resumes from, or None if the run does not resume."""
+    """Return the notebook (OWNER/NAME) from whose checkpoints a run resumes, or None if the run does not resume."""
     kernel, colon, _ = plan.checkpoint_dir.partition(":")
     return kernel if colon and not kernel.startswith("/") else None
 
 
 def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
-    """Return the text of kernel-metadata.json, with the client's keys."""
+    """Return the text of kernel-metadata.json, with the keys that Kaggle's client reads."""
     gpu = plan.job.device != "cpu"
     datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
     former = former_kernel(plan)

@@ -1,4 +1,4 @@
-"""The options of a target of kind kaggle. Every value goes into a notebook or its metadata."""
+"""The options of a target of kind kaggle. Their values go into a notebook or its metadata."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -64,11 +64,11 @@ class KaggleOptions:
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """The fields of a job whose defaults differ on this target."""
+        """The default values of a job's fields that are different on this target."""
         return {"gpus": GPUS[self.accelerator]} if self.accelerator in GPUS else {}
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield what is impossible: the key and a sentence."""
+        """Yield the key and a sentence for each setting that is impossible on Kaggle."""
         if job.nodes != "1":
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
         if job.device != "cpu" and job.gpus > GPUS.get(self.accelerator, job.gpus):

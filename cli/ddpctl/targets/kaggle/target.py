@@ -1,6 +1,6 @@
-"""The verbs of the target kaggle: the commands for the official client, in order, and what its answers mean.
+"""The verbs of the target kaggle: the commands for Kaggle's client, in order, and what its answers mean.
 
-The client itself handles credentials. It can push, query, print and fetch, but it cannot stop a session.
+The client handles credentials itself. It can push, query, print and fetch, but it cannot stop a session.
 """
 
 import json
@@ -58,7 +58,7 @@ class KaggleTarget(Target):
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
         """Return the notebook and its metadata for ``kaggle kernels push`` (name → text), and a note.
 
-        If no client can name the owner of the notebook, the metadata has a placeholder, which the note explains.
+        If no client can name the notebook's owner, the metadata contains a placeholder, which the note explains.
         """
         owner, note = self.options.owner, ""
         if not owner:
@@ -80,14 +80,14 @@ class KaggleTarget(Target):
         }
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield the push, and return a summary of notebook and metadata. Without a client this fails like a launch."""
+        """Yield the push, and return a summary of notebook and metadata. Without a client, fail like a launch."""
         user = yield from self._user()
         texts = yield from self._texts(plan, self.options.owner or user)
         yield (_push(plan),)
         return Submission(handle={}, table=(f"into {_folder(plan)}", *kaggle_notebook.summary(plan, texts)))
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Write the notebook and its metadata next to the run's record, and push them."""
+        """Write the notebook and its metadata beside the run's record, and push them."""
         del attached  # a session always continues without this ddpctl
         try:
             owner = self.options.owner or (yield from self._user())
@@ -120,7 +120,7 @@ class KaggleTarget(Target):
         )
 
     def _user(self) -> Verb[str]:
-        """Return the user that the client is logged in as. Raises UnavailableError."""
+        """Return the user as whom the client is logged in. Raises UnavailableError."""
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
         if why := kaggle_error(output, "read the user of the kaggle client"):
             raise why
@@ -134,7 +134,7 @@ class KaggleTarget(Target):
         return (*([script] if script else []), *self.options.files)
 
     def _load(self, plan: Plan) -> Verb[Cargo]:
-        """Return what the notebook contains besides its code. Raises NoInputError, ConfigError, UnavailableError."""
+        """Return what the notebook adds to its code. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
         for name, text in zip(names, texts, strict=True):
@@ -154,7 +154,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Query Kaggle for each session, and read the logs of those that have ended."""
+        """Query Kaggle for each session, and read the logs of the sessions that have ended."""
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
@@ -170,7 +170,7 @@ class KaggleTarget(Target):
         return tuple(found.get(run.name) or RunStatus(run=run.name, state="lost", message=lost, code=1) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the notebook's log, or some ranks' lines; ``follow``: from the start of its session until its end."""
+        """Print the notebook's log, or some ranks' lines; with ``follow``, from its session's start until its end."""
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
         words = [] if query.tail is None else [f"--tail={query.tail}"]
@@ -190,7 +190,7 @@ class KaggleTarget(Target):
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
-        """Check the run every ``WAIT_S`` seconds until it is in another state, or unknown for more than 5 checks."""
+        """Check the run every ``WAIT_S`` seconds until its state is not in ``while_in``, or is often unknown."""
         tries = 0
         while True:
             (found,) = yield from self.status((run,), now=0.0)
@@ -200,7 +200,7 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError, because only the website can stop a session, unless the run was never pushed."""
+        """Raise UnavailableError unless the run was never pushed: only the website can stop a session."""
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
@@ -208,7 +208,7 @@ class KaggleTarget(Target):
         return True
 
     def exit_message(self, run: Run) -> str:
-        """Return a message that the session keeps running, and where a user can stop it."""
+        """Return a message that the session is still running, and where a user can stop it."""
         return (
             f"it keeps running, because the kaggle client cannot stop a session: cancel it on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
@@ -225,12 +225,12 @@ class KaggleTarget(Target):
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
-        """Raise ConfigError: nothing can be run in a session from outside."""
+        """Raise ConfigError, because nothing can be run in a session from outside."""
         raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
 
 
 def _folder(plan: Plan) -> str:
-    """Return the folder for the files that are pushed."""
+    """Return the folder for the files to be pushed."""
     return str(PurePath(plan.run_dir) / "kaggle")
 
 
@@ -286,7 +286,7 @@ _FAILURES = (
 
 
 def read_status(run: str, text: str) -> RunStatus:
-    """Read the output of ``kaggle kernels status``."""
+    """Parse the output of ``kaggle kernels status``."""
     match = _STATUS.search(text)
     word = match[1] if match else ""
     state = STATES.get(word.replace("_", "").lower(), "unknown")
@@ -315,7 +315,7 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Return the status of an ended session with details from its log; ``explained``: Kaggle has given a reason."""
+    """Return the status of an ended session with details from its log. ``explained``: whether Kaggle gave a reason."""
     text = plain(log)
     outcomes = _OUTCOME.findall(text)
     if outcomes:
@@ -331,7 +331,7 @@ def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatu
 
 
 def plain(log: str) -> str:
-    """Return a session's log as text. The client prints it in Kaggle's form: a JSON list of parts."""
+    """Return a session's log as text. The client prints it in Kaggle's format, which is a JSON list of parts."""
     try:
         parts = json.loads(log)
         return "".join(str(part.get("data", "")) for part in parts)
@@ -346,7 +346,7 @@ def plain(log: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownError:
-    """A pattern in a message, and what it means."""
+    """A pattern in a message of the client, and what it means."""
 
     pattern: str
     sentence: str  # {0} is the pattern's first group

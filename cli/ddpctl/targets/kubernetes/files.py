@@ -1,6 +1,6 @@
-"""What a run's nodes have written: in their pods, in the logs of ended pods, on claims, and in copies on this machine.
+"""Reads what a run's nodes have written: in pods, logs of ended pods, volumes, and copies on this machine.
 
-``python -m ddpctl.targets.kubernetes.files FOLDER`` saves what it reads from stdin in a run's folder.
+``python -m ddpctl.targets.kubernetes.files FOLDER`` saves what it reads from stdin in the folder of a run.
 """
 
 import json
@@ -35,7 +35,7 @@ NO_POD = "it has no pod"
 
 
 def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
-    """Return each node's answer, in order. For a pod that has ended, use its log and the files kept on this machine."""
+    """Return each node's answer, in order. If a pod has ended, use its log and the files saved on this machine."""
     nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
     running = [node for node in nodes if node in pods and _runs(pods[node])]
     ended = [node for node in nodes if node in pods and node not in running]
@@ -61,7 +61,7 @@ def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tup
 def _probe_kept(
     run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
 ) -> Verb[tuple[ProbeResult, ...]]:
-    """Return what is kept here of nodes without a running pod; files from their logs (``seen``) take precedence."""
+    """Return what is saved here of nodes without a running pod. Files from their logs (``seen``) take precedence."""
     words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
     files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
     text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
@@ -94,7 +94,7 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return when a pod got its machine; after that, its image is pulled."""
+    """Return the time at which a pod was scheduled on a machine; its image is pulled after that."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
             return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
@@ -105,7 +105,7 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Save what a timeline and a report need in the run's folder on this machine."""
+    """Save what a timeline and a report need in the local folder of the run."""
     seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
     nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
     asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
@@ -114,7 +114,7 @@ def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
 
 
 def keep_placed(folder: Path, pods: Pods) -> None:
-    """Save when each node first got a machine. Raises OSError."""
+    """Save when each node was first scheduled on a machine. Raises OSError."""
     for node, pod in pods.items():
         _keep_placed(folder / node_name(node), _scheduled(pod))
 
@@ -125,7 +125,7 @@ def _keep_placed(node_dir: Path, placed: tuple[float, ...]) -> None:
 
 
 def main() -> int:
-    """Run the program: save the files that are on stdin."""
+    """Save the files that are on stdin; return the exit code."""
     asked, folder = json.load(sys.stdin), Path(sys.argv[1])
     for node, files in asked["nodes"].items():
         if files:

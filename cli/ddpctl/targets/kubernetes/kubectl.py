@@ -1,4 +1,4 @@
-"""kubectl: its command lines, its errors, and the choice of cluster, namespace and workload. Pure."""
+"""kubectl: its command lines and errors, and the choice of cluster, namespace and workload. Pure."""
 
 import json
 import re
@@ -29,7 +29,7 @@ class Kubectl:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The beginning of every command line."""
+        """The first arguments of every command line."""
         context = ("--context", self.context) if self.context else ()
         return ("kubectl", *context, *(("--namespace", self.namespace) if self.namespace else ()))
 
@@ -43,11 +43,11 @@ class Kubectl:
         return Command(argv=("kubectl", *context, "config", "view", "--minify", "-o", "json"), probe=True)
 
     def raw(self, path: str) -> Command:
-        """Return the command that checks whether the cluster serves an API."""
+        """Return the command that checks whether the cluster serves the API at ``path``."""
         return self.run("get", "--raw", path, probe=True)
 
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
-        """Return the command that creates objects from text; ``dry_run``: the cluster only validates them, strictly."""
+        """Return the command that creates objects from text. ``dry_run``: the cluster only validates them, strictly."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
         return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
@@ -57,7 +57,7 @@ class Kubectl:
         return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
 
     def events_of(self, name: str) -> Command:
-        """Return the command that prints the warnings about an object."""
+        """Return the command that prints the warning events of an object."""
         return self.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
 
     def chosen(self, output: Output) -> "Kubectl":
@@ -72,7 +72,7 @@ class Kubectl:
 
 
 def items(output: Output) -> list[dict[str, Any]]:
-    """Return the objects of an answer, which is a list, one object or empty."""
+    """Return the objects in an answer, which is a list, one object, or empty."""
     if not output.stdout.strip():
         return []
     answer = json.loads(output.stdout)
@@ -85,7 +85,7 @@ def items(output: Output) -> list[dict[str, Any]]:
 
 
 def _quota(asked: str, used: str, allowed: str) -> str:
-    """Describe each exhausted resource of a quota. ``asked``, ``used``, ``allowed``: ``pods=1,requests.cpu=2``."""
+    """Describe each exhausted resource of a quota. The arguments are texts such as ``pods=1,requests.cpu=2``."""
     numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
     return ", ".join(
         f"{name}: {number} requested, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
@@ -149,7 +149,7 @@ _REFUSED: Explanations = {
 
 
 def explain(text: str, explanations: Explanations) -> str | None:
-    """Return the sentence of the first pattern that is found in the text, or None if none is."""
+    """Return the sentence for the first pattern that matches the text, or None if no pattern does."""
     for pattern, sentence in explanations.items():
         if match := re.search(pattern, text, re.M):
             return sentence(match) if callable(sentence) else sentence.format(m=match)
@@ -157,7 +157,7 @@ def explain(text: str, explanations: Explanations) -> str | None:
 
 
 def error_of(output: Output) -> DdpctlError:
-    """Return the error of a failed command: the cluster cannot be asked, or it refuses the request."""
+    """Return the error of a failed command: the cluster cannot be queried, or it refuses the request."""
     if output.returncode == NOT_FOUND:
         return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
     if output.returncode == TIMED_OUT:
@@ -171,7 +171,7 @@ def error_of(output: Output) -> DdpctlError:
 
 
 def check(*outputs: Output) -> None:
-    """Raise the error of the first command that failed."""
+    """Raise the error of the first command that failed, if any did."""
     for output in outputs:
         if output.returncode:
             raise error_of(output)
@@ -189,7 +189,7 @@ class Choice:
 
 
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
-    """Return kubectl with explicit context and namespace. Raises ConfigError, UnavailableError."""
+    """Return kubectl with an explicit context and namespace. Raises ConfigError, UnavailableError."""
     asked = Kubectl(context=options.context, namespace=options.namespace)
     (view,) = yield (asked.view(),)
     if view.returncode == NOT_FOUND or (view.returncode and options.context):
@@ -203,7 +203,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
 
 
 def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice]:
-    """Return the options' workload, or the first that the cluster serves. Raises ConfigError, UnavailableError."""
+    """Return the workload in the options, or the first one that is served. Raises ConfigError, UnavailableError."""
     if options.workload != "auto":
         return (yield from _as_said(kubectl, WORKLOADS[options.workload]))
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
@@ -222,7 +222,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice
 
 
 def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
-    """Return the named workload. If the cluster cannot be asked, the choice's reason says so. Raises ConfigError."""
+    """Return the workload in the options. If the cluster cannot be queried, the reason says so. Raises ConfigError."""
     (answer,) = yield (kubectl.raw(workload.api),)
     if is_absent(answer):
         raise ConfigError(f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job")
@@ -236,7 +236,7 @@ def workload_of(handle: Mapping[str, str]) -> Workload:
 
 
 def _serves(workload: Workload, answer: Output) -> bool:
-    """Return whether the API group has the resource. Raises DdpctlError if the cluster cannot be asked."""
+    """Return whether the API group has the resource. Raises DdpctlError if the cluster cannot be queried."""
     if is_absent(answer):
         return False
     if answer.returncode:
@@ -252,11 +252,11 @@ def is_absent(answer: Output) -> bool:
 
 
 def misses_runtime(answer: Output) -> bool:
-    """Return whether the webhook of Kubeflow Trainer does not yet see the TrainingRuntime that a TrainJob names."""
+    """Return whether Kubeflow Trainer's webhook does not see the TrainingRuntime of a TrainJob yet."""
     return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
 
 
 def keeps_secrets(answer: Output) -> bool:
-    """Return whether only access to Secrets was refused. A user without that right cannot have created any."""
+    """Return whether only the access to Secrets was refused. A user without that right cannot have created any."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
     return bool(lines) and all('resource "secrets"' in line for line in lines)

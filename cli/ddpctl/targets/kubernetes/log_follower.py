@@ -1,8 +1,8 @@
-"""Prints the logs of a run's pods while they are written, including replacement pods, until the run's job has ended.
+"""Prints the logs of a run's pods while they are written, also of replacement pods, until the run's job has ended.
 
-The target's verb ``logs`` starts this separate program (``python -m ddpctl.targets.kubernetes.log_follower TASK``). It
-runs one `kubectl logs --follow` per container, because a single one for all containers stops when a pod is replaced. It
-prints the nodes' own lines, which begin with node and rank; its own messages go to stderr.
+The target's verb ``logs`` starts this as a separate program (``python -m ddpctl.targets.kubernetes.log_follower
+TASK``). It runs one `kubectl logs --follow` per container, because a single one for all containers stops when a pod is
+replaced. It prints the nodes' lines, which begin with node and rank. Its own messages go to stderr.
 """
 
 import json
@@ -58,7 +58,7 @@ class Task:
 
 @dataclass
 class Follower:
-    """Copies logs to stdout with one thread per container; lines of different containers are never mixed."""
+    """Copies logs to stdout with one thread per container. Lines of different containers are never mixed."""
 
     task: Task
     kubectl: Kubectl
@@ -68,7 +68,7 @@ class Follower:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def follow_started(self, pods: dict[int, Any]) -> None:
-        """Follow each started container that is not followed yet, and print its log from before its last restart."""
+        """Follow each started container that is not followed yet. Also print its log from before its last restart."""
         container = WORKLOADS[self.task.workload].container
         for node, pod in pods.items():
             if self.task.only_nodes and node not in self.task.only_nodes:
@@ -86,7 +86,7 @@ class Follower:
                 self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the last line is printed, but not longer than ``timeout_s``."""
+        """Wait until the last line is printed, but at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -124,14 +124,14 @@ class Follower:
             self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def _keep(self, node: int, record: str) -> None:
-        """Save the files of a node's record. If they cannot be written, the log is printed all the same."""
+        """Save the files in a node's record. The log is printed even if they cannot be written."""
         if node < self.task.nodes and (files := log_record.unpack(record)):
             with self._lock, suppress(OSError):
                 log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
-    """Run the program; return its exit code."""
+    """Follow the logs; return the exit code."""
     task = Task(**{**(record := json.loads(sys.argv[1])), "only_nodes": tuple(record["only_nodes"])})
     workload = WORKLOADS[task.workload]
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
@@ -176,7 +176,7 @@ def main() -> int:
 
 
 def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
-    """Delete the pods of lost machines; return the uids of all that were tried, so that each is tried only once."""
+    """Delete the pods of lost machines; return the uids of all pods tried, so that each one is tried only once."""
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))

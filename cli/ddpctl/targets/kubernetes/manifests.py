@@ -1,4 +1,4 @@
-"""The objects of a run: its job, in the form of each kind of workload, and the objects beside the job. Pure.
+"""The objects of a run: its job, in the format of each kind of workload, and the objects that the job needs. Pure.
 
 PyTorchJob: kubeflow.org/v1 of the training-operator; TrainJob: trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer;
 Job: batch/v1, Indexed. All three fulfil the same contract: the manifest sets what the operator does not set.
@@ -27,7 +27,7 @@ RETRIED = tuple(sorted([128 + SIGHUP, 128 + SIGABRT, *(int(code) for code in Exi
 
 
 def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
-    """Return the ConfigMap with the project's files; ``files``: path → content."""
+    """Return the ConfigMap with the project's files. ``files`` maps paths to contents."""
     data = {key: files[path] for key, path in draft.project.items()}
     return manifest("v1", "ConfigMap", draft.metadata, data=data)
 
@@ -38,7 +38,7 @@ def secret(draft: Draft, values: Mapping[str, str]) -> Object:
 
 
 def service(draft: Draft) -> Object:
-    """Return the headless Service that gives the pods of a Job their names, even before they are ready."""
+    """Return the headless Service that gives the pods of a Job their DNS names, even before they are ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -49,7 +49,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to the metrics."""
+    """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to /metrics."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     spec = {
         "podSelector": {"matchLabels": draft.selector},
@@ -87,13 +87,13 @@ class Workload:
 
 
 def metadata_of(draft: Draft) -> Object:
-    """Return the job's own metadata, which includes its queue."""
+    """Return the metadata of the job itself, which includes its queue."""
     queue = {KUEUE: draft.options.queue} if draft.options.queue else {}
     return {**draft.metadata, "labels": {**draft.labels, **queue}}
 
 
 def backoff_limit(draft: Draft) -> int:
-    """Return how many restarts all pods together may have."""
+    """Return how many restarts all pods may have together."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 
@@ -159,7 +159,7 @@ def _job_restart(draft: Draft) -> str:
 
 
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
-    """Return what a Job does when a pod fails; pods that were evicted or deleted do not count as failures."""
+    """Return a Job's spec for when a pod fails. Pods that were evicted or deleted do not count as failures."""
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -220,7 +220,7 @@ def _replica(metadata: Mapping[str, Any], master: bool) -> int:
 
 
 def _index(metadata: Mapping[str, Any], _: bool) -> int:
-    """Return a pod's index: an annotation in every version, also a label since Kubernetes 1.28."""
+    """Return a pod's index from its annotation; the label exists only since Kubernetes 1.28."""
     found = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
     return int(found.get(_INDEX, 0))
 

@@ -1,4 +1,4 @@
-"""The options of a target of kind kubernetes, a job's mounts there, and the validation of both together. Pure."""
+"""The options of a target of kind kubernetes, a job's mounts there, and the validation of both. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,12 +36,12 @@ _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run
 
 
 def is_object_name(name: str) -> bool:
-    """Return whether an object may have this name: a DNS subdomain (RFC 1123)."""
+    """Return whether a Kubernetes object may have this name, a DNS subdomain (RFC 1123)."""
     return re.fullmatch(OBJECT_NAME.pattern, name) is not None
 
 
 def check_text(text: str) -> str:
-    """Check the name of a context, which is any text on one line. Raises ValueError."""
+    """Check the name of a context, which may be any text on one line. Raises ValueError."""
     if not text or not text.isprintable() or text.startswith("-"):
         raise ValueError("one line of text that does not begin with '-'")
     return text
@@ -78,14 +78,14 @@ def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """Return a toleration in the form that Kubernetes uses."""
+    """Return a toleration in Kubernetes' format."""
     key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
     spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
     return spelled | ({"effect": effect} if effect else {})
 
 
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
-    """Check patterns of files inside the project. Raises ValueError."""
+    """Check patterns for files inside the project. Raises ValueError."""
     for glob in globs:
         if not glob or glob.startswith(("/", "-", "..")) or "\0" in glob or "\n" in glob:
             raise ValueError(f"{glob!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
@@ -213,7 +213,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield the key and a message for each setting that the cluster accepts but that would make the job fail."""
+        """Yield the key and a message for each setting that the cluster accepts but with which the job would fail."""
         return find_problems(job, self)
 
 
@@ -231,7 +231,7 @@ class Mount:
 
 
 def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
-    """Return the job's mounts, which ``JobSpec`` and ``find_problems`` check."""
+    """Return the job's mounts, which ``JobSpec`` and ``find_problems`` have checked."""
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
@@ -249,7 +249,7 @@ def holds(job: JobSpec, path: str) -> Mount | None:
 
 
 def volume(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the volume of a mount."""
+    """Return the volume that a mount needs."""
     sources: dict[Kind, dict[str, Any]] = {
         "pvc": {"persistentVolumeClaim": {"claimName": mount.source}},
         "secret": {"secret": {"secretName": mount.source, "defaultMode": 0o440}},
@@ -260,7 +260,7 @@ def volume(name: str, mount: Mount) -> dict[str, Any]:
 
 
 def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the mount of a volume in the container."""
+    """Return the entry in ``volumeMounts`` for a mount."""
     return {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
 
 
@@ -270,13 +270,13 @@ def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
 
 
 def suffix(workload: str, max_nodes: int) -> int:
-    """Return how many characters a workload adds to the run's name in the longest name of a pod."""
+    """Return how many characters a workload appends to the run's name in the longest name of a pod."""
     last = len(str(max_nodes - 1))
     return last + {"trainjob": len("-node-0--xxxxx"), "job": len("--xxxxx")}.get(workload, len("-worker-"))
 
 
 def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
-    """Return why this name is too long, or None if it is not."""
+    """Return why a run's name is too long, or None if it is not."""
     most = LONGEST - suffix(workload, max_nodes)
     if len(name) <= most:
         return None
@@ -287,7 +287,7 @@ def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
 
 
 def find_problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    """Yield all problems, each with its key."""
+    """Yield the key and a message for each problem."""
     most = LONGEST - suffix(options.workload, job.max_nodes) - LONGEST_WORD
     if len(job.name) > most:
         yield (

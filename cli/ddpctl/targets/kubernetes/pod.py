@@ -1,4 +1,4 @@
-"""The pod template of one node: the same for every workload, except the container's name and its rank. Pure."""
+"""The pod template of a node. It is the same for every workload, except for the container's name and its rank. Pure."""
 
 import math
 import re
@@ -40,7 +40,7 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that could be read as another type; never writes an alias."""
+    """A YAML dumper that quotes each text that could be read as another type, and never writes an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -62,12 +62,12 @@ def dump(objects: Iterable[Object]) -> str:
 
 
 def literal(text: str) -> str:
-    """Escape the text of an argument or variable, so that Kubernetes does not expand ``$(NAME)``."""
+    """Escape the text of an argument or variable, so that Kubernetes does not expand ``$(NAME)`` in it."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def variables(values: Mapping[str, str]) -> list[Object]:
-    """Return an environment in the form that Kubernetes uses."""
+    """Return an environment in Kubernetes' format."""
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 
@@ -77,7 +77,7 @@ def drop_empty(value: Object) -> Object:
 
 
 def manifest(api: str, kind: str, metadata: Object, **parts: Any) -> Object:
-    """Return an object of the cluster; ``parts``: its spec or data."""
+    """Return an object of the cluster. ``parts`` are its spec or data."""
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **parts}
 
 
@@ -104,24 +104,24 @@ class Draft:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The labels that select the run's pods by the run's name, no matter which launch created them."""
+        """The labels that select the pods of the run's name, whichever launch created them."""
         return {RUN_LABEL: self.name}
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of all objects of the run; a spec that is only rendered has no uid."""
+        """The labels of all objects of the run. A spec that is only rendered has no uid."""
         ours = {"app.kubernetes.io/managed-by": "ddpctl", "app.kubernetes.io/name": self.plan.job.name}
         launch = {UID_LABEL: self.plan.uid} if self.plan.uid else {}
         return {**self.options.labels, **ours, **self.selector, **launch}
 
     @property
     def metadata(self) -> Object:
-        """The metadata of an object of the run."""
+        """The metadata of an object that belongs to the run."""
         return drop_empty({"name": self.name, "namespace": self.options.namespace, "labels": self.labels})
 
 
 def needs_project(job: JobSpec) -> bool:
-    """Return whether the ranks run code from the project's folder, which our own image does not have."""
+    """Return whether the ranks run code from the project's folder, which ddpctl's own image does not contain."""
     words = program(job.command)
     if words[0] == "-m":
         return words[1] != "ddptrain"
@@ -129,7 +129,7 @@ def needs_project(job: JobSpec) -> bool:
 
 
 def checkpoint_dir(plan: Plan) -> str:
-    """Return the container's folder of checkpoints: a resumed run uses the folder of the run that it continues."""
+    """Return the folder of the checkpoints in the container. A resumed run uses that of the run that it continues."""
     run = PurePath(plan.checkpoint_dir).parent.name or plan.run
     return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 
@@ -137,7 +137,7 @@ def checkpoint_dir(plan: Plan) -> str:
 def template(
     draft: Draft, *, container: str, port: tuple[str, int], place: list[Object], restart: str | None
 ) -> Object:
-    """Return the pod template. ``place``: variables that identify the node; ``restart``: None for the operator's."""
+    """Return the pod template. ``place``: variables that identify the node; ``restart``: the restart policy."""
     options, job = draft.options, draft.plan.job
     return {
         "metadata": {"labels": draft.labels, "annotations": _scraped(options)},
@@ -158,7 +158,7 @@ def template(
 
 
 def _scraped(options: KubernetesOptions) -> dict[str, str]:
-    """Return the annotations that a Prometheus without its operator uses."""
+    """Return the annotations that a Prometheus server without its operator uses."""
     return {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(options.metrics_port),
@@ -211,7 +211,7 @@ def _environment(draft: Draft) -> list[Object]:
 
 
 def resources(job: JobSpec, options: KubernetesOptions) -> Object:
-    """Return the reserved resources and their limits."""
+    """Return the resources that a pod requests, and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
         "cpu": str(options.request_cpus or job.cpus or job.gpus),
@@ -225,7 +225,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return the resources that only some machines have, and which these reserve for pods that request them."""
+    """Return the resources that only some machines have, and reserve for the pods that request them."""
     gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 
@@ -274,7 +274,7 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
 
 
 def selector_of(run: str, uid: str) -> str:
-    """Return the selector of a launch's pods: by the run's name and by the launch's uid, if it has one."""
+    """Return the selector for a launch's pods: the run's name and, if it has one, the launch's uid."""
     return f"{RUN_LABEL}={run}" + (f",{UID_LABEL}={uid}" if uid else "")
 
 
@@ -284,12 +284,12 @@ def is_ours(thing: Object, uid: str) -> bool:
 
 
 def reader_name(run: str, uid: str) -> str:
-    """Return the name of the pod that reads the claim of a launch."""
+    """Return the name of the pod through which ddpctl reads the volume of a launch."""
     return f"{run}-pull" + (f"-{uid}" if uid else "")
 
 
 def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
-    """Return an idle pod through which the volumes of a run without pods are read. It ends by itself."""
+    """Return an idle pod through which ddpctl reads the volumes of a run that has no pods. The pod ends by itself."""
     labels = {**options.labels, "app.kubernetes.io/managed-by": "ddpctl"}
     metadata = drop_empty({"name": reader_name(run, uid), "namespace": options.namespace, "labels": labels})
     claims = [(f"mount-{number}", mount) for number, mount in enumerate(mounts_of(job)) if mount.kind == "pvc"]
@@ -321,7 +321,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return fields of a pod's spec. ``selector``: the labels of all pods of its run; ``taken``: scarce resources."""
+    """Return fields of a pod's spec. ``selector`` has the labels of all pods of the run, ``taken`` scarce resources."""
     return drop_empty(
         {
             "schedulerName": options.scheduler,

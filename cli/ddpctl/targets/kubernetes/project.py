@@ -1,8 +1,8 @@
 """Which files of a project are sent, and their texts: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
-This is a separate program, because a target does no I/O itself. It reads the folder in which it is started and prints
-JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). Its stdin may list
-the files to choose from, each ended by NUL, as git lists them; if stdin is empty, it searches the folder.
+This is a separate program, because a target does no I/O itself. It reads the folder in which it is started, and prints
+JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). If stdin is not
+empty, it lists the files to choose from, each ended by NUL, as git does; otherwise the folder is searched.
 """
 
 import json
@@ -29,14 +29,14 @@ SECRETIVE = (
 
 
 class Found(TypedDict):
-    """What the program prints."""
+    """The output of the program."""
 
     files: dict[str, str]
     left_out: list[str]
 
 
 class TooMuch(Exception):  # noqa: N818 -- not an error: such a project has to go into an image
-    """A project does not fit into a ConfigMap. The message is for the user."""
+    """Raised if a project does not fit into a ConfigMap. The message is for the user."""
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
@@ -45,12 +45,12 @@ def matches(path: str, globs: tuple[str, ...]) -> bool:
 
 
 def is_secretive(path: str) -> bool:
-    """Return whether the name of the file, or of one of its folders, suggests that it holds a secret."""
+    """Return whether the name of the file, or of one of its folders, suggests that it contains a secret."""
     return any(fnmatch(part.lower(), glob) for part in path.split("/") for glob in SECRETIVE)
 
 
 def is_configuration(name: str, text: str) -> bool:
-    """Return whether it is a configuration of ddpctl, which names machines and accounts and is not read by ranks."""
+    """Return whether a file is a configuration of ddpctl, which names machines and accounts and which no rank reads."""
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     if name.rpartition("/")[2] == FILE_NAME:
@@ -100,7 +100,7 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
 
 
 def main() -> int:
-    """Run the program; return its exit code."""
+    """Print the files to send; return the exit code."""
     try:
         print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
     except TooMuch as error:

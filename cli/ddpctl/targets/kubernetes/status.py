@@ -1,4 +1,4 @@
-"""A run's status, from its job's conditions, its pods and their events; one sentence explains each state. Pure.
+"""The status of a run, from its job's conditions, its pods and their events. One sentence explains each state. Pure.
 
 The states are taken from answers of Kubernetes 1.32 (tests/data/kubernetes/pods and events).
 """
@@ -100,7 +100,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
 
 
 def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
-    """Return the state of a deleted pod. The deletion's time stamp is the end of its grace period."""
+    """Return the state of a deleted pod. The time of the deletion is the end of its grace period."""
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
@@ -113,7 +113,7 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
 
 
 def is_lost(pod: Object, now: float) -> bool:
-    """Return whether a pod exists after its deletion should have ended: it hangs, or its machine does not answer."""
+    """Return whether a pod still exists after its deletion should have ended: it hangs, or its machine is lost."""
     if "deletionTimestamp" not in pod["metadata"]:
         return False
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
@@ -150,7 +150,7 @@ def _evicted(message: str) -> str:
 
 
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
-    """Return why a container waits, or an empty text if the reason is not known yet or is in an event."""
+    """Return why a container waits, or an empty text if the reason is unknown yet or is in an event."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     image = found.get("image", "")
     match reason:
@@ -179,7 +179,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
 
 
 def _unpulled(message: str, events: Sequence[Object]) -> str:
-    """Return only the cause, in the same words whether the kubelet is pulling or waiting to retry."""
+    """Return only the cause, in the same words whether the kubelet pulls the image or waits to retry."""
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():
@@ -198,7 +198,7 @@ def _unconfigured(message: str) -> str:
 
 
 def _ended(ended: Object) -> str:
-    """Return how a container ended: its last line of output, or else the meaning of its exit code."""
+    """Return how a container ended: its last line of output or, without one, the meaning of its exit code."""
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         return "killed, out of memory: give it more memory, or less work (a smaller batch, fewer workers)"
@@ -210,7 +210,7 @@ def _ended(ended: Object) -> str:
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
-    """Return why pods or Services could not be made, from the newest such event, or None if there is none."""
+    """Return why pods or Services could not be created, from the newest event about it, or None if there is none."""
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = re.sub(r"^Error creating: ", "", event["message"])
@@ -264,7 +264,7 @@ def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> 
 
 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
-    """Return the objects whose events are needed: a job without all its pods, a pod whose wait is unexplained."""
+    """Return the objects whose events are needed: a job without all its pods, a pod whose wait is not explained."""
     names = [pod["metadata"]["name"] for pod in pods if report(pod, workload.container).unexplained]
     if job is not None and not has_ended(job) and len(pods) < nodes and "Suspended" not in conditions(job):
         name = job["metadata"]["name"]
@@ -315,7 +315,7 @@ def fold(
 def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
-    """Return the state of a job that has not ended, and the reason."""
+    """Return the state of a job that has not ended, and the reason for it."""
     if "Suspended" in conditions(job):
         return "suspended", f"suspended: no pods, but its checkpoints are kept; continue with ddpctl resume {run.name}"
     if _wants_suspension(job):

@@ -1,4 +1,4 @@
-"""The verbs of the target kubernetes, as commands for kubectl."""
+"""The verbs of the target kubernetes, which yield commands for kubectl."""
 
 import json
 import re
@@ -70,7 +70,7 @@ RECORD_LINE = r"^([^ []+ )?\[node[0-9]+\] ddprun-record "  # perhaps after a tim
 
 
 class KubernetesTarget(Target):
-    """Nodes as pods in a cluster."""
+    """A target whose nodes are pods in a cluster."""
 
     kind = "kubernetes"
     capabilities = frozenset[Capability]({"pull", "queue", "stop", "suspend", "sweep"})
@@ -78,11 +78,11 @@ class KubernetesTarget(Target):
     options: KubernetesOptions
 
     def render(self, plan: Plan) -> str:
-        """Return the manifests, for kubectl apply -f."""
+        """Return the manifests for ``kubectl apply -f``."""
         return render(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the project has the script, unless the image has it (full path, or empty ``project``)."""
+        """Check that the project has the script, unless the image has it (a full path, or an empty ``project``)."""
         if needs_project(plan.job) and self.options.project:
             yield from find_script(plan)
 
@@ -92,7 +92,7 @@ class KubernetesTarget(Target):
         return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- other targets end with it
-        """Let the cluster check the job and its pod, then create them. The run never ends with its ddpctl."""
+        """Let the cluster check the job and its pod, then create them. The run never ends with this ddpctl."""
         return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -129,7 +129,7 @@ class KubernetesTarget(Target):
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the pods' logs, also from before a restart; ``follow``: across restarts, until the job ends."""
+        """Print the pods' logs, also from before a restart; with ``follow``, across restarts, until the job ends."""
         _check_query(run, query)
         kubectl, workload = _kubectl(run), workload_of(run.handle)
         only = _pattern(run, query)
@@ -176,28 +176,29 @@ class KubernetesTarget(Target):
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Query every running pod; for an ended pod, use its log and the files kept on this machine."""
+        """Query every running pod. If a pod has ended, use its log and the files saved on this machine."""
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, _kubectl(run), pods))
 
     def keep(self, run: Run) -> Verb[None]:
-        """Save the nodes' events and history in the run's folder; a failure to save them is ignored."""
+        """Save the nodes' events and history in the run's folder. An error while saving is ignored."""
         with suppress(DdpctlError):
             pods = (yield from self._pods(run)) if run.handle else {}
             if pods:
                 yield from keep_files(run, _kubectl(run), pods)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch from the running pods, or else from the claim that the run has written to."""
+        """Fetch files from the running pods or, without any, from the volume to which the run has written."""
         if not run.handle:
             raise NoInputError(f"run '{run.name}' has no log: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
         return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Delete the job and everything that belongs to it; its pods then have their grace period to save.
+        """Delete the job and everything that belongs to it. Its pods then have their grace period to save.
 
-        Objects with the run's name but another uid belong to another launch, perhaps of another user, and stay.
+        Objects with the run's name but another uid are kept, because they belong to another launch, perhaps of another
+        user.
         """
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
@@ -281,10 +282,10 @@ def _kubectl(run: Run) -> Kubectl:
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """Return the kinds of all objects with this name that the launch with this uid created.
+    """Return the kinds of all objects with this name that were created by the launch with this uid.
 
-    Objects are queried by name, because a deletion by label needs the right to list, and a user who may list Secrets
-    may read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.
+    Objects are queried by name. A deletion by label would need the right to list, and a user who may list Secrets may
+    read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.
     """
     label = "jsonpath={.metadata.labels." + UID_LABEL.replace(".", r"\.") + "}"
     answers = yield tuple(kubectl.run("get", kind, name, "--ignore-not-found", "-o", label) for kind in kinds)
@@ -309,9 +310,10 @@ def _check_query(run: Run, query: LogQuery) -> None:
 
 
 def _pattern(run: Run, query: LogQuery) -> str | None:
-    """Return a pattern for the beginning of these ranks' lines, or None for all lines.
+    """Return a pattern for the beginning of the lines of these ranks, or None for all lines.
 
-    A progress bar may add a carriage return. A node's own lines have no rank; a run's only rank prints no prefix.
+    A progress bar may add a carriage return. A node's own lines have no rank, and the only rank of a run prints no
+    prefix.
     """
     if not query.ranks or run.job.world_size == 1:
         return None
@@ -319,7 +321,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return the command with filtered output: the lines that match ``only``, or else all lines except records."""
+    """Return the command with filtered output: only lines that match ``only`` or, without it, all lines but records."""
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
@@ -328,7 +330,7 @@ def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
 
 
 def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
-    """Yield what a spec that is applied without ddpctl also needs; ``operator``: what creates its job's pods."""
+    """Yield what else a spec needs that is applied without ddpctl. ``operator`` is what creates its job's pods."""
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
@@ -345,7 +347,7 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
 
 
 def _needs(draft: Draft) -> Iterator[str]:
-    """Yield what must be in the cluster but is not in the spec."""
+    """Yield what must exist in the cluster but is not in the spec."""
     job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
     yield f"the image {job.image}, in a registry that every machine can pull from"
     for mount in mounts:
@@ -367,7 +369,7 @@ def _needs(draft: Draft) -> Iterator[str]:
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
-    """Yield what was decided for the user who launches."""
+    """Yield lines about what was decided for the user of this launch."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
@@ -407,7 +409,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def render(plan: Plan, options: KubernetesOptions) -> str:
-    """Return the manifests of a job that runs without ddpctl."""
+    """Return the manifests of a job for use without ddpctl."""
     workload = WORKLOADS["pytorchjob" if options.workload == "auto" else options.workload]
     draft = Draft(plan=plan, options=options, project={})
     _check(draft, workload)
@@ -482,7 +484,7 @@ def _companions(draft: Draft) -> tuple[Object, ...]:
 
 
 def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
-    """Let the cluster check the objects. A TrainJob is checked at creation: its webhook needs the runtime to exist."""
+    """Let the cluster check the objects. A TrainJob is checked at its creation, as its webhook needs the runtime."""
     judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
     if workload.word != "trainjob":
         judged.append(workload.job(draft))
@@ -493,7 +495,7 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
 def _make(
     kubectl: Kubectl, draft: Draft, workload: Workload, files: Mapping[str, str], values: Mapping[str, str]
 ) -> Verb[None]:
-    """Create what the job needs, then the job, and make the job their owner so that they are deleted with it."""
+    """Create what the job needs, then the job, and make the job their owner, so that they are deleted with it."""
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))

@@ -1,8 +1,8 @@
-"""The target ``slurm``: a batch script that Slurm runs, and the verbs that ask Slurm about it. Runs nothing itself.
+"""The target ``slurm``: a batch script that Slurm runs, and the verbs that query Slurm about it. Runs nothing itself.
 
-``options``: what a user may set · ``batch_script``: its #SBATCH lines, its body and its requeue · ``containers``: what
-a node starts with each runtime · ``queue``: queries for the login node, and what the answers mean · ``target``: the
-verbs.
+The modules: ``options``: what a user may set · ``batch_script``: its #SBATCH lines, its body and its requeue ·
+``containers``: what a node starts with each runtime · ``queue``: queries for the login node, and what the answers mean
+· ``target``: the verbs.
 """
 
 from ddpctl.targets.slurm.options import SlurmOptions

@@ -1,8 +1,8 @@
-"""The batch script: what Slurm runs on the first node of a job. Pure text from a plan.
+"""The batch script, which Slurm runs on the first node of a job, as text made from a plan. Pure.
 
-It does what must happen outside a container: choose where the nodes meet, and handle signals and the requeue. ddprun
-does the rest. It has no number that Slurm provides, so that options of sbatch win, and nothing specific to a site.
-slurm/README.md explains every line of it.
+The script does what must happen outside a container: it chooses where the nodes meet, and handles signals and the
+requeue. ddprun does the rest. The script contains no number that Slurm provides, so that options of sbatch take
+precedence, and nothing specific to a site. slurm/README.md explains every line of it.
 """
 
 import shlex
@@ -23,7 +23,7 @@ FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
-    """Return the complete script. With a relative run_dir, the script finds its folders itself when it runs."""
+    """Return the complete script. If run_dir is relative, the script determines its folders when it runs."""
     runtime = runtime_of(plan.job, options)
     parts = (
         _header(plan, options),
@@ -276,7 +276,7 @@ exit "$_ddp_code"
 
 
 def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
-    """Return the options of sbatch, without ``#SBATCH``."""
+    """Return the options of sbatch without the prefix ``#SBATCH``."""
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes.replace(':', '-')}",
@@ -307,7 +307,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def _time(seconds: int) -> str:
-    """Return a time as Slurm writes it, such as ``1-06:00:00``."""
+    """Return a time in Slurm's format, such as ``1-06:00:00``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock

@@ -1,7 +1,8 @@
-"""What a node runs with each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script; pure text.
+"""What a node runs with each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script. Pure.
 
-A container has the project at /workspace and the run's folders at their own paths, and uses the node's network. Each
-variable that it needs is passed by name: otherwise the image's own value might win. No value may be in an argument.
+A container has the project at /workspace, the run's folders at their own paths, and the node's network. Each variable
+that it needs is passed by name, because otherwise the image's own value might take precedence. No value may be in an
+argument.
 """
 
 import re
@@ -60,12 +61,12 @@ def handed_in(job: JobSpec) -> tuple[str, ...]:
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
-    """Return the mounts, quoted for bash, which fills in the variables of our own mounts."""
+    """Return the mounts, quoted for bash, which expands the variables in the mounts that ddpctl adds."""
     return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
 
 
 def lines(words: Iterable[str]) -> tuple[str, ...]:
-    """Join words into lines of a moderate length."""
+    """Join words into lines of moderate length."""
     made = [""]
     for word in words:
         if made[-1] and len(made[-1]) + len(word) > WIDTH:
@@ -110,7 +111,7 @@ def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
 
 
 def enroot_image(image: str) -> str:
-    """Return an image's name as enroot writes it: ``ghcr.io/a/b:1`` becomes ``ghcr.io#a/b:1``."""
+    """Return an image's name in enroot's format: ``ghcr.io/a/b:1`` becomes ``ghcr.io#a/b:1``."""
     registry, slash, rest = image.partition("/")
     is_registry = bool(slash) and re.search(r"[.:]|^localhost$", registry) is not None
     return f"{registry}#{rest}" if is_registry else image
@@ -162,7 +163,7 @@ exec "$@"
 
 
 def _sif(job: JobSpec, options: SlurmOptions) -> str:
-    """Return the image's file, as a word for bash."""
+    """Return the file of the image, as a word for bash."""
     if options.sif:
         return shlex.quote(options.sif)
     return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"
@@ -172,7 +173,7 @@ def beside(
     job: JobSpec, options: SlurmOptions, *, number: str, node: int, workdir: str, run_dir: str,
     argv: tuple[str, ...], tty: bool,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return the command line that runs ``argv``, or a shell if it is empty, next to a node's ranks."""
+    """Return the command line that runs ``argv``, or a shell if it is empty, beside a node's ranks."""
     argv = argv or ("bash",)
     match options.runtime:
         case "docker" | "podman":
@@ -217,7 +218,7 @@ _ddp_more=() # in the job's own cgroup, with its limits, where the engine's runt
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts for podman and docker. The task is not the container's parent, so a pipe ends them together."""
+    """Return the parts for podman and docker. The task is not the container's parent, so a pipe ends both together."""
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
     each = '_ddp_gpus+=(--device "nvidia.com/gpu=$_ddp_id")' if engine == "podman" else '_ddp_ids+="$_ddp_id,"'

@@ -1,6 +1,6 @@
-"""The options of a target of kind slurm. Every value goes into a script or a command line, so each has an allow-list.
+"""The options of a target of kind slurm. Their values go into scripts and commands, so each has an allow-list.
 
-Quoting cannot protect against a line break in a ``#SBATCH`` line, so patterns check the values of such lines.
+Quoting does not protect against a line break in a ``#SBATCH`` line, so the values of such lines must match patterns.
 """
 
 import re
@@ -67,7 +67,7 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
-    """The options of a target of kind slurm. If one is null, the cluster decides or the option is not used."""
+    """The options of a target of kind slurm. If an option is null, the cluster decides, or the option is not used."""
 
     login: Annotated[
         str | None,
@@ -132,7 +132,7 @@ class SlurmOptions:
     extra: Annotated[tuple[str, ...], Doc("Further options of sbatch, one each: --NAME=VALUE."), Rule(check_extra)] = ()
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield what is impossible: the key and a sentence."""
+        """Yield the key and a sentence for each setting that is impossible on Slurm."""
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
@@ -152,5 +152,5 @@ class SlurmOptions:
 
 
 def lead_s(job: JobSpec) -> int:
-    """Return how many seconds before its end Slurm warns a job: the ranks' grace period plus time for a requeue."""
+    """Return how many seconds before the time limit Slurm warns a job: the grace period plus time for a requeue."""
     return int(job.grace) + LEAD_S

@@ -1,7 +1,8 @@
 """Slurm's queue: the queries for the login node, what the answers mean for a run, and Slurm's states as ours. Pure.
 
-The states include every state of squeue, scontrol and sacct (22.05 to 25.05). The queries are POSIX shell scripts for
-``sh -c`` that need none of our programs. A job is its number, or ``@PID:JOB`` for a script inside an allocation.
+All states of squeue, scontrol and sacct (22.05 to 25.05) are included. The queries are POSIX shell scripts for ``sh
+-c`` that need none of our programs. A job is identified by its number, or by ``@PID:JOB`` for a script inside an
+allocation.
 """
 
 import json
@@ -54,7 +55,7 @@ HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
 def state_of(word: str) -> State:
-    """Return the state for Slurm's ``word``: ``CANCELLED by 1000`` and ``CANCELLED+`` count as CANCELLED."""
+    """Return the state for a word from Slurm: ``CANCELLED by 1000`` and ``CANCELLED+`` count as CANCELLED."""
     return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
 
 
@@ -245,13 +246,13 @@ class Job:
 
     @property
     def number(self) -> str:
-        """The job's number as in ``run.handle``; JOB_TASK for a task of an array."""
+        """The job's number as in ``run.handle``, or JOB_TASK for a task of an array."""
         return self.id if self.task is None else f"{self.id}_{self.task}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Everything that a query found out."""
+    """All answers to a query."""
 
     jobs: tuple[Job, ...]
     files: Mapping[str, str]
@@ -259,7 +260,7 @@ class Answers:
 
 
 def read_answers(text: str) -> Answers:
-    """Read the output of ``ASK``."""
+    """Parse the output of ``ASK``."""
     _, *parts = HEADER.split(text)
     sections = dict(zip(parts[::2], (text.removeprefix("\n") for text in parts[1::2]), strict=True))
     jobs, error = [], ""
@@ -275,18 +276,18 @@ def read_answers(text: str) -> Answers:
 
 
 def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
-    """Return the files that show how the nodes of a job are doing."""
+    """Return the files that show the state of each node of a job."""
     dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
     return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME, HISTORY))
 
 
 def starts_file(run_dir: str) -> str:
-    """Return the file that has a line for each start of a job."""
+    """Return the file with one line for each start of a job."""
     return str(PurePath(run_dir) / run_files.STARTS)
 
 
 def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
-    """Return the status of one job of a run: Slurm knows if it runs; the nodes' files show how it is doing or ended."""
+    """Return the status of one job. Slurm knows whether it runs; the nodes' files show its progress and end."""
     reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
@@ -308,7 +309,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
 
 
 def _ended(found: RunStatus, job: Job) -> RunStatus:
-    """Return the status of an ended job: its nodes' outcome if they wrote one, else what Slurm reports."""
+    """Return the status of an ended job: the outcome that its nodes wrote or, without one, what Slurm reports."""
     if found.outcome:
         return found
     code = {"succeeded": Exit.OK, "stopped": Exit.SAVED_TERM}.get(job.state, Exit.KILLED)
@@ -325,7 +326,7 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
-    """Return a note that a waiting job has run before, and up to which step, or an empty text if it has not."""
+    """Return a note that a waiting job has run before, and up to which step; an empty text if it has not."""
     if not (found := run_files.read_starts(starts)):
         return ""
     reached = [one.outcome.step for one in reports if one.outcome] + [
@@ -361,7 +362,7 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
-    """Return an array's status as one run: active while any task is, and then ended like its worst task."""
+    """Return an array's status as one run: active while any task is, then ended like its worst task."""
     words = [state.state for state in states]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)

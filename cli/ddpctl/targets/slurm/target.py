@@ -1,4 +1,4 @@
-"""The verbs of the target slurm: the commands for the login node, in order.
+"""The verbs of the target slurm, which yield commands for the login node.
 
 A run is one job or an array of jobs. Inside an allocation (salloc), a run is a script that uses the allocation's nodes.
 """
@@ -53,7 +53,7 @@ WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
 class SlurmTarget(Target):
-    """Jobs in a Slurm cluster."""
+    """A target whose runs are jobs in a Slurm cluster."""
 
     kind = "slurm"
     capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
@@ -68,14 +68,14 @@ class SlurmTarget(Target):
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Look for the training script here, unless there is a login node or the image may have it (at a full path)."""
+        """Check that the script is here, unless there is a login node or the image may have it (a full path)."""
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
             yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Find the run's folders on the cluster, then give the script to sbatch, or to bash inside an allocation."""
+        """Find the run's folders on the cluster, then submit the script with sbatch, or start it in an allocation."""
         del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
@@ -97,7 +97,7 @@ class SlurmTarget(Target):
             raise ConfigError(f"the folder {plan.cwd!r} has a comma, colon or line break: no container can mount it")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Query Slurm and read every node's folder."""
+        """Query Slurm, and read the folder of each node."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), part.job.max_nodes) for part in every]
@@ -122,7 +122,7 @@ class SlurmTarget(Target):
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the log of the job, or of some nodes or ranks. While the job waits, ``follow`` also prints why."""
+        """Print the log of the job, or of some nodes or ranks. With ``follow``, also print why a job waits."""
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
@@ -146,7 +146,7 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Signal the batch script, which signals the ranks; with KILL, also cancel the job."""
+        """Signal the batch script, which signals the ranks. With KILL, also cancel the job."""
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
@@ -157,7 +157,7 @@ class SlurmTarget(Target):
         return done.returncode == 0
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove the run's folder on the cluster, unless its record is in the same folder."""
+        """Remove the run's folder on the cluster, unless it also contains the run's record."""
         path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
         if path == run.folder and not host:
             return ()
@@ -178,7 +178,7 @@ class SlurmTarget(Target):
         return (yield from pull_places(run.name, [place], into, best=best))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command next to the ranks of a node, as an additional step of their job."""
+        """Run a command beside the ranks of a node, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
         if node >= run.job.max_nodes:
@@ -206,7 +206,7 @@ class SlurmTarget(Target):
 
 
 def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
-    """Return an error if sbatch's answer shows that Slurm was not reached, or None if Slurm has answered."""
+    """Return an error if sbatch's output shows that Slurm was not reached, or None if Slurm has answered."""
     if output.returncode == UNREACHED and host is not None:
         return UnavailableError(f"{host}: {output.last_line('no answer')}")
     if output.returncode == NOT_FOUND:
@@ -230,7 +230,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
 
 
 def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
-    """Look for the script in the project's folder. Raises NoInputError, or UnavailableError for a lost login node."""
+    """Check that the script is in the project's folder. Raises NoInputError; UnavailableError for no connection."""
     if commands := look_for_script(plan, host):
         (found,) = yield commands
         if found.returncode == UNREACHED and (error := unreachable(found, host)):
@@ -284,7 +284,7 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """Return the job's number; of a script inside an allocation, ``@PID:JOB``; nothing if it was never submitted."""
+    """Return the job's number, ``@PID:JOB`` for a script inside an allocation, or nothing if it was never submitted."""
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
@@ -322,7 +322,7 @@ def folder_of(run: Run) -> str:
 
 
 def run_folders(run: Run) -> tuple[str, ...]:
-    """Return the folders of a run on the cluster: one, or one for each task of an array."""
+    """Return the folders of a run on the cluster: one folder, or one for each task of an array."""
     return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
 
 
@@ -332,7 +332,7 @@ def workdir_of(run: Run) -> str:
 
 
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
-    """Return the files that a query asks for, each preceded by the prefix of its lines."""
+    """Return the files that a query requests, each preceded by the prefix of its lines."""
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if query.timestamps and tasks:
         raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")
@@ -354,7 +354,7 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
 def submit_to_sbatch(
     plan: Plan, options: SlurmOptions, host: Host | None, secrets: Mapping[str, str], records: str
 ) -> Verb[Submission]:
-    """Ask when the job would start, make its folder and submit it."""
+    """Query when the job would start, create its folder, and submit it."""
     script = render_script(plan, options)
     depends = yield from _dependency(options, records)
     log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
@@ -394,7 +394,7 @@ def submit_to_sbatch(
 def start_in_allocation(
     plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str
 ) -> Verb[Submission]:
-    """Run the script here, on the nodes of this shell's allocation."""
+    """Run the script here, on the nodes of the allocation in which this shell runs."""
     yield from _write_secrets(plan, None, secrets)
     path = f"{plan.run_dir}/job.sh"
     (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, options)),)
@@ -424,7 +424,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
 def _write_secrets(
     plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
 ) -> Verb[None]:
-    """Write the secrets into the run's folder, or each task's folder: each job removes its own secrets."""
+    """Write the secrets into the run's folder or, for an array, each task's, since each job removes its own secrets."""
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())

@@ -1,9 +1,10 @@
 """Which runs have which GPUs of a host, and which launches wait: shell scripts, and the parser of their output. Pure.
 
 A host has a folder of claims. The file ``run-NAME.NODE`` lists the GPUs of a node; it is valid while the node's ddprun
-holds a lock on it, through an inherited descriptor, or while the node's container runs. The file ``ticket-N`` is for a
-waiting launch, in the order of the numbers; it is valid while a session of that launch's ddpctl holds a lock on it.
-Every script that reads or changes claims briefly locks ``mutex``. The next launch removes files that are not valid.
+holds a lock on it (with a descriptor that it inherits) or while the node's container runs. The file ``ticket-N`` stands
+for a waiting launch; launches are in the order of N. It is valid while an SSH session of that launch's ddpctl holds a
+lock on it. Every script that reads or changes claims briefly locks ``mutex``. The next launch removes files that are
+not valid.
 """
 
 import shlex
@@ -17,7 +18,7 @@ TICKET_S = 60  # a ticket expires if its launch does not renew it for this long;
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What one node of a run has on a host."""
+    """What one node of a run has claimed on a host."""
 
     run: str
     node: int
@@ -36,7 +37,7 @@ class Ticket:
 
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
-    """Return the claims that ``list_claims`` has printed; skip lines in any other form."""
+    """Parse the claims that ``list_claims`` has printed; skip other lines."""
     words = [line.split() for line in lines]
     return tuple(
         Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
@@ -46,16 +47,16 @@ def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
 
 
 def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
-    """Return the tickets that ``list_claims`` has printed, in the order of their numbers."""
+    """Parse the tickets that ``list_claims`` has printed, in the order of their numbers; skip other lines."""
     words = [line.split() for line in lines]
     found = [one for one in words if len(one) == 3 and one[0].isdecimal()]
     return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in sorted(found))
 
 
 def _functions(folder: str) -> str:
-    """Return shell code that sets ``$_ddp_c``, the claims' folder, and defines ``held FILE``: is a claim valid.
+    """Return shell code that sets ``$_ddp_c`` to the claims' folder and defines ``held FILE``, which tests a claim.
 
-    A claim is also valid if its container engine does not answer.
+    A claim also counts as valid if its container engine does not answer.
     """
     return f"""\
 _ddp_c={folder}
@@ -79,7 +80,7 @@ flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
 
 
 def list_claims(folder: str) -> str:
-    """Return shell code that only prints each valid claim and ticket, with ``say`` from ``scripts.gpus_text``."""
+    """Return shell code that prints each valid claim and ticket with the function ``say`` (``scripts.gpus_text``)."""
     return f"""\
 {_functions(folder)}if [ -e "$_ddp_c/mutex" ]; then (
   exec 8>>"$_ddp_c/mutex"
@@ -101,9 +102,9 @@ def claim_word(folder: str, run: str, node: int) -> str:
 
 
 def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
-    """Return shell code that claims GPUs for a node, unless another run has one of them, and keeps the mutex locked.
+    """Return shell code that claims GPUs for a node, unless another run has one of them. It keeps ``mutex`` locked.
 
-    With the engine ``none``, descriptor 9 holds the claim.
+    With the engine ``none``, descriptor 9 holds the lock on the claim.
     """
     check = ""
     if gpus:
@@ -126,7 +127,7 @@ done
 
 
 def take_ticket(folder: str, run: str, uid: str) -> str:
-    """Return a script that takes the next ticket, prints its number and holds it until stdin ends or it expires."""
+    """Return a script that takes the next ticket, prints its number, and holds it until stdin ends or it expires."""
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
 last=0

@@ -1,4 +1,4 @@
-"""Chooses a launch's hosts: those that are ready, in the target's order. The others are spares. Yields commands."""
+"""Chooses the hosts of a launch: those that are ready, in the target's order. Other hosts are spares."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ class Choice:
     machines: Mapping[str, Any] = field(default_factory=dict)  # if a host was refused, Judgement.machines
 
     def nodes(self, job: JobSpec) -> str:
-        """Return the node count as ``N`` or ``MIN:MAX``, where the maximum is the number of hosts."""
+        """Return the number of nodes as ``N`` or ``MIN:MAX``, where MAX is the number of hosts."""
         most = len(self.hosts)
         return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
 
@@ -44,7 +44,7 @@ def is_resumed(plan: Plan) -> bool:
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
-    """Return the numbers of the usable hosts, in order, starting with the one that has the checkpoints to resume from.
+    """Return the numbers of the usable hosts, in order. The first is the one with the checkpoints to resume from.
 
     Raises ConfigError.
     """
@@ -55,7 +55,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """Return the number of the host whose own folder has the checkpoints to resume from, or None if there is none."""
+    """Return the number of the host that has the checkpoints to resume from in its own folder, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
@@ -63,7 +63,7 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 
 
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
-    """Check as many hosts as there are nodes, and the spares if one is not ready. Wait for GPUs if the plan allows it.
+    """Check as many hosts as there are nodes, and spare hosts if one is not ready. Wait for GPUs if the plan allows it.
 
     Raises DdpctlError if too few hosts are ready.
     """
@@ -115,7 +115,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """Return the places, starting with one that has the checkpoints to resume, and notes. Raises UnavailableError."""
+    """Return the hosts, first one that has the checkpoints to resume from, and notes. Raises UnavailableError."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
     if holder_first and usable[0] == 0:
@@ -140,9 +140,9 @@ def _with_checkpoints(
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
-    """Wait until the launch is first in line on every host, and the GPUs are free. Raises UnavailableError.
+    """Wait until the launch is the first in line on every host, and its GPUs are free. Raises UnavailableError.
 
-    The tickets are held until the verb ends.
+    The launch keeps its tickets until this verb ends.
     """
     order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
     folder = scripts.claims_folder(options.home)
@@ -181,7 +181,7 @@ def _poll(options: SshOptions, number: int) -> str:
 
 
 def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
-    """Return what a launch waits for on a host, or nothing if it is its turn. Raises UnavailableError."""
+    """Return what a launch waits for on a host, or nothing if it is first in line. Raises UnavailableError."""
     fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
         why = fact.failure or "the host removed it"

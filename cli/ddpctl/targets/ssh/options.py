@@ -1,4 +1,4 @@
-"""The options of a target of kind ssh: its hosts, and how the ranks run there."""
+"""The options of a target of kind ssh: its hosts, and how the ranks run on them."""
 
 import re
 from collections.abc import Iterable
@@ -16,14 +16,14 @@ _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
 
 
 def check_address(address: str) -> str:
-    """Check that ssh accepts the address and cannot read it as an option. Raises ValueError."""
+    """Check that ssh accepts the address and cannot mistake it for an option. Raises ValueError."""
     if not _ADDRESS.fullmatch(address) or address.startswith("-"):
         raise ValueError("expected a name of ~/.ssh/config, a host name or an IP address")
     return address
 
 
 def check_user(user: str) -> str:
-    """Check that this is a log-in name. Raises ValueError."""
+    """Check that the text can be the name of a user. Raises ValueError."""
     if not re.fullmatch(r"[\w.][\w.-]*", user):
         raise ValueError("a log-in name")
     return user
@@ -37,12 +37,12 @@ def check_path(path: str) -> str:
 
 
 def check_project(project: str) -> str:
-    """Check that this is ``none``, ``sync`` or a path. Raises ValueError."""
+    """Check that the text is ``none``, ``sync`` or a path. Raises ValueError."""
     return project if project in ("none", "sync") else check_path(project)
 
 
 def check_network(network: str) -> str:
-    """Check that this is a network's name. Raises ValueError."""
+    """Check that the text can be the name of a network. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", network):
         raise ValueError("host, or a network's name")
     return network
@@ -50,7 +50,7 @@ def check_network(network: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """One machine."""
+    """A machine of the target."""
 
     address: Annotated[str, Doc("As ssh takes it: a name of ~/.ssh/config, a host name, an address."),
                        Rule(check_address)]  # fmt: skip
@@ -68,7 +68,7 @@ class SshHost:
 
     @classmethod
     def from_text(cls, text: str) -> "SshHost":
-        """Read a host from text such as ``alice@box1:2222``. Raises ValueError."""
+        """Parse a host such as ``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
         if not match or text.startswith("-") or not is_port(match["port"] or "22"):
             raise ValueError("expected [USER@]ADDRESS[:PORT], or keys and values")
@@ -77,7 +77,7 @@ class SshHost:
 
     @property
     def host(self) -> Host:
-        """The address to which commands for this machine are sent."""
+        """The host to which commands for this machine are sent."""
         return Host(address=self.address, user=self.user, port=self.port, key=self.key)
 
 
@@ -131,7 +131,7 @@ class SshOptions:
     ] = "1Gi"  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield what is impossible: the key and a sentence."""
+        """Yield the key and a sentence for each setting that is impossible on SSH machines."""
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:

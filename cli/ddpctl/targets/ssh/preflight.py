@@ -1,4 +1,4 @@
-"""What every host has, and whether a run may start: all hosts are checked together. Pure."""
+"""What every host has, and whether a run may start. All hosts are checked together. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ Problem = tuple[type[DdpctlError], str, str]  # the kind of error, what was chec
 
 
 class GpusTakenError(UnavailableError):
-    """A host has enough GPUs, but they are not free now."""
+    """A host has enough GPUs, but they are not free at present."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Judgement:
     rows: tuple[str, ...]  # a table
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
-        """Return the kinds of errors of one host, or none if it is ready."""
+        """Return the types of the errors of one host, or none if it is ready."""
         return {kind for kind, _, _ in self.wrong[number]}
 
     def why(self, number: int) -> str:
@@ -46,12 +46,12 @@ class Judgement:
 
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
-        """For each host what was checked and is wrong, and why."""
+        """Return for each host what was checked and is wrong, and why."""
         found = zip(self.hosts, self.wrong, strict=True)
         return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
-        """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
+        """Return one error for all hosts. ``need`` is the number of hosts needed."""
         bad = sum(map(bool, self.wrong))
         kind = ConfigError if all(kind is ConfigError for one in self.wrong for kind, _, _ in one) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
@@ -63,7 +63,7 @@ class Judgement:
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
-        """Return a line for each of the chosen hosts whose clock is wrong."""
+        """Return a line for each chosen host whose clock is wrong."""
         return tuple(
             f"{self.hosts[number].address}: its clock is {ahead:+.0f} s off this machine's"
             for number in chosen
@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def free_gpus(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs on which nothing computes and which no run has."""
+        """The UUIDs of the GPUs that no process uses and that no run has claimed."""
         taken = {*self.words.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
         return tuple(gpu for gpu in self.gpus if gpu not in taken)
 
@@ -105,7 +105,7 @@ class Facts:
         return parse_tickets(self.words.get("ticket", ()))
 
     def ahead(self, uid: str) -> tuple[str, ...]:
-        """Return the launches that are in line before the launch ``uid``, or all launches if it has no ticket."""
+        """Return the launches in line before the launch ``uid``, or all launches if it has no ticket."""
         return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
 
     @property
@@ -115,7 +115,7 @@ class Facts:
 
     @property
     def image(self) -> Image | None:
-        """The job's image as the host's engine reports it, or None if the host does not have it."""
+        """The job's image as the host's engine describes it, or None if the host does not have it."""
         try:
             return read_inspect(self.get("asked"), self.get("image")) if self.get("image") else None
         except ValueError:
@@ -128,12 +128,12 @@ class Facts:
 
     @property
     def address(self) -> str:
-        """The address at which this machine has reached the host, or an empty text if it is unknown."""
+        """The address at which this machine reached the host, or an empty text if it is unknown."""
         return (self.get("ssh").split() or ["", "", ""])[2] if len(self.get("ssh").split()) > 2 else ""
 
 
 def parse_facts(output: Output) -> Facts:
-    """Read the output of ``scripts.facts_script``; a host whose script did not reach its end has failed."""
+    """Parse the output of ``scripts.facts_script``. If the script did not reach its end, the host has failed."""
     words: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
@@ -144,7 +144,7 @@ def parse_facts(output: Output) -> Facts:
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
-    """Return the facts with ``clock_s`` filled in for each host whose time is known, if this machine's is known too."""
+    """Return the facts, with ``clock_s`` set for each host whose time is known, if this machine's is known too."""
 
     def seconds(output: Output) -> float | None:
         try:
@@ -163,7 +163,7 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 def judge(
     options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
 ) -> Judgement:
-    """Find what is wrong with each host. ``uid``: of the launch; its own ticket is no obstacle."""
+    """Find what is wrong with each host. ``uid`` identifies the launch, whose own ticket is no obstacle."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
@@ -177,7 +177,7 @@ def judge(
 def _alone(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
 ) -> Iterator[Problem]:
-    """Yield what is wrong with one host, apart from its image."""
+    """Yield what is wrong with one host, except its image."""
     if fact.failure:
         yield UnavailableError, "SSH", fact.failure
         return
@@ -250,7 +250,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host without the image, or whose image has neither the ID nor a digest of the first host's image."""
+    """Yield each host that lacks the image, or whose image has no ID or digest of the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
@@ -286,7 +286,7 @@ def _rows(
 
 
 def host_report(host: SshHost, output: Output) -> HostReport:
-    """Return the report of a host from its output of ``scripts.gpus_text``."""
+    """Parse the output of ``scripts.gpus_text`` on a host into a report."""
     fact = parse_facts(output)
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
@@ -321,7 +321,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
 
 
 def report(output: Output) -> Any:
-    """Return what ``scripts.show`` printed, or None if the host did not answer properly."""
+    """Parse what ``scripts.show`` printed; return None if the host did not answer properly."""
     try:
         return json.loads(output.stdout) if output.returncode == Exit.OK else None
     except ValueError:

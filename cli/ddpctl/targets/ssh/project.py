@@ -1,9 +1,9 @@
-"""Sends the project's folder to hosts: only the files that changed, as one archive.
+"""Sends the project's folder to hosts: only the files that have changed, as one archive.
 
-If much of what changed is on the host in an older state, rsync sends only the changed parts, if both machines have it.
-Otherwise the files go as an archive, which is compressed once for all hosts: bench/sync.py shows that for new files
-this is faster than rsync. A host keeps one copy of each project; a run gets hard links to it, so that a later sync
-changes no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed.
+If the host has older versions of many of these files and both machines have rsync, rsync sends only the changed parts.
+Otherwise the files are sent as an archive, which is compressed once for all hosts; bench/sync.py shows that this is
+faster than rsync for new files. A host keeps one copy of each project; a run gets hard links to it, so that a later
+sync changes no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed.
 Small archives use the existing connection, because a new one would take longer.
 """
 
@@ -39,7 +39,7 @@ _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -d
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """The files to send, and the programs that this machine has to send them."""
+    """The files to send, and the programs for sending that this machine has."""
 
     files: Mapping[str, str]  # name → what shows a change: size, time, whether the file is executable
     sizes: Mapping[str, int]
@@ -55,7 +55,7 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A host's copy of the project."""
+    """The copy of the project that a host has."""
 
     host: Host
     folder: str  # its full path there
@@ -68,13 +68,13 @@ class Copy:
         return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
 
     def suits_rsync(self, project: Project) -> bool:
-        """Return whether much of what changed is there in an older state, and both machines have rsync."""
+        """Return whether the host has older versions of many changed files, and both machines have rsync."""
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE
 
 
 def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) -> Verb[None]:
-    """Copy ``cwd`` to every host, as the folder ``project`` of the run. ``run_dir``: the run's folder here.
+    """Copy ``cwd`` to every host, into the run's folder ``project``. ``run_dir`` is the local folder of the run.
 
     Raises DdpctlError.
     """
@@ -142,7 +142,7 @@ def _project(cwd: str, listed: Output) -> Project:
 
 
 def _copy(host: Host, answer: Output) -> Copy:
-    """Return the copy that a host has, from its answer."""
+    """Parse a host's answer into the copy that it has."""
     folder, rsync, zstd, *entries = answer.stdout.split("\0")[:-1]
     files = {}
     for entry in entries:

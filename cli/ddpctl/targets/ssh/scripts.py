@@ -1,6 +1,6 @@
-"""The scripts that a host's /bin/sh runs, and the command line of a node's container. Pure text.
+"""The scripts that a host's /bin/sh runs, and the command line of a node's container. Pure.
 
-A host needs only sh, flock, coreutils and its runtime. Every script comes over stdin, so that a process list shows only
+A host needs only sh, flock, coreutils and its runtime. Every script is sent to stdin, so that a process list shows only
 ``/bin/sh``. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files); the kernel
 releases the lock when ddprun ends. The host's claims (claims.py) record which GPUs a node has.
 """
@@ -35,7 +35,7 @@ _INTO_LOG = f'exec ddprun "$@" >>"${names.RUN_DIR}/{node_name(0)[:-1]}${names.NO
 
 
 def path_word(path: str) -> str:
-    """Return a host's path, quoted for its shell; ``~`` is the home folder of the user who logs in there."""
+    """Return a path on a host, quoted for its shell. ``~`` is the home folder of the user who logs in there."""
     return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
 
 
@@ -60,7 +60,7 @@ def _labelled(engine: str, run: str, node: int) -> str:
 
 
 def gpus_text(options: SshOptions, *, load: bool = False) -> str:
-    """Return shell code that prints a host's GPUs, claims and waiting launches; ``load``: also how busy it is."""
+    """Return shell code that prints a host's GPUs, claims and waiting launches; with ``load``, also how busy it is."""
     smi = "timeout 10 nvidia-smi"
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
@@ -87,7 +87,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
 
 
 def facts_script(options: SshOptions, *, image: str, script: str | None, checkpoints: str | None = None) -> str:
-    """Return a script that only prints what a host has, one word and its value per line, for ``parse_facts``."""
+    """Return a script that only prints what a host has, one key and value per line, for ``parse_facts``."""
     home = path_word(options.home)
     engine = options.runtime
     lines = [
@@ -132,7 +132,7 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
 
 
 def _folders(home: str, run: str, node: int, checkpoints: str, secret: str) -> str:
-    """Return the code that makes a node's folders and the run's secret, at once: nodes may share a home folder."""
+    """Return shell code that creates a node's folders and the run's secret, even if nodes share a home folder."""
     file, new = (f"{path_word(run_path(home, run, STORE_SECRET))}{end}" for end in ("", f".{node}"))
     return f"""\
 mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
@@ -152,7 +152,7 @@ def start_container(
     secret: str,
     owner: str | None,
 ) -> str:
-    """Return a script that starts a container unless another run has its GPUs. ``owner``: of the run's folders."""
+    """Return a script that starts a container unless another run has its GPUs. ``owner`` owns the run's folders."""
     folder = path_word(run_path(home, run))
     # The name of the environment file is the only word that is not known here.
     words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
@@ -181,7 +181,7 @@ def start_process(
     checkpoints: str,
     secret: str,
 ) -> str:
-    """Return a script that starts a node's ddprun in its own session; ddprun holds the node's claim until it ends."""
+    """Return a script that starts a node's ddprun in its own session. ddprun holds the node's claim until it ends."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(home, run, node_name(node), NODE_LOG))
     python, *rest = argv
@@ -218,7 +218,7 @@ printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY};
 
 
 def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQuery) -> str:
-    """Return a script that prints files of a node, each line after its prefix; if followed, until its lock is free."""
+    """Return a script that prints files of a node, each line with its prefix; with ``follow``, until it has ended."""
     folder = path_word(run_path(home, run, node_name(node)))
     begin = "+1" if query.tail is None else str(query.tail)
     if not query.follow:
@@ -244,9 +244,10 @@ def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQue
 def signal_container(
     engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
 ) -> str:
-    """Return a script that signals a node's containers by label and prints whether any is left, as nodectl does.
+    """Return a script that signals a node's containers, found by label, and prints whether any is left.
 
-    ``last_word``: the outcome to write if the node is killed before it has written one.
+    It prints the same as nodectl. ``last_word`` is the outcome to write if the node is killed before it has written
+    one.
     """
     folder = path_word(run_path(home, run, node_name(node)))
     ours = _labelled(engine, run, node)
@@ -267,7 +268,7 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Return a script that signals a node through nodectl, which prints if any process is left. KILL kills these."""
+    """Return a script that signals a node with nodectl, which prints if a process is left. KILL ends those as well."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
@@ -300,9 +301,9 @@ def container_name(run: str, node: int) -> str:
 
 
 def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ...]:
-    """Return the detached ``docker run`` of a node; the container is removed when its ddprun ends.
+    """Return the detached ``docker run`` for a node. The container is removed when its ddprun ends.
 
-    ``env_file``: the file with the container's environment.
+    ``env_file`` contains the environment of the container.
     """
     job = plan.job
     options = [
@@ -336,7 +337,7 @@ def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ..
 
 
 def confined() -> tuple[str, ...]:
-    """Return the options that limit the rights of all our containers."""
+    """Return the options that limit the rights of all containers that ddpctl starts."""
     return (
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
@@ -346,7 +347,7 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """Return the GPU options. Only they lift the limit on locked memory (for NCCL): a rootless engine cannot do so."""
+    """Return the GPU options. Only these lift the limit on locked memory, for NCCL: a rootless engine cannot do so."""
     if not node.gpus:
         return []
     if node.engine == "podman":
@@ -357,7 +358,7 @@ def _devices(node: NodeContainer) -> list[str]:
 
 
 def env_file(env: Mapping[str, str]) -> str:
-    """Return the environment as the text of an engine's file. Raises ConfigError for values with a line break."""
+    """Return the environment as the text of an engine's env file. Raises ConfigError for values with a line break."""
     for name, value in env.items():
         if "\n" in value or "\r" in value:
             raise ConfigError(f"env: {name} has a line break, which environment files cannot hold: encode it")

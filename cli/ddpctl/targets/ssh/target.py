@@ -1,4 +1,4 @@
-"""The verbs of the target ssh: check all hosts, start a node on each, query, follow, stop. Only yields commands."""
+"""The verbs of the target ssh: check all hosts, start a node on each, query, follow, stop. Runs nothing itself."""
 
 import json
 import shlex
@@ -40,7 +40,7 @@ _NODECTL = ("-P", "-m", "ddprun.nodectl")
 
 
 class SshTarget(Target):
-    """Nodes on machines that are reached over SSH."""
+    """A target whose nodes are on machines that are reached over SSH."""
 
     kind = "ssh"
     capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop", "wait"})
@@ -48,23 +48,23 @@ class SshTarget(Target):
     options: SshOptions
 
     def render(self, plan: Plan) -> str:
-        """Raise UsageError: there is no spec, because what runs depends on the hosts' answers."""
+        """Raise UsageError, because there is no spec: what runs depends on the hosts' answers."""
         raise UsageError(
             f"render: {plan.run} would run on SSH hosts, and what is run there depends on what they have: "
             "ddpctl launch --dry-run asks them and prints it"
         )
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """See Target."""
+        """Implement ``Target.machines``."""
         return tuple(host.address for host in self._hosts_of(run))
 
     def without(self, machines: Collection[str], job: JobSpec) -> SshOptions | None:
-        """See Target."""
+        """Implement ``Target.without``."""
         options = replace(self.options, exclude=(*self.options.exclude, *machines))
         return None if any(options.problems(job)) else options
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
-        """Check the hosts, and if enough are ready, start one node on each."""
+        """Check the hosts; if enough of them are ready, start one node on each."""
         try:
             secrets = yield from read_secrets(plan.job)
             choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
@@ -73,7 +73,7 @@ class SshTarget(Target):
         return (yield from self._start(plan, choice, secrets))
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield what ``submit`` would run. If hosts are not ready, show ``<words>`` for unknown values, then raise."""
+        """Yield what ``submit`` would run. If hosts are not ready, use ``<words>`` for unknown values, then raise."""
         plan = replace(plan, wait_s=None)
         seen: list[tuple[SshHost, Facts]] = []
 
@@ -212,7 +212,7 @@ class SshTarget(Target):
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def has_spares(self, run: Run) -> bool:
-        """Return whether a host without a node of the run exists, and the record lists the hosts that have nodes."""
+        """Return whether the record lists the hosts that have nodes and there is a host that has none."""
         return "hosts" in run.handle and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class SshTarget(Target):
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
         """Restart on spares the nodes whose hosts do not answer, if node 0 is alive and waits for them (in rendezvous).
 
-        Node 0 has the run's store: without node 0 the run ends.
+        Node 0 has the run's store, so without node 0 the run ends.
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
@@ -276,7 +276,7 @@ class SshTarget(Target):
         return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
-        """Query every host, including excluded ones."""
+        """Query every host, including the hosts that are excluded."""
         text = f"{scripts.gpus_text(self.options, load=True)}\nsay end yes\n"
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=FACTS_S) for host in self.options.hosts
@@ -308,7 +308,7 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove the run's folder on each of its hosts; keep the synced project and the target's checkpoint_dir."""
+        """Remove the run's folder on each of its hosts. Keep the synced project and the target's checkpoint_dir."""
         path = scripts.run_path(self.options.home, run.name)
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         hosts = (*self._hosts_of(run), *lost)
@@ -319,7 +319,7 @@ class SshTarget(Target):
         )
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch the run's folder from each of its hosts, and its checkpoints if they are elsewhere."""
+        """Fetch the run's folder from each of its hosts, and its checkpoints if they are in another place."""
         own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
         folders = {"": path_word(own)}
         if checkpoints and not PurePath(checkpoints).is_relative_to(own):
@@ -340,7 +340,7 @@ class SshTarget(Target):
         return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run the command in the node's container, or, without one, in the ranks' folder with the job's variables."""
+        """Run the command in the node's container or, without one, in the ranks' folder with the job's variables."""
         engine, host = self.options.runtime, self._hosts_of(run)[node].host
         if engine == "none":
             folder = work_dir(self.options, run.name)
@@ -359,7 +359,7 @@ class SshTarget(Target):
         return done.returncode
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
-        """Return the host of each node; if the record does not have them, the first hosts of the target."""
+        """Return the host of each node. If the record does not contain them, return the first hosts of the target."""
         hosts, numbers = self.options.hosts, run.handle.get("hosts")
         known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
         return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
@@ -375,7 +375,7 @@ class SshTarget(Target):
 
 
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """Return the facts, with ``<words>`` for what a host did not report or does not have. Only for a dry run."""
+    """Return the facts, with ``<words>`` for what a host lacks or did not report. This is only for a dry run."""
     image = json.dumps(
         [{"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}]
     )
@@ -412,7 +412,7 @@ def work_dir(options: SshOptions, run: str) -> str:
 
 
 def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
-    """Return the command that finds a port that is free on the first host, at the address that the others will use."""
+    """Return the command that finds a free port on the first host, at the address that the other hosts will use."""
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
         text = f"{scripts.path_word(options.python)} {' '.join(words)}\n"
@@ -423,7 +423,7 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
 
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
-    """Return the folder of the checkpoints on a host; ``~`` is the home folder of the user who logs in there."""
+    """Return the folder of the checkpoints on a host. ``~`` is the home folder of the user who logs in there."""
     if is_resumed(plan):
         return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has recorded it: HOST:PATH
     if options.checkpoint_dir:
@@ -519,7 +519,7 @@ def _node_script(
 
 
 def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
-    """Return a run's status. If a host does not answer, nothing is known about its node."""
+    """Return a run's status. If a host does not answer, the state of its node is unknown."""
     shown = [report(output) for _, output in answers]
     silent = [
         f"{host.address} (node {node}) does not answer: {output.last_line()}"
