@@ -1,4 +1,4 @@
-"""Checks of machines and of the network between them, run like a training script: every rank runs the same check.
+"""Checks of machines and of the network between them. A check runs like a training script, the same on every rank.
 
 ``python -m ddpcheck bench`` measures the collectives and the links. ``ddpctl bench`` launches it on any target.
 """

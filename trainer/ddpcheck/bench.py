@@ -21,7 +21,7 @@ MAX_LINKS = 1000  # in the result, the slowest first
 
 
 def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
-    """Run the measurements; rank 0 prints them as they come, and returns the result."""
+    """Run the measurements. Rank 0 prints them as they are made, and returns the result."""
     ranks = join()
     say: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
@@ -88,7 +88,7 @@ def _collectives(
 
 
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
-    """Return the links as a table of all of them, or with many members a list of the slowest."""
+    """Return the speed of the links as lines: a table of all links or, with many members, a list of the slowest."""
     number = len(names)
     title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
     if number > MATRIX:
@@ -102,7 +102,7 @@ def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
 
 
 def sentence(slow: links.Again, names: Sequence[str]) -> str:
-    """Return a sentence that names what is slow, and by how much."""
+    """Return a sentence that names what is slow, and says by how much."""
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
         return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"

@@ -1,13 +1,13 @@
-"""The collectives: what each does, how its bandwidth is computed, and whether its result is right.
+"""The collectives: what each one does, how its bandwidth is computed, and whether its result is right.
 
 algbw = S / t and busbw = algbw x factor, as nccl-tests define them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 S is the size of the larger of a rank's two buffers, so for all_gather and reduce_scatter it is n times what a rank
 contributes or keeps. The factor is 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather and all_to_all, 1
 for broadcast, reduce and send_recv (each rank sends to the next one). That page does not list gather and scatter; here
-they have (n-1)/n, the share of S that passes the root's link.
+their factor is (n-1)/n, the share of S that passes the root's link.
 
-t is the slowest rank's mean of up to 20 calls after one warm-up call (nccl-tests take the mean of the ranks).
-The data are float32 integers, whose sums are exact; after the timed calls one result is compared element by element.
+t is the mean of up to 20 calls after one warm-up call, on the slowest rank (nccl-tests use the mean over the ranks).
+The data are float32 integers, whose sums are exact. After the timed calls, one result is compared element by element.
 """
 
 import time
@@ -42,8 +42,8 @@ class Row:
 def operation(name: str, ranks: Ranks, base: Tensor) -> tuple[Callable[[], Any], Tensor, Tensor, Tensor | None]:
     """Return a call of the collective, the buffer that it writes, and that buffer's values before and after the call.
 
-    ``base``: as large as the larger buffer, the same on all ranks, divisible among them. The values after the call are
-    None if this rank gets no result.
+    ``base`` is as large as the larger buffer, the same on all ranks, and divisible among them. The values after the
+    call are None if this rank gets no result.
     """
     n, rank, group, part = ranks.size, ranks.rank, ranks.group, base.numel() // ranks.size
     own, total, out = base + rank, n * base + n * (n - 1) // 2, torch.empty_like(base)
@@ -77,14 +77,14 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def swap(ranks: Ranks, out: Tensor, to: int, into: Tensor, from_: int) -> None:
-    """Send to one rank and receive from one at the same time."""
+    """Send to one rank, and receive from one at the same time."""
     both = ((dist.isend, out, to), (dist.irecv, into, from_))
     for work in dist.batch_isend_irecv([dist.P2POp(verb, data, peer, ranks.group) for verb, data, peer in both]):
         work.wait()
 
 
 def measure(name: str, ranks: Ranks, size: int) -> Row:
-    """Time a collective with S = ``size`` bytes, rounded so that the ranks get equal parts, and check one result."""
+    """Time a collective with about S = ``size`` bytes, a multiple of the number of ranks, and check one result."""
     count = max(1, round(size / 4 / ranks.size)) * ranks.size
     base = torch.arange(count, device=ranks.device).remainder(251).float()
     run, out, start, expected = operation(name, ranks, base)

@@ -1,11 +1,11 @@
 """``python -m ddpcheck doctor``: checks each node and the network between the nodes, with one rank per node.
 
 The nodes exchange data only through the run's store, without a process group, so that they can report a faulty network.
-No message is longer than 500 bytes, and each waits for its answer, so the store works over a path of any MTU.
+No message is longer than 500 bytes, and each is answered before the next, so the store works over a path of any MTU.
 
-Keys: ``hello/N`` is node N's Node, ``tried/N`` is set when it has tried the paths, ``measured/N`` when its cores are
-measured, ``report/N`` is its Report; ``over`` ends the check. A text is split: its key has the number of parts, and
-``KEY/P`` has part P.
+Keys: ``hello/N`` is the Node of node N; ``tried/N`` is set when node N has tried the paths, ``measured/N`` when it has
+measured its cores; ``report/N`` is its Report; ``over`` ends the check. A long text is split: its key has the number of
+parts, and ``KEY/P`` has part P.
 """
 
 import json
@@ -77,7 +77,7 @@ def main(_: object) -> dict[str, Any] | None:
 
 
 def _look(store: Store, number: int, count: int) -> list[Node]:
-    """Run all stages on one node, and put its report into the store. Return who answered."""
+    """Run all stages on one node, and put its report into the store. Return the nodes that answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
@@ -135,7 +135,7 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
 
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
-    """Return all findings in the order of the table: sorted by check, then by node."""
+    """Return all findings in the order of the table, which is sorted by check and then by node."""
     found = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
     absent = [node.node for node in nodes if node.node not in reports]
     found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
@@ -167,7 +167,7 @@ def _put(store: Store, key: str, text: str) -> None:
 
 
 def _get(store: Store, key: str, timeout_s: float) -> str:
-    """Return the text at ``key``, or an empty one if it does not come in time."""
+    """Return the text at ``key``, or an empty text if it does not arrive in time."""
     if not _wait(store, key, timeout_s):
         return ""
     return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))

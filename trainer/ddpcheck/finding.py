@@ -1,4 +1,4 @@
-"""What a check has found on a node, as data; and for each check what is expected and what to do."""
+"""The result of a check on a node, as data; for each check also what is expected and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +40,7 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check of one node; ``node`` is set when the findings of all nodes are combined."""
+    """The result of one check on one node. ``node`` is set when the findings of all nodes are combined."""
 
     check: str
     status: Status

@@ -1,4 +1,4 @@
-"""The health of the GPUs that this process sees: NVML, the kernel log, DCGM where it is installed, and a matmul.
+"""The health of the GPUs that this process sees, from NVML, the kernel log, DCGM (if installed) and a matmul.
 
 NVML's functions and constants: https://docs.nvidia.com/deploy/nvml-api; Xid: https://docs.nvidia.com/deploy/xid-errors.
 """
@@ -31,7 +31,7 @@ Part = tuple[Status, str]  # the result for one GPU
 
 
 def not_looked_at(why: str) -> list[Finding]:
-    """Return a finding "not looked at" for each check of GPUs."""
+    """Return a finding "not looked at" for each GPU check."""
     return [Finding(check, "not looked at", why) for check in GPU_CHECKS]
 
 
@@ -65,7 +65,7 @@ def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles: dict[str, Any]) -> Finding:
-    """Return one finding for all GPUs: the worst status, with the GPUs that have it."""
+    """Return one finding for all GPUs: the worst status, and the GPUs that have it."""
     parts: dict[str, Part] = {}
     for device, handle in handles.items():
         try:
@@ -82,7 +82,7 @@ def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles:
 
 
 def _memory(nvml: Any, handle: Any) -> Part:
-    """Check ECC errors since the driver was loaded, and rows to be remapped."""
+    """Check for ECC errors since the driver was loaded, and for rows that have to be remapped."""
     said, known = [], []
     with contextlib.suppress(nvml.NVMLError):
         errors = nvml.nvmlDeviceGetTotalEccErrors(
@@ -99,13 +99,13 @@ def _memory(nvml: Any, handle: Any) -> Part:
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """Compare the width of the link with what device and slot can do; not the generation, which falls when idle."""
+    """Compare the link's width with what the device and slot support. Its generation is ignored: it drops when idle."""
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 
 
 def _nvlink(nvml: Any, handle: Any) -> Part:
-    """Check the NVLinks. Bad: some of a GPU's are down, others up. Warning: an active one has recovered from errors."""
+    """Check the NVLinks. Bad: only some of a GPU's links are up. Warning: an active link has recovered from errors."""
     up, down, errors = 0, [], 0
     with contextlib.suppress(nvml.NVMLError):  # the GPU has no more links
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -129,7 +129,7 @@ def _mig(nvml: Any, handle: Any) -> Part:
 
 
 def _processes(nvml: Any, handle: Any) -> Part:
-    """Warn of any process on the GPU. This process is not among them, because it has not used CUDA yet."""
+    """Warn about any process on the GPU. This process is not among them, because it has not used CUDA yet."""
     pids = [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return ("warning", f"used by pid {', '.join(pids)}") if pids else ("ok", "none")
 
@@ -149,7 +149,7 @@ def check_clocks() -> Finding:
 
 
 def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
-    """Check Xid errors in the kernel log. Bad: a hardware error within a day. Warning: an older or unknown error.
+    """Check for Xid errors in the kernel log. Bad: a hardware error in the last day. Warning: an older or unknown one.
 
     Errors caused by a faulty program (13, 31, 43, 45) are left out.
     """
@@ -172,7 +172,7 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
 
 
 def check_dcgm() -> Finding:
-    """Run ``dcgmi diag -r 1``: bad if a test fails."""
+    """Run ``dcgmi diag -r 1``. The result is bad if a test fails."""
     program = shutil.which("dcgmi")
     if program is None:
         return Finding("DCGM", "not looked at", "dcgmi is not installed")
@@ -185,7 +185,7 @@ def check_dcgm() -> Finding:
 
 
 def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of failed tests at any depth, because DCGM 3 and 4 nest them differently."""
+    """Yield the names of failed tests at any depth of ``answer``, because DCGM 3 and 4 nest them differently."""
     if isinstance(answer, dict):
         name = str(answer.get("name", name))
         if str(answer.get("status", "")).lower() == "fail":
@@ -197,7 +197,7 @@ def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
 
 
 def measure_matmul() -> float:
-    """Return the TFLOP/s of bfloat16 matrix products on the slowest visible GPU, the best of several windows."""
+    """Return the TFLOP/s of bfloat16 matrix products on the slowest visible GPU, in its best time window."""
     found: list[float] = []
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):

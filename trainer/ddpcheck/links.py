@@ -1,8 +1,9 @@
-"""Measures the links: every pair of nodes exchanges data. Slow ones are measured again alone before they are reported.
+"""Measures the links: every pair of nodes exchanges data. A slow link is measured again alone before it is reported.
 
 The pairs meet in a round-robin tournament: in each round all nodes (all but one, if their number is odd) are busy in
 pairs. Without a second node, the pairs are made of that node's ranks. A pair's figure is the best of 4 to 10 exchanges:
-data goes there and back, so other work on the machine can make an exchange slower, but never quicker.
+data goes there and back. The best one is used because other work on the machine can make an exchange slower, but never
+faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
 * A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
@@ -34,7 +35,7 @@ Figures = Mapping[Pair, float]  # in GB/s (1e9 bytes per second)
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A node or a link that looks slow."""
+    """A node or a link that may be slow."""
 
     members: tuple[int, ...]  # one member: a node; two members: a link
     pair: Pair  # the pair to measure again
@@ -56,13 +57,13 @@ class Again:
 
 
 def members_of(ranks: Ranks) -> tuple[int, ...]:
-    """Return the ranks that take part: the first rank of each node, or all ranks of a single node."""
+    """Return the ranks that take part: the first rank of each node or, on a single node, all ranks."""
     first = {node: rank for rank, node in reversed([*enumerate(ranks.nodes)])}
     return tuple(sorted(first.values())) if len(first) > 1 else tuple(range(ranks.size))
 
 
 def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
-    """Yield the rounds of a round-robin tournament (circle method): each pair meets once; no rank twice in a round."""
+    """Yield the rounds of a round-robin tournament (circle method): each pair once, and no rank twice in a round."""
     order: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     half = len(order) // 2
     for _ in range(len(order) - 1):
@@ -72,7 +73,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure the pairs of one group at a time, all in parallel. Return the figures in order, on every rank."""
+    """Measure groups of pairs one after another, the pairs of a group in parallel. Return the figures on every rank."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -86,7 +87,7 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s to ``peer``, which makes the same call; ``first``: this rank sends first and sets the count."""
+    """Return the GB/s to ``peer``, which makes the same call. ``first``: this rank sends first and sets the count."""
     data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
     calls = data.new_full((1,), EXCHANGES[0])
 
@@ -104,7 +105,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return which of ``number`` members look slow, and a line if too many do or there are too few to compare."""
+    """Return which of ``number`` members may be slow, and a line if these are too many, or too few to compare."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
@@ -140,7 +141,7 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
-    """Measure a suspect and the links to compare it with, one at a time."""
+    """Measure a suspect, and the links with which it is compared, one at a time."""
     figures = []
     for _ in range(REPETITIONS):
         found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))

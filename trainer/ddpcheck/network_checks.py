@@ -1,4 +1,4 @@
-"""Checks between the nodes: TCP to an ephemeral port, the path MTU and host names; and which node is at fault.
+"""Checks between the nodes: TCP to an ephemeral port, the path MTU, host names; and which node is at fault.
 
 Each node opens a TCP and a UDP port and tries those of all others, so each pair is tried in both directions.
 """
@@ -31,7 +31,7 @@ MOST_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a node first sends to the others about itself."""
+    """What each node first sends to the others about itself."""
 
     node: int
     host: str
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """What a node found on the paths to the other nodes, each keyed by node."""
+    """What a node found out about the paths to the other nodes. Each field is keyed by node."""
 
     closed: dict[int, str] = field(default_factory=dict)  # why its TCP port cannot be reached
     mtu: dict[int, int] = field(default_factory=dict)  # the largest packet that arrives
@@ -71,7 +71,7 @@ def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
 
 
 def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
-    """Try the paths to all other nodes in parallel; with the time-outs it takes about 10 s if everything is closed."""
+    """Try the paths to all other nodes in parallel. If all ports are closed, the time-outs take about 10 s."""
     found = Paths()
     others = [node for node in nodes if node.node != me.node]
 
@@ -108,9 +108,9 @@ def _why_closed(peer: Node) -> str:
 
 
 def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
-    """Return the largest tried packet that is answered, or 0 if none is; and whether a router announced a lower MTU.
+    """Return the largest packet size that was answered, or 0, and whether a router announced a lower MTU.
 
-    ``most`` is tried again at the end, because a sound network may also lose datagrams.
+    The size ``most`` is tried again at the end, because a working network may lose datagrams too.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
@@ -142,10 +142,10 @@ def _arrives(probe: socket.socket, size: int) -> bool:
 
 
 def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
-    """Return the failed pairs, keyed by the node at fault; as few nodes as possible are blamed.
+    """Return the failed pairs, keyed by the node at fault. As few nodes as possible are blamed.
 
-    First each node that none of several others reaches; then repeatedly the node in most of the remaining pairs, and
-    among equals one that receives.
+    First, each node that none of several others reaches is blamed; then, repeatedly, the node in most of the remaining
+    pairs, and in case of a tie one that receives.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -159,7 +159,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
 
 
 def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
-    """Combine what the nodes have found. Yields one finding per node and check."""
+    """Combine the findings of all nodes. Yields one finding per node and check."""
     if len({(node.machine, node.address) for node in nodes}) == 1:
         for node in nodes:
             yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))
@@ -200,7 +200,7 @@ def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node
 
 
 def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
-    """Bad: another node's name resolves to the loopback. Warning: its own name does (usual on Debian, harmless)."""
+    """Bad: another node's name resolves to the loopback. Warning: its own name does (usual on Debian, and harmless)."""
     hosts = {node.node: node.host for node in nodes}
     found = {to: address for to, address in paths[node.node].names.items() if address}
     looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
@@ -212,7 +212,7 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Check each clock against the median (of two clocks, node 0's): over 2 s is a warning, over 30 s bad."""
+    """Compare each clock with the median (of two clocks, node 0's). A warning is over 2 s, bad is over 30 s."""
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

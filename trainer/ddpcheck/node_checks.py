@@ -1,4 +1,4 @@
-"""What a node checks about itself: limits, disks, interfaces, the libraries of this process, the speed of a core."""
+"""What a node checks about itself: limits, disks, interfaces, libraries of this process, and the speed of a core."""
 
 import contextlib
 import ctypes
@@ -69,8 +69,8 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
 def check_disk(environ: Mapping[str, str]) -> Finding:
     """Check the disk of the checkpoints: free space, and the speed of writing up to 8 MiB.
 
-    Bad: less than 64 MiB free, or a file cannot be written. Warning: less than 2 GiB free, or less than 10 MB/s. Low
-    speed is never bad, since a sound disk that is busy is also slow.
+    Bad: less than 64 MiB are free, or a file cannot be written. Warning: less than 2 GiB are free, or less than 10
+    MB/s. A low speed is never bad, because a healthy disk that is busy is slow too.
     """
     wanted = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
     folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
@@ -88,7 +88,7 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
 
 
 def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
-    """Set ``answer`` to the bytes that are free, and the bytes that can be written per second."""
+    """Set ``answer`` to the bytes that are free and the bytes that can be written per second."""
     try:
         status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -101,7 +101,7 @@ def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
 
 
 def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
-    """Check the interfaces. Warning: two are in one subnet, or some InfiniBand ports are active and others are not."""
+    """Check the interfaces. Warning: two have the same subnet, or only some InfiniBand ports are active."""
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
     for name, owned in psutil.net_if_addrs().items():
@@ -119,7 +119,7 @@ def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
 
 
 def interface_of(address: str) -> tuple[str, int]:
-    """Return the interface that has ``address``, and its MTU; or "unknown" and 0 if there is none."""
+    """Return the interface that has ``address``, and its MTU, or "unknown" and 0 if there is none."""
     for name, owned in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in owned):
             found = psutil.net_if_stats().get(name)
@@ -128,7 +128,7 @@ def interface_of(address: str) -> tuple[str, int]:
 
 
 def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
-    """Check which container runtimes the node has, and whether a container can be given GPUs."""
+    """Check which container runtimes the node has, and whether a container can use the GPUs."""
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
         return Finding("container runtime", "not looked at", "this is inside a container")
@@ -139,9 +139,9 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
 
 
 def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
-    """Return torch's versions, and the sha256 of each library of torch and NCCL that this process has mapped.
+    """Return torch's version, and the sha256 of each library of torch and NCCL that this process has loaded.
 
-    NCCL's version comes from the mapped library, not from a package's metadata or the build of torch.
+    NCCL's version comes from the loaded library, not from a package's metadata or torch's build.
     """
     found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
     lines = maps.read_text().splitlines()
@@ -159,7 +159,7 @@ def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSpeed:
-    """How fast one thread computes: the best of several windows, so that a short load does not count."""
+    """How fast one thread computes, in the best of several time windows, so that a short load does not count."""
 
     gflops: float  # per second of CPU time, with float32 matrices
     copy_bytes: float  # read and written per second of CPU time
@@ -170,7 +170,7 @@ class CpuSpeed:
 
 
 def measure_cpu() -> CpuSpeed:
-    """Measure with one thread, for about a second."""
+    """Measure the speed of one thread for about a second."""
     torch.set_num_threads(1)
     matrix, source = torch.rand(CPU_MATRIX, CPU_MATRIX), torch.zeros(COPY_BYTES, dtype=torch.uint8)
     copy, throttled = source.clone(), throttled_periods()
@@ -200,7 +200,7 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return in how many periods a quota has stopped this process's cgroup or a parent of it; 0 if unknown."""
+    """Return in how many periods a quota has stopped this process's cgroup or a parent of it, or 0 if unknown."""
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
@@ -214,7 +214,7 @@ def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Return how many seconds this process's usable cores were busy and idle since the machine's start."""
+    """Return for how many seconds this process's usable cores were busy and idle since the machine's start."""
     times = psutil.cpu_times(percpu=True)
     cores = [times[core] for core in os.sched_getaffinity(0) if core < len(times)]
     idle = sum(core.idle + core.iowait for core in cores)
@@ -222,10 +222,10 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def check_cpu(speed: CpuSpeed) -> Finding:
-    """Check whether a thread gets the core that it asks for.
+    """Check whether a thread gets all the time of a core that it requests.
 
-    Bad: it gets less than 75 % of a core, and a quota stops its cgroup, or its usable cores are idle for at least half
-    of the missing time. Warning: it gets less than 75 % because other programs use the cores.
+    Bad: it gets less than 75 % of a core, and the reason is a quota, or its usable cores are idle for at least half of
+    the missing time. Warning: it gets less than 75 % because other programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"

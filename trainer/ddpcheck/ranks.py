@@ -1,4 +1,4 @@
-"""The ranks of a check: on which nodes they are, which devices they have, and how they meet."""
+"""The ranks of a check: their nodes, their devices, and how they meet."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ TIMEOUT_S = 180.0  # for one operation of the process groups
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """All ranks, as one of them sees them. ``nodes`` and ``hosts`` have one entry per rank."""
+    """All ranks, as one of them sees them. ``nodes`` and ``hosts`` have one entry for each rank."""
 
     rank: int
     device: torch.device
@@ -35,13 +35,13 @@ class Ranks:
         return values
 
     def slowest(self, seconds: float) -> float:
-        """Return the longest time of all ranks."""
+        """Return the longest of the ranks' times."""
         longest = torch.tensor([seconds], dtype=torch.float64)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return float(longest)
 
     def barrier(self) -> None:
-        """Wait until every rank is here and its GPU has no work left."""
+        """Wait until every rank has called this and has no work left on its GPU."""
         self.synchronize()
         dist.barrier()
 
@@ -51,14 +51,14 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def node_name(self, rank: int) -> str:
-        """Return ``node 2 (box3)``, without the host's name if several nodes share it."""
+        """Return ``node 2 (box3)``, or only ``node 2`` if several nodes share the host."""
         node, host = self.nodes[rank], self.hosts[rank]
         alone = {other for other, name in zip(self.nodes, self.hosts, strict=True) if name == host} == {node}
         return f"node {node} ({host})" if alone else f"node {node}"
 
 
 def join() -> Ranks:
-    """Meet the other ranks at MASTER_ADDR, with NCCL if every rank has a GPU of its own, else with gloo."""
+    """Meet the other ranks at MASTER_ADDR: with NCCL if every rank has a GPU of its own, otherwise with gloo."""
     environ = os.environ
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", timeout=timeout)

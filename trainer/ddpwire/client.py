@@ -1,4 +1,4 @@
-"""The client for a user's own training loop: report progress to ddprun, ask whether to stop (docs/script.md).
+"""The client for a user's own training loop: report progress to ddprun, and ask whether to stop (docs/script.md).
 
     import ddpwire.script as ddp            # above `import torch`: from here on no signal is lost
 
@@ -9,8 +9,8 @@
                 ddp.saved(path)
             ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
 
-The same lines work under ddprun, under torchrun and in a single process: without a listener they do nothing. torch
-is used only if the ranks have met through torch.distributed, prometheus_client only if ddprun collects metrics.
+The same lines work under ddprun, under torchrun and in a single process: if nothing reads the reports, they do nothing.
+torch is used only if the ranks have met through torch.distributed, prometheus_client only if ddprun collects metrics.
 """
 
 import atexit
@@ -44,7 +44,8 @@ def progress(
 ) -> None:
     """Report that this rank has finished optimizer step ``step`` (counted from 1), on ``samples`` samples of its own.
 
-    ``total``: the number of the last step. Reading a tensor ``loss`` waits for the device: pass it only now and then.
+    ``total`` is the number of the last step. Reading a tensor ``loss`` waits for the device, so pass it only now and
+    then.
     """
     _heartbeat(step)
     if step == total:
@@ -56,7 +57,7 @@ def progress(
 def saved(path: str | Path, *, step: int | None = None) -> None:
     """Report that a checkpoint of ``step`` (default: the last step) is completely on the disk.
 
-    Call it on the rank that wrote it. A path that does not exist is reported on stderr, and not as a checkpoint.
+    Call this on the rank that wrote the checkpoint. If the path does not exist, only a warning is printed on stderr.
     """
     step = _last_step if step is None else step
     try:
@@ -71,14 +72,14 @@ def saved(path: str | Path, *, step: int | None = None) -> None:
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Report that this rank is alive although no step ended: during an evaluation or a long save."""
+    """Report that this rank is alive although it ends no step, for example during an evaluation or a long save."""
     _heartbeat(_last_step if step is None else step)
 
 
 def should_stop() -> bool:
-    """Return whether to save and stop now. Every rank must call it after every step: all get the same answer.
+    """Return whether to save and stop now. Every rank must call this after every step; all get the same answer.
 
-    Until the first call a signal ends the process at once, because there is nothing to save yet.
+    Before the first call, a signal ends the process at once, because there is nothing to save yet.
     """
     global _code
     _signals.can_save = True
@@ -88,12 +89,12 @@ def should_stop() -> bool:
 
 
 def exit_code() -> int:
-    """Return the code that ``stop`` exits with; 0 as long as ``should_stop`` has not returned True."""
+    """Return the code with which ``stop`` exits, or 0 as long as ``should_stop`` has not returned True."""
     return _code
 
 
 def stop() -> NoReturn:
-    """Wait until every rank has called this, then exit with the code of the signal that asked for the stop."""
+    """Wait until every rank has called this, then exit with the code of the signal that requested the stop."""
     global _leaving
     if _vote is not None:
         _vote.meet()
@@ -102,7 +103,7 @@ def stop() -> NoReturn:
 
 
 def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
-    """Create the folder for checkpoints and return it: the launcher's, which all attempts share, or ``default``."""
+    """Create and return the folder for checkpoints: the launcher's, which all attempts share, or else ``default``."""
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -115,7 +116,7 @@ def _heartbeat(step: int) -> None:
 
 
 def _agreed(code: int) -> int:
-    """Return the code that the ranks agree on, or this process' own if there are no other ranks."""
+    """Return the code that the ranks agree on, or this process's own code if there are no other ranks."""
     global _vote, _world
     dist = sys.modules.get("torch.distributed")
     world = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None

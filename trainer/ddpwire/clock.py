@@ -1,4 +1,4 @@
-"""Measures how far the clocks of nodes are apart, over a store that they share (torch.distributed.Store).
+"""Measures how far apart the clocks of the nodes are, over a store that they share (torch.distributed.Store).
 
 Keys: ``clock/asked`` counts the requests, ``clock/ask/I`` is request I, ``clock/answer/I`` is node 0's time.
 """
@@ -17,7 +17,7 @@ WAIT = timedelta(days=30)  # the thread is a daemon: it ends when its process or
 
 
 def answer_requests(store: Any, now: Callable[[], float] = time.time) -> None:
-    """Answer clock requests in a thread on node 0; ``store`` is a connection that only this thread uses."""
+    """Answer clock requests in a thread on node 0. ``store`` is a connection that only this thread uses."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
@@ -36,7 +36,7 @@ def offset_s(
     """Return how many seconds this clock is ahead of node 0's, using the quickest of ``NUM_REQUESTS`` round trips.
 
     As in NTP, node 0's time is assumed to be the time in the middle of the round trip. ``read`` converts the value of a
-    key, and gets both. Raises RuntimeError.
+    key, given the key and the value. Raises RuntimeError.
     """
     trips = []
     for _ in range(NUM_REQUESTS):

@@ -1,7 +1,8 @@
 """``events.jsonl``: what happened on a node, one JSON object per line, in the order in which it was written.
 
 The node's ddprun and its ranks write it, each event with a single append; ddpctl reads it. A run's events are those of
-all its nodes, sorted by time. The size is bounded: a full file replaces ``events.1.jsonl``, whose contents are lost.
+all its nodes, sorted by time. The size is bounded: a full file is renamed to ``events.1.jsonl``, which replaces the
+older one.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of the file. Values without a field of their own are in ``facts``."""
+    """One line of the file. Values that have no field of their own are in ``facts``."""
 
     event: str  # one of KINDS; another version may have more
     time: float  # when it happened or ended, in seconds since the epoch
@@ -74,7 +75,7 @@ class Event:
 
 
 class EventLog:
-    """Writes the events of one process. Without a path, or if writing fails, the events are dropped."""
+    """Writes the events of one process. Events are dropped if there is no path or if writing fails."""
 
     def __init__(self, path: str | Path | None, *, node: int, rank: int | None = None, attempt: int = 1) -> None:
         self.attempt = attempt
@@ -110,7 +111,7 @@ class EventLog:
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:
-    """Return the event log of the rank that has this environment."""
+    """Return the event log of the rank whose environment this is."""
     from ddpwire import names
 
     return EventLog(
@@ -122,19 +123,19 @@ def events_of(environ: Mapping[str, str]) -> EventLog:
 
 
 def read_events(*texts: str) -> tuple[Event, ...]:
-    """Return the events in these files' contents, sorted by time. Skips incomplete lines and lines without an event."""
+    """Return the events in the given contents of files, sorted by time. Invalid lines are skipped."""
     found = (_event(line) for text in texts for line in text.split("\n"))
     return tuple(sorted((event for event in found if event), key=lambda event: event.time))
 
 
 def strange_lines(text: str) -> int:
-    """Return how many lines are no event; ignores the last line and a cut first line, which may be incomplete."""
+    """Return how many lines are not events. The last line, and a first line that was cut, are not counted."""
     _, *lines = text.split("\n") if text and not text.startswith("{") else ("", *text.split("\n"))
     return sum(1 for line in lines[:-1] if line.strip() and _event(line) is None)
 
 
 def is_time(value: object) -> bool:
-    """Return whether ``value`` can be a time: seconds since the epoch, up to ``LAST_TIME`` (the year 5138)."""
+    """Return whether ``value`` can be a time, in seconds since the epoch, up to ``LAST_TIME`` (the year 5138)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_TIME
 
 

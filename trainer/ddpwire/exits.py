@@ -1,4 +1,4 @@
-"""The exit codes of all three programs: those of sysexits(3) and 128 + signal, and no invented ones.
+"""The exit codes of all three programs. They are those of sysexits(3) and 128 + signal; none is invented.
 
 For a code below 128, and for 130, starting the same run again does not help; for the other codes it may help.
 A script's own exit code is passed on unchanged.
@@ -17,7 +17,7 @@ class Exit(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """What happened, in half a sentence; empty for 0 and for 2, which many scripts use for other things."""
+        """What happened, as part of a sentence; empty for 0, and for 2, which many scripts use for other purposes."""
         return _MEANINGS.get(self, "")
 
     OK = 0
@@ -62,5 +62,5 @@ def of_status(returncode: int) -> int:
 
 
 def worth_a_retry(code: int) -> bool:
-    """Return whether starting the same run again may help."""
+    """Return whether starting the same run again may help after an exit with ``code``."""
     return code >= 128 and code != Exit.INTERRUPTED

@@ -1,8 +1,8 @@
-"""A rank's heartbeat: its last step and when that step ended; written by the rank, read by its node's ddprun.
+"""A rank's heartbeat: its last step, and when that step ended. The rank writes it, and ddprun reads it.
 
-It is a file of 24 bytes that both map: the last step (int64), the time of its end (float64, CLOCK_MONOTONIC, which all
-processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none, -1: the training is
-complete). A write costs a microsecond and survives the rank's death.
+It is a file of 24 bytes that both map into memory: the last step (int64), the time of its end (float64,
+CLOCK_MONOTONIC, which all processes of a machine share), and 1 + the rank whose signal stopped the ranks (int64; 0
+means none, -1 that the training is complete). A write costs a microsecond and survives the rank's death.
 """
 
 import mmap
@@ -22,7 +22,7 @@ _COMPLETE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The last heartbeat."""
+    """The last heartbeat of a rank."""
 
     step: int
     at_s: float  # time.monotonic()
@@ -42,7 +42,7 @@ class Heart:
                 os.close(descriptor)
 
     def beat(self, step: int) -> None:
-        """Record that the loop has reached the end of ``step``."""
+        """Record that the training loop has reached the end of ``step``."""
         if self._map is not None:
             _BEAT.pack_into(self._map, 0, step, time.monotonic())
 
@@ -52,13 +52,13 @@ class Heart:
             _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
-        """Record that the last step was taken, so that a later stop does not count as an early end of the training."""
+        """Record that the last step was taken. A later stop is then not an early end of the training."""
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
 
 def read_beat(path: Path) -> Beat | None:
-    """Return a rank's last beat, or None if there is none yet (a script does not have to send any)."""
+    """Return a rank's last heartbeat, or None if there is none; scripts are not required to send heartbeats."""
     step, at_s, _ = _read(path)
     return Beat(step=step, at_s=at_s) if at_s else None
 
@@ -70,7 +70,7 @@ def read_stopped_for(path: Path) -> int | None:
 
 
 def read_complete(path: Path) -> bool:
-    """Return whether a rank has recorded that its training is complete; a script does not have to record it."""
+    """Return whether a rank has recorded that its training is complete; scripts are not required to record this."""
     *_, stop = _read(path)
     return stop == _COMPLETE
 

@@ -1,9 +1,9 @@
-"""``history.csv``: how a node's training went, one row every few seconds, for later reading; ddprun writes it.
+"""``history.csv``: the course of a node's training, with one row every few seconds. ddprun writes it.
 
 A row has the Unix time and one column per series of the catalogue, combined over the node's ranks: counters are summed,
-and of gauges the largest is kept. A column has the name of its series, with its label's value after a colon:
-``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. The rows of a long run are thinned
-evenly, so that there are never more than ``MAX_ROWS``.
+and the largest value of a gauge is kept. A column has the name of its series, followed by a colon and the value of its
+label: ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. In a long run, rows are
+removed evenly, so that there are never more than ``MAX_ROWS``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column, and how the samples of a node's ranks become its value."""
+    """One column, and how the samples of a node's ranks are combined into its value."""
 
     name: str
     fold: Callable[[Iterable[float]], float]
@@ -79,14 +79,14 @@ def line(time_s: float, row: Row) -> str:
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """Return the rows of a file, even of another version, each with its ``time``. Skips invalid lines."""
+    """Return the rows of a file, each with its ``time``. Accepts files of other versions; skips invalid lines."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))
 
 
 def strange_rows(text: str) -> int:
-    """Return how many lines of a file are no row; ignores the last line, which may be incomplete."""
+    """Return how many lines of a file are not rows. The last line, which may be incomplete, is not counted."""
     head, *lines = text.split("\n")
     return sum(1 for line in lines[:-1] if line.strip() and _row(head.strip().split(","), line) is None)
 

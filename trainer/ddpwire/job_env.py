@@ -1,7 +1,7 @@
 """Passes the variables of a job's ``env`` to a node's ddprun, through shells and container engines.
 
-A shell reserves names (UID, PS4, PATH while it looks for a program), and a batch script has variables of its own. So
-the job's variables are packed into one variable, which ddprun unpacks before it does anything else.
+A shell reserves some names (UID, PS4, and PATH while it looks for a program), and a batch script has variables of its
+own. So the job's variables are packed into one variable, which ddprun unpacks before anything else.
 """
 
 import json
@@ -12,7 +12,7 @@ from ddpwire import names
 
 
 def pack(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that carries ``env``, in ASCII without line breaks; an empty dict if ``env`` is empty."""
+    """Return the variable that contains ``env``, in ASCII without line breaks, or an empty dict if ``env`` is empty."""
     return {names.JOB_ENV: json.dumps(dict(env))} if env else {}
 
 

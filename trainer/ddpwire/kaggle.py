@@ -1,7 +1,7 @@
-"""A Kaggle session: whether this process is in one, where its folders are and when it ends.
+"""A Kaggle session: whether this process is in one, where its folders are, and when it ends.
 
 Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. A session that reaches its time limit is killed and its output is
-lost, so the ranks have to save, and the notebook has to end, well before.
+lost, so well before that, the ranks have to save and the notebook has to end.
 """
 
 import os
@@ -58,7 +58,7 @@ def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | Non
 
 
 def container_start(proc: Path = Path("/proc")) -> float | None:
-    """Return when this container's first process started, in seconds since the epoch; None if that is unknown."""
+    """Return when this container's first process started, in seconds since the epoch, or None if this is unknown."""
     with suppress(OSError, ValueError, StopIteration, IndexError):
         boot = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
         ticks = (proc / "1" / "stat").read_text().rsplit(")", 1)[1].split()[19]  # proc(5): starttime, field 22

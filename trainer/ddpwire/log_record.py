@@ -1,7 +1,7 @@
-"""JSON objects in a log that is read on another machine: compressed with zlib and split into several lines.
+"""JSON objects in a log that is read on another machine. They are compressed with zlib and split into several lines.
 
-``[node1] ddprun-record 2/3 BASE64``: a node's events, history and environment (file → text), for nodes of which only
-the log is left. ``[node0 rank0] ddpcheck-record 1/1 BASE64``: the result of a check (ddpcheck).
+``[node1] ddprun-record 2/3 BASE64`` is a node's events, history and environment (file names and contents), for nodes of
+which only the log remains. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the result of a check (ddpcheck).
 """
 
 import base64
@@ -27,7 +27,7 @@ MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path) -> tuple[str, ...]:
-    """Return the lines, without ``[node1] ``; for a long run the oldest events and every other row are left out."""
+    """Return the lines, without the prefix ``[node1] ``. For a long run, the oldest events and some rows are left out."""
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
@@ -56,7 +56,7 @@ def _half(name: str, text: str) -> str:
 
 
 def unpack(log: str) -> dict[str, str]:
-    """Return the files in the last complete record of a node's log; empty if no record can be read."""
+    """Return the files in the last complete record of a node's log, or an empty dict if no record can be read."""
     whole: dict[str, str] = {}
     for found in _records(LINE, log):
         whole = {name: text for name, text in found.items() if name in FILES and isinstance(text, str)} or whole
@@ -77,7 +77,7 @@ def _records(line: re.Pattern[str], log: str) -> Iterator[dict[str, Any]]:
 
 
 def without(log: str) -> str:
-    """Return the log without the lines of a node's records, for a person to read."""
+    """Return the log without the lines of the nodes' records, which are not meant for people."""
     return "".join(line for line in log.splitlines(keepends=True) if not LINE.match(line))
 
 

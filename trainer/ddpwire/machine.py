@@ -1,4 +1,4 @@
-"""Facts about the machine that more than one of the programs needs."""
+"""Facts about the machine that several of the programs need."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ MIG = "MIG-"  # how the entry of a GPU instance begins in CUDA_VISIBLE_DEVICES
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity mask, limited by the cgroup's quota; at least 1."""
+    """Return how many cores this process may use according to its affinity mask and the cgroup's quota; at least 1."""
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -38,9 +38,9 @@ def usable_cores() -> int:
 
 
 def visible_devices(variable: str) -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses, following torch's own parsing.
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses, parsed as torch does.
 
-    CUDA stops at the first invalid entry, uses none if an entry is repeated, and uses only the first MIG instance.
+    CUDA stops at the first invalid entry, uses no entry if one is repeated, and uses only the first MIG instance.
     """
     by_uuid = variable.startswith(("GPU-", MIG))
     taken: list[str] = []
@@ -74,7 +74,7 @@ def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
 
 
 def format_ranges(numbers: Iterable[int], *, to: str = "-", joint: str = ",") -> str:
-    """Format whole numbers as ``0-2,5``, as the kernel does for cores."""
+    """Format whole numbers as ``0-2,5``, the kernel's format for lists of cores."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] == number - 1:
@@ -121,7 +121,7 @@ def resolve(host: str, *, timeout_s: float) -> str:
 
 
 def source_address(address: str) -> str:
-    """Return the address of this machine from which ``address`` is reached. Raises OSError if there is no route."""
+    """Return the address of this machine from which it reaches ``address``. Raises OSError if there is no route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: it only looks up the route

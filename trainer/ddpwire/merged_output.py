@@ -1,8 +1,9 @@
 """The output of several sources on one stream: complete lines, and unfinished ones such as progress bars.
 
-The text of a single source is passed on as it comes. With several sources, each shows the last state of its progress
-bar at most once a second, and any other line when it is complete; after an unfinished line of one source, the text of
-another begins a new line. A bar is a line whose states are separated by carriage returns. Standard library only.
+The text of a single source is passed on unchanged. With several sources, each shows the last state of its progress bar
+at most once a second, and any other line when it is complete. If a line of one source is unfinished, the text of
+another source begins on a new line. A progress bar is a line whose states are separated by carriage returns. Standard
+library only.
 """
 
 import threading
@@ -13,9 +14,9 @@ STATE_INTERVAL_S = 1.0
 
 
 class MergedOutput:
-    """A stream, given by the function that writes to it, and the sources that share it.
+    """A stream that several sources share, given by the function that writes to it.
 
-    ``num_sources``: how many sources there will be, if that is known; 0: as many as are added.
+    ``num_sources`` is the number of sources if it is known, or 0 if sources are added later.
     """
 
     def __init__(self, write: Callable[[bytes], object], *, num_sources: int = 0) -> None:
@@ -44,7 +45,7 @@ class Source:
         self._state_at = -STATE_INTERVAL_S
 
     def add(self, data: bytes) -> None:
-        """Add new data; with empty data, only write a waiting state of a bar if its time has come."""
+        """Add new data. If it is empty, only write a state of a progress bar that is due."""
         with self._output.lock:
             *lines, self._rest = (self._rest + data).split(b"\n")
             text = b"".join([*map(self._end_line, lines), self._show_unfinished()])
@@ -102,5 +103,5 @@ class Source:
 
 
 def last_state(line: bytes) -> bytes:
-    """Return what a terminal shows of a line after its carriage returns."""
+    """Return what a terminal shows of a line that contains carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

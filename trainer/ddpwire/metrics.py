@@ -1,7 +1,7 @@
-"""The catalogue of every metric that ddprun and ddptrain export; the code, docs and tests are based on it.
+"""The catalogue of all metrics that ddprun and ddptrain export. The code, documentation and tests are based on it.
 
-Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): one prefix, base units, ``_total`` on
-counters, and the values of every label known in advance.
+Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): one prefix, base units, ``_total`` for
+counters. The values of every label are known in advance.
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric. ``labels`` maps a label to its values; an empty tuple is a label whose value is free text,
-    set once per process (a version, a run's id, a device's number).
+    """One metric. ``labels`` maps each label to its possible values. An empty tuple means free text that is set once
+    per process (a version, a run's id, a device's number).
     """
 
     name: str
@@ -187,8 +187,9 @@ STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005  # smaller differences are noise; the 
 def goodput(productive_s: float, unproductive_s: float) -> float | None:
     """Return the goodput of a run, from 0 to 1, or None if no step was taken yet.
 
-    It is the share of new steps in the time of all ranks, from the start of the first ddprun, over all starts of the
-    run: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each summed over the ranks and causes. All outputs show this number.
+    Goodput is the share of time that all ranks spent on new steps: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each
+    summed over the ranks and causes. The time begins with the start of the first ddprun and includes all starts of the
+    run. All outputs show this number.
     """
     return productive_s / (productive_s + unproductive_s) if productive_s else None
 

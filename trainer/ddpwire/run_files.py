@@ -1,4 +1,4 @@
-"""The files of a run's folder: where each is, and how the files that the programs share are read and written.
+"""The files in a run's folder: where each file is, and how the files that the programs share are read and written.
 
 RUN/                       .targets/ beside it has the runs' metrics addresses; an array has a folder task-K/ per task
   run.json                 ddpctl's record (only ddpctl reads and writes it)
@@ -65,22 +65,22 @@ TARGETS = ".targets"
 
 
 def node_name(node: int) -> str:
-    """Return the folder of a node inside its run's folder."""
+    """Return the name of a node's folder in its run's folder."""
     return f"node-{node}"
 
 
 def rank_log(rank: int) -> str:
-    """Return the log of a rank inside its node's folder."""
+    """Return the path of a rank's log in its node's folder."""
     return f"rank-{rank}.log"
 
 
 def timed_log(rank: int | None) -> str:
-    """Return the log that has the times of a rank's lines, or of ddprun's own lines for None."""
+    """Return the path of the log with the times of a rank's lines or, for None, of ddprun's own lines."""
     return f"timed/{'ddprun' if rank is None else f'rank-{rank}'}.log"
 
 
 def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
-    """Append lines to a file such as ``a.log``; once it exceeds ``max_bytes``, it replaces ``a.1.log``."""
+    """Append lines to a file such as ``a.log``. If it then exceeds ``max_bytes``, rename it to ``a.1.log``."""
     # A FIFO without a reader in place of the file must not stop a training: hence O_NONBLOCK.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
@@ -95,27 +95,27 @@ def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
 
 
 def rank_error(rank: int) -> str:
-    """Return the error file of a rank inside its node's folder."""
+    """Return the path of a rank's error file in its node's folder."""
     return f"rank-{rank}.error.json"
 
 
 def rank_metrics(rank: int) -> str:
-    """Return the folder of prometheus_client's files of a rank, inside its node's folder."""
+    """Return the path of the folder for a rank's prometheus_client files in its node's folder."""
     return f"{METRICS}/rank-{rank}"
 
 
 def rank_heartbeat(rank: int) -> str:
-    """Return the heartbeat file of a rank inside its node's folder."""
+    """Return the path of a rank's heartbeat file in its node's folder."""
     return f"{HEARTBEAT}/rank-{rank}"
 
 
 def diagnosis_file(attempt: int | str) -> str:
-    """Return the file that records what the ranks did when one hung, inside their node's folder."""
+    """Return the path, in a node's folder, of the file that records what the ranks did when one of them hung."""
     return f"diagnosis-attempt-{attempt}.json"
 
 
 def stacks_file(attempt: int) -> str:
-    """Return the file of the ranks' stacks when one hung, inside their node's folder."""
+    """Return the path, in a node's folder, of the file with the ranks' stacks when one of them hung."""
     return f"stacks-attempt-{attempt}.txt"
 
 
@@ -139,7 +139,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut."""
+    """Sync ``folder``, so that a rename inside it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,7 +151,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also if it is not a regular file."""
+    """Open a file for reading. Raises OSError, also if the file is not regular."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -181,7 +181,7 @@ def read_record(path: Path) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value. Raises ValueError, also if it is nested too deeply."""
+    """Parse JSON. Raises ValueError, also if the value is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -193,9 +193,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_error(message: str, environ: Mapping[str, str]) -> None:
-    """Write the error that ends this rank into the file that its launcher names; do nothing if it names none.
+    """Write the error that ends this rank into the file that the launcher has named. Do nothing if it named no file.
 
-    An empty message means that the rank chose its exit code and no exception ended it; it never replaces an error.
+    An empty message means that no exception ended the rank: it chose its exit code. It never replaces an error.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -205,7 +205,7 @@ def write_error(message: str, environ: Mapping[str, str]) -> None:
 
 
 def read_error(path: Path) -> str | None:
-    """Return the message of a rank's error file, or None if there is none that can be read."""
+    """Return the message in a rank's error file, or None if it cannot be read."""
     try:
         message = parse_json(read_record(path))["message"]
         return str(message if isinstance(message, str) else message["message"])
@@ -218,7 +218,7 @@ def read_error(path: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcess:
-    """A rank of the present attempt on this node."""
+    """A rank of the current attempt on this node."""
 
     rank: int  # global
     local_rank: int
@@ -242,14 +242,14 @@ class NodeState:
     ranks: tuple[RankProcess, ...] = ()
 
     def write(self, node_dir: Path) -> None:
-        """Write it into a node's folder. Raises OSError."""
+        """Write the state into a node's folder. Raises OSError."""
         write_atomic(node_dir / NODE, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
 def read_node(text: str) -> NodeState:
     """Return the state in ``text``, the content of a node.json. Raises ValueError.
 
-    Keys that this version does not know are ignored: another version may have written the file.
+    Keys that this version does not know are ignored, because another version may have written the file.
     """
     try:
         fields = parse_json(text)
@@ -284,7 +284,7 @@ Cause = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The first failure of a run, or its success."""
+    """How a run ended: its success, or its first failure."""
 
     code: int  # ddpwire.exits; what ddprun exits with on every node
     cause: Cause
@@ -296,14 +296,14 @@ class Outcome:
     attempt: int = 1
 
     def write(self, node_dir: Path) -> None:
-        """Write it into a node's folder. Raises OSError."""
+        """Write the state into a node's folder. Raises OSError."""
         write_atomic(node_dir / OUTCOME, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
 def read_outcome(text: str) -> Outcome:
     """Return the outcome in ``text``, the content of an outcome.json. Raises ValueError.
 
-    Keys that this version does not know are ignored: another version may have written the file.
+    Keys that this version does not know are ignored, because another version may have written the file.
     """
     try:
         fields = parse_json(text)
@@ -320,7 +320,7 @@ KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed o
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One line of the file."""
+    """One line of the file ``starts``."""
 
     launcher: str  # the launcher that has this queue
     job: str  # the queue's name for the run
@@ -330,7 +330,7 @@ class Start:
 
 
 def read_starts(text: str) -> tuple[Start, ...]:
-    """Return the starts in ``text``, the content of the file, in their order. Skips incomplete lines."""
+    """Return the starts in ``text``, the content of the file ``starts``, in order. Incomplete lines are skipped."""
     lines = (line.split(" ") for line in text.splitlines())
     return tuple(
         Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))
@@ -347,7 +347,7 @@ def read_starts(text: str) -> tuple[Start, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsTarget:
-    """A node's endpoint, and the labels that Prometheus gives to all of its series."""
+    """A node's metrics endpoint, and the labels that Prometheus adds to all of its series."""
 
     url: str  # http://host:port/metrics
     job_id: str  # the run
@@ -357,13 +357,13 @@ class MetricsTarget:
 
 
 def targets_file_name(run: str, node: int | None = None) -> str:
-    """Return the name of the file of a run, or of one of its nodes."""
+    """Return the name of the targets file of a run or, if ``node`` is given, of one of its nodes."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run)
     return f"{name}.json" if node is None else f"{name}.node-{node}.json"
 
 
 def is_targets_file_of(name: str, run: str) -> bool:
-    """Return whether a file belongs to this run, or to one of its tasks in a Slurm array."""
+    """Return whether a targets file belongs to this run, or to one of its tasks in a Slurm array."""
     stem = re.escape(targets_file_name(run)[:-5])
     return re.fullmatch(rf"{stem}(\.task-[0-9]+)?(\.node-[0-9]+)?\.json", name) is not None
 

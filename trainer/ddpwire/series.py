@@ -1,4 +1,4 @@
-"""The catalogue's metrics that a rank sets, with prometheus_client, in files that ddprun collects."""
+"""The metrics that a rank sets, written with prometheus_client to files that ddprun collects."""
 
 import time
 from typing import Any, Protocol
@@ -10,9 +10,9 @@ from ddpwire.metrics import Metric
 
 
 def series_of(metric: Metric) -> Any:
-    """Return a counter, gauge or histogram of prometheus_client. Raises OSError if its file cannot be written.
+    """Return prometheus_client's counter, gauge or histogram for a metric. Raises OSError if its file is not writable.
 
-    If two processes of a rank set a gauge, the latest value counts.
+    If two processes of a rank set the same gauge, the latest value counts.
     """
     labels = tuple(metric.labels)
     if metric.kind == "counter":
@@ -31,14 +31,14 @@ _GIVEN = {
 
 
 class Scalar(Protocol):
-    """A tensor of one number, such as a loss."""
+    """A tensor that contains one number, such as a loss."""
 
     def item(self) -> float:
         """Return the number."""
 
 
 class LoopSeries:
-    """The metrics that a script's own loop reports. Raises OSError if a file cannot be written."""
+    """The metrics that a script's own training loop reports. Raises OSError if a file cannot be written."""
 
     def __init__(self) -> None:
         self._steps, self._samples = series_of(catalogue.STEPS), series_of(catalogue.SAMPLES)

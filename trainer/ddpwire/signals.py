@@ -1,6 +1,6 @@
-"""Signals that ask a rank to stop: immediately during its start, or after saving a checkpoint during training.
+"""Signals that ask a rank to stop: at once during its start, or after saving a checkpoint during training.
 
-Does not use torch, because it must be installed before torch is imported.
+This module does not import torch, because the handlers must be installed before torch is imported.
 """
 
 import os
@@ -22,7 +22,7 @@ STOPS = {
 
 
 class Signals:
-    """The signals that this process has received; ``code`` is the exit code they ask for, or 0 without a signal.
+    """The signals that this process has received. ``code`` is the exit code that they ask for, or 0 without a signal.
 
     A thread reads them from a pipe, because a Python handler runs only when the main thread returns from C++ code, and
     a rendezvous may stay there for minutes.
@@ -35,7 +35,7 @@ class Signals:
         self._mask = threading.local()  # several threads may fork at the same time
 
     def install(self) -> None:
-        """Install the handlers. Call it once per process, from the main thread."""
+        """Install the handlers. Call this once per process, from the main thread."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -60,7 +60,7 @@ class Signals:
                 self.code = max(self.code, code)
 
     def _hold(self) -> None:
-        """Block the signals before a fork, so that a signal to the new child waits and is not lost."""
+        """Block the signals before a fork. A signal for the new child then stays pending instead of being lost."""
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def _let_go(self) -> None:
@@ -75,4 +75,4 @@ class Signals:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: with a handler installed, the signal is only written to the pipe."""
+    """Do nothing. A handler must be installed for the signal to be written to the pipe."""

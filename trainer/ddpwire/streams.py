@@ -1,7 +1,7 @@
-"""Make sure that the descriptors 0 to 2 are open.
+"""Make sure that the descriptors 0 to 2 are open, as other code assumes.
 
-If the parent process has closed one of them, the next file that is opened gets its number, and prints go into that
-file. A terminal may also close later. Standard library only.
+If the parent process has closed one of them, the next file that is opened gets its number, and printed text goes into
+that file. A terminal may also be closed later. Standard library only.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def open_closed() -> None:
-    """Open /dev/null on each of the descriptors 0 to 2 that is closed. Call it before any other file is opened."""
+    """Open /dev/null on each of the descriptors 0 to 2 that is closed. Call this before any other file is opened."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -19,7 +19,7 @@ def open_closed() -> None:
 
 
 def leave_lost() -> None:
-    """Redirect stdout and stderr to /dev/null, each only if its terminal or its reader is gone."""
+    """Redirect stdout and stderr to /dev/null, each only if its terminal or reader no longer exists."""
     for descriptor in (1, 2):
         look = select.poll()
         look.register(descriptor, 0)

@@ -1,4 +1,4 @@
-"""The log of torch's C++ code, in a process that has imported torch. This module does not import it."""
+"""The log level of torch's C++ code, in a process that has imported torch. This module does not import torch."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ def set_cpp_log_level(level: str, torch_file: str) -> None:
     """Set TORCH_CPP_LOG_LEVEL and make torch read it again. ``torch_file`` is ``torch.__file__``.
 
     torch reads the variable once, when it is imported, and has no public function to read it later. If a build of torch
-    lacks the symbol of c10, its level stays as it is.
+    lacks the symbol in c10 for this, the level does not change.
     """
     os.environ[CPP_LOG_LEVEL] = level
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Makes all ranks stop after the same step, no matter which rank received the signal. Imports torch."""
+"""Makes all ranks stop after the same step, whichever rank received the signal. This module imports torch."""
 
 import contextlib
 from datetime import timedelta
@@ -14,7 +14,7 @@ class Vote:
     """A vote that starts at the end of a step and is read at the end of the next, so no rank waits for another."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """``group``: the ranks that vote, with a backend for CPU tensors (gloo); None: the default group."""
+        """``group`` has the ranks that vote, with a backend for CPU tensors (gloo). None means the default group."""
         self.asker = 0  # the rank whose code was agreed on
         self._group = group
         self._vote = torch.zeros(1, dtype=torch.int64)
@@ -35,7 +35,7 @@ class Vote:
         return agreed
 
     def answer(self) -> int:
-        """Return the answer to the last question, or 0 if none is open. Read it before the ranks separate."""
+        """Return the result of the last vote, or 0 if none is in progress. Call this before the ranks separate."""
         if self._asked is None:
             return 0
         self._asked.wait()
@@ -45,12 +45,12 @@ class Vote:
         return code
 
     def meet(self) -> None:
-        """Wait until every rank is here, or one of them is gone."""
+        """Wait until every rank has called this, or one of them has ended."""
         with contextlib.suppress(RuntimeError):
             dist.barrier(group=self._group)
 
     def part(self) -> None:
-        """Abandon the vote in progress, and the group. Waits at most ``PART_S`` for a peer that is gone or hangs."""
+        """Abandon the vote in progress, and the group. Wait at most ``PART_S`` for a rank that has ended or hangs."""
         with contextlib.suppress(RuntimeError):
             if self._asked is not None:
                 self._asked.wait(timedelta(seconds=PART_S))

@@ -1,1 +1,1 @@
-"""The command-line verbs: one file for each group of verbs."""
+"""The subcommands of ddpctl, with one file for each group of them."""

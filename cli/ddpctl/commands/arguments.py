@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have."""
+"""Arguments and options that several subcommands have."""
 
 import os
 from typing import Annotated

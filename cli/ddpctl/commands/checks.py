@@ -1,4 +1,4 @@
-"""``ddpctl bench`` and ``ddpctl doctor``: check a target by jobs that run there (ddpcheck)."""
+"""``ddpctl bench`` and ``ddpctl doctor``: check a target with jobs that run there (ddpcheck)."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since the target's last bench; nothing if it had other sizes or ranks."""
+    """Return what has changed since the target's last bench, or nothing if that had other sizes or ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it
@@ -126,7 +126,7 @@ def drawings() -> list[str]:
 
 
 def read_sizes(text: str) -> list[int]:
-    """Read sizes such as ``64K,16M`` as bytes, in ascending order. Raises UsageError."""
+    """Parse sizes such as ``64K,16M`` into bytes, in ascending order. Raises UsageError."""
     found = []
     for word in text.split(","):
         match = SIZE.fullmatch(word.strip())

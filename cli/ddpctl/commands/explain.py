@@ -1,4 +1,4 @@
-"""``ddpctl explain`` and ``ddpctl profile``: ask all ranks of a run what they do, and report it."""
+"""``ddpctl explain`` and ``ddpctl profile``: query all ranks of a run about what they do, and report it."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 def ask(
     context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
 ) -> "tuple[ProbeResult, ...]":
-    """Have each node answer a request in a file; return the files' ends. Raises UnavailableError if no node answers."""
+    """Make each node answer a request; return the ends of the answer files. Raises UnavailableError if none answers."""
     from ddpctl.node_probe import Probe
 
     deadline = time.monotonic() + timeout_s
@@ -109,7 +109,7 @@ def ask(
 
 
 def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
-    """Return the ranks of the nodes that have this file."""
+    """Return the ranks of the nodes that have the file ``name``."""
     from ddpctl import explain as explaining
     from ddpwire.run_files import parse_json
 
@@ -127,7 +127,7 @@ def clock_offset(seen: "ProbeResult") -> float | None:
 
 
 def probe(context: "AppContext", run: "Run", wanted: "Probe") -> "tuple[ProbeResult, ...]":
-    """Return what the nodes answer."""
+    """Probe the nodes of a run, and return their answers."""
     from ddpctl import launcher
 
     return context.executor.perform(launcher.target_of(run).probe(run, wanted))
@@ -176,7 +176,7 @@ def profile(
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Return the ranks and the events on node 0's clock, and what is not known."""
+    """Return the ranks and the events, with times on node 0's clock, and what is not known."""
     from ddpctl.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE

@@ -1,4 +1,4 @@
-"""Formats runs as text for a terminal, and as JSON. It only turns values into text."""
+"""Formats runs as text for a terminal, and as JSON. This module only formats values."""
 
 import shutil
 import sys
@@ -25,7 +25,7 @@ def ago(seconds: float) -> str:
 
 
 def fit(line: str, spare: int = 0) -> str:
-    """Return a line cut to the terminal's width, less ``spare`` columns; all of it if stdout is no terminal."""
+    """Cut a line to the terminal's width less ``spare`` columns. Return it unchanged if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return line
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -44,7 +44,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
 
 
 def _steps(state: RunStatus) -> str:
-    """Return the steps, the loss and the time left: ``120/600, loss 0.1234, 1:32 left``."""
+    """Return the steps, the loss and the remaining time: ``120/600, loss 0.1234, 1:32 left``."""
     at = state.progress
     if at is None:
         return "-"
@@ -54,7 +54,7 @@ def _steps(state: RunStatus) -> str:
 
 
 def progress_lines(state: RunStatus) -> list[str]:
-    """Return one line about the progress of the training, or none if it reports no progress."""
+    """Return a list with one line about the training's progress; it is empty if the run reports none."""
     at = state.progress
     if at is None:
         return []
@@ -68,9 +68,9 @@ def progress_lines(state: RunStatus) -> list[str]:
 
 
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
-    """Return the lines of ``ddpctl status``: the run, then one line per node, with pids as on the node's own machine.
+    """Return the lines of ``ddpctl status``: the run, then one line per node, with pids of the node's own machine.
 
-    ``tasks``: the tasks of an array of runs, which has one line per task instead.
+    ``tasks`` are the tasks of an array of runs, for which there is one line per task instead.
     """
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
@@ -104,7 +104,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 
 
 def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
-    """Return one line per task: its state and step, its variables and program, and where its checkpoints are."""
+    """Return one line per task: its state and step, its variables and program, and the place of its checkpoints."""
     rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
     for task, own in zip(tasks, state.tasks, strict=True):
         step = own.outcome.step if own.outcome and not own.progress else None
@@ -124,7 +124,7 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return the commands that help a user after a run has ended badly."""
+    """Return the commands that help the user after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
@@ -134,7 +134,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
-    """Return what an attached launch prints when its run has ended. ``code``: the exit code of ddpctl."""
+    """Return what an attached launch prints when its run has ended. ``code`` is the exit code of ddpctl."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
@@ -149,7 +149,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return where a run's logs are, and where its checkpoints are, unless it has ended without any."""
+    """Return where a run's logs and checkpoints are; without the checkpoints if it has ended without any."""
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
     kept = state.has_files and (can_resume or not state.ended)
     return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs
@@ -158,9 +158,9 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def removed_lines(
     run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Sequence[DiskUsage] = (), has_files: bool = True
 ) -> list[str]:
-    """Return the lines of ``ddpctl rm``: the folders that are, or would be, removed with a run, and what of it stays.
+    """Return the lines of ``ddpctl rm``: the folders that are or would be removed with a run, and what remains.
 
-    ``others``: the folders that are removed with other runs; ``has_files``: whether its checkpoints still exist.
+    ``others`` are the folders that are removed with other runs. ``has_files``: whether its checkpoints still exist.
     """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
@@ -174,7 +174,7 @@ def removed_lines(
 
 
 def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, Any]:
-    """Return these facts in machine-readable form, for ``--json``."""
+    """Return a run and its status as JSON for ``--json``."""
     own = zip(tasks, state.tasks, strict=True) if tasks else ()
     return {
         "run": run.name,

@@ -48,7 +48,7 @@ def hosts(
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:
-    """Return one line per GPU and per run of CPU ranks; then the hosts that do not answer and the waiting launches."""
+    """Return one line per GPU and per run of CPU ranks, then the hosts that do not answer and the waiting launches."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
     lines = table([head, *(row for report in found for row in _rows(report))])
     for report in found:

@@ -138,7 +138,7 @@ def inspect(
 
 
 def parse_host(text: str) -> "Host":
-    """Read a host such as ``alice@box1:2222``. Raises UsageError."""
+    """Parse a host such as ``alice@box1:2222``. Raises UsageError."""
     from ddpctl.targets.ssh.options import SshHost
 
     try:
@@ -148,7 +148,7 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """Load the configuration, with the image that was named; an image alone needs no file. Raises ConfigError."""
+    """Load the configuration, with ``image`` if given; then a file is not needed. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}
@@ -157,7 +157,7 @@ def _settings(image: str | None, target: str | None = None, file: Path | None = 
 
 
 def _reference(given: str | None) -> str:
-    """Return the image that was named, or else the image of the configuration. Raises ConfigError."""
+    """Return the given image, or else the image in the configuration. Raises ConfigError."""
     return _settings(given).job.image
 
 

@@ -1,7 +1,8 @@
 """``ddpctl launch`` and ``ddpctl render``: turn a command line into a run, or into a file that runs without ddpctl.
 
-In order: the flags of both verbs; the two verbs; the functions that build a launch request from flags, file or record.
-The modules that a verb needs are imported when it runs, so that --help stays quick.
+This file has, in this order, the flags of both commands, the two commands, and the functions that build a launch
+request from the flags, the file or a run's record. The modules that a command needs are imported when it runs, so that
+--help is quick.
 """
 
 import inspect
@@ -31,7 +32,7 @@ File = Annotated[
 
 
 def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
-    """Return an option that an environment variable can also set: DDPCTL_NODES for --nodes."""
+    """Return a CLI option that an environment variable can also set, for example DDPCTL_NODES for --nodes."""
     variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
@@ -56,7 +57,7 @@ Target = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The flags of launch and render; None if not given. JobSpec parses the text of the flags in ``JOB_FLAGS``."""
+    """The flags of launch and render, or None if not given. JobSpec parses the text of the flags in ``JOB_FLAGS``."""
 
     nodes: Nodes = None
     gpus: Gpus = None
@@ -118,7 +119,7 @@ JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # each is a f
 
 
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for Typer with the options of Flags and of the verb; it passes a Flags as first argument."""
+    """Return a function for Typer with the options of Flags and of ``verb``; it calls ``verb`` with a Flags first."""
 
     @wraps(verb)
     def call(**given: Any) -> None:
@@ -202,7 +203,7 @@ def launch(
 
 
 def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Request":
-    """Return the request of the command line: for a new run, or for one that continues the run ``resume``."""
+    """Return the launch request of a command line: for a new run, or for one that continues the run ``resume``."""
     from ddpctl import launcher, run_store
 
     if resume is None:
@@ -217,7 +218,7 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
 
 
 def _check_pull(request: "Request", *, detach: bool) -> None:
-    """Raise UsageError if a launch has nothing to fetch at its end."""
+    """Raise UsageError if --pull is given for a launch that has nothing to fetch at its end."""
     from ddpctl import targets
 
     if detach or "pull" not in targets.capabilities(request.kind):
@@ -270,7 +271,7 @@ def _warn(request: "Request") -> None:
 
 
 def overrides(flags: Flags) -> dict[str, Any]:
-    """Return the flags that are fields of a job, with None for those not given. Raises UsageError."""
+    """Return the flags that are fields of a job; those not given are None. Raises UsageError."""
     variables = {}
     for pair in flags.env or ():
         key, equals, value = pair.partition("=")
@@ -293,7 +294,7 @@ def target_flags(flags: Flags) -> "TargetFlags":
 
 
 def request_of_flags(flags: Flags) -> "Request":
-    """Return the request that file and flags describe together. Raises FileError, UsageError and NoInputError."""
+    """Return the launch request of file and flags together. Raises FileError, UsageError and NoInputError."""
     from ddpctl import config, targets
     from ddpctl.launcher import Request
 
@@ -322,7 +323,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Return a request that continues from a run's checkpoints: its recorded job, overridden by the flags.
+    """Return a launch request that continues from a run's checkpoints: its recorded job, overridden by the flags.
 
     Raises UsageError.
     """

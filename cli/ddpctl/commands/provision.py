@@ -157,9 +157,9 @@ def _settings(target: str | None, file: Path | None) -> "Settings":
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tuple[str, ...]:
-    """Return the public keys of those who may train: the named keys, else the hosts', else this user's own.
+    """Return the public keys of the users who may train: the given ones, else those of the hosts, else this user's.
 
-    Raises NoInputError if one cannot be read, or if there is none and ``asked`` is true.
+    Raises NoInputError if a key cannot be read, or if there is none and ``asked`` is true.
     """
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
@@ -172,7 +172,7 @@ def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tup
 
 
 def _ansible(*, asked: bool) -> str:
-    """Find ansible-playbook, first beside this Python. Raises UnavailableError if ``asked`` and nothing is found."""
+    """Find ansible-playbook, first beside this Python. Raises UnavailableError if ``asked`` and it is not found."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     if found := shutil.which("ansible-playbook", path=places):
         return found
@@ -185,7 +185,7 @@ def _ansible(*, asked: bool) -> str:
 
 
 def _playbooks() -> Path:
-    """Return the folder of the playbooks, in a checkout or in an installed wheel. Raises NoInputError."""
+    """Return the folder of the playbooks in a checkout or an installed wheel. Raises NoInputError."""
     places = (Path(__file__).parents[3] / "ansible", Path(sys.prefix) / "share" / "ddpctl" / "ansible")
     for place in places:
         if (place / "site.yaml").is_file():

@@ -1,4 +1,4 @@
-"""The verbs for existing runs: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
+"""Subcommands for existing runs: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
 
 import json
 import os
@@ -275,7 +275,7 @@ def rm(
 
 
 def seconds(age: str) -> int:
-    """Read an age such as ``30d`` as seconds. Raises UsageError."""
+    """Parse an age such as ``30d`` into seconds. Raises UsageError."""
     from ddpctl.spec import check_time, time_s
 
     if re.fullmatch(r"0[smhd]", age):  # an age that matches all runs
@@ -294,7 +294,7 @@ def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]"
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    """Return a run that has not ended. Raises NoInputError if it has, UnavailableError if it has no node yet."""
+    """Return a run that has not ended. Raises NoInputError if it has ended, UnavailableError if it has no node yet."""
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)

@@ -1,4 +1,4 @@
-"""The verbs that need no run: init, schema, version."""
+"""The subcommands that need no run: init, schema, version."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def version() -> None:
 
 
 def print_version(asked: bool) -> None:
-    """Print the versions and exit, for ``ddpctl --version``."""
+    """Print the versions and exit if ``asked``, for ``ddpctl --version``."""
     if asked:
         version()
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""``ddpctl timeline`` and ``ddpctl report``: where a run's time went, on the terminal and as an HTML file."""
+"""``ddpctl timeline`` and ``ddpctl report``: how a run's time was spent, on the terminal and as an HTML file."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
 
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
-    """Return the bars, one row per phase, and below them the events."""
+    """Return the bars, with one row per phase, followed by the events."""
     from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
@@ -84,7 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Draw where the spans are in the run's time, each with at least one character, without those before ``begin``."""
+    """Draw the spans of time, each with at least one character. Spans before ``begin`` are left out."""
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:

@@ -1,4 +1,4 @@
-"""``ddpctl top``: shows a run rank by rank while it trains. ``top_screen`` draws the screen."""
+"""``ddpctl top``: shows the ranks of a run while it trains. ``top_screen`` draws the screen."""
 
 import contextlib
 import json
@@ -148,7 +148,7 @@ def _title(run: "Run") -> str:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Deliver keys one by one and do not show them, within this context. Does nothing without a terminal."""
+    """In this context, deliver keys one by one and do not show them. Do nothing without a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -161,7 +161,7 @@ def listening() -> Iterator[None]:
 
 
 def quits_within(seconds: float) -> bool:
-    """Wait for a key, at most ``seconds``, and return whether it was q. Any other key also ends the wait."""
+    """Wait at most ``seconds`` for a key, and return whether it was q. Any other key ends the wait too."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False

@@ -1,4 +1,4 @@
-"""Draws a snapshot for ``ddpctl top``: as a renderable of rich for a terminal of any width, or as one line. Pure.
+"""Draws a snapshot for ``ddpctl top``, with rich for a terminal of any width, or as one line. Pure.
 
 It is separate from ``commands/top`` because it imports rich, and ``ddpctl --help`` imports ``commands/top``.
 """
@@ -102,7 +102,7 @@ def _spark(values: Sequence[float | None], columns: int, *, plain: bool) -> Text
 
 
 def _health(snapshot: Snapshot, width: int) -> list[Text]:
-    """Return goodput, ranks, restarts and checkpoint, on as many lines as they need."""
+    """Return the goodput, ranks, restarts and checkpoint, on as many lines as needed."""
     if snapshot.goodput is None and not snapshot.world_size:
         return []
     parts = [] if snapshot.goodput is None else [_label("goodput") + f"{100 * snapshot.goodput:.0f} %"]
@@ -129,7 +129,7 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return all ranks if they fit, else the ``max_rows - 1`` slowest ones, at least one; and how many are left out."""
+    """Return all ranks if they fit, or else the slowest ``max_rows - 1``, at least one; and how many are left out."""
     if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
     max_rows = max(max_rows, 2)
@@ -138,7 +138,7 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
-    """Return one row per rank, with the columns for which any rank has a value."""
+    """Return a table with one row per rank, and only the columns for which some rank has a value."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
     columns: dict[str, Callable[[RankRow], str | Text]] = {"RANK": lambda row: str(row.rank)}
@@ -179,7 +179,7 @@ def _bar(row: RankRow, width: int) -> Text:
 
 
 def _legend(width: int) -> list[Text]:
-    """Return the legend of the phases, on as many lines as it needs."""
+    """Return the legend of the phases, on as many lines as needed."""
     words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     lines = [Text()]
     for phase in STEP_PHASES:
@@ -213,7 +213,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format the time of a step."""
+    """Format the duration of a step."""
     if seconds is None:
         return "-"
     if seconds < 0.0995:
@@ -242,7 +242,7 @@ def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False
 
 
 def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most ``width`` values, each the mean of the known values in its section."""
+    """Return at most ``width`` values, each of which is the mean of the known values in its section."""
     if len(values) <= width:
         return list(values)
     cuts = [round(index * len(values) / width) for index in range(width + 1)]
@@ -254,7 +254,7 @@ def _downsample(values: Sequence[float | None], width: int) -> list[float | None
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
-    """Divide ``width`` characters among the parts in proportion; leftover ones go to the largest remainders."""
+    """Divide ``width`` characters among the parts in proportion. Left-over characters go to the largest remainders."""
     whole = sum(parts.values())
     if whole <= 0:
         return {}
@@ -266,6 +266,6 @@ def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def meter(share: float, width: int, *, plain: bool = False) -> str:
-    """Draw a bar that is full if ``share`` is 1."""
+    """Draw a bar of ``width`` characters, filled in proportion to ``share``, which is from 0 to 1."""
     full = round(min(max(share, 0.0), 1.0) * width)
     return ("#" if plain else "█") * full + ("." if plain else "░") * (width - full)
