@@ -188,8 +188,6 @@ def _report_problems(
 
 @dataclass
 class _File:
-    """The content of a file, and all errors in it."""
-
     name: str  # as the user gave it
     job: dict[str, Any] = field(default_factory=dict)
     target: str | None = None
@@ -249,7 +247,6 @@ class _File:
 
 
 def _read_file(path: Path, kinds: Kinds) -> _File:
-    """Return the content of the file, with all errors in it. Raises NoInputError."""
     file = _File(name=str(path))
     data, root = _bytes_of(path), None
     try:
@@ -323,8 +320,6 @@ _PHRASES = (
 
 
 class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
-    """Text that is not YAML, or YAML that is not allowed, with a message for the user, its line and its column."""
-
     def __init__(self, text: str, place: Place) -> None:
         super().__init__(text)
         self.text, self.place = text, place
@@ -367,7 +362,6 @@ class _Loader(yaml.SafeLoader):
 
 
 def _compose(data: bytes) -> yaml.Node | None:
-    """Return the root node of a file's data, or None if it is empty. Raises _InvalidYaml."""
     if len(data) > MAX_BYTES:
         raise _InvalidYaml(f"the file is larger than {MAX_BYTES} bytes", (1, 1))
     try:

@@ -372,7 +372,6 @@ def _kill_session(process: subprocess.Popen[Any]) -> None:
 
 
 def _children() -> list[int]:
-    """Return the processes whose parent is this process, or none if /proc does not list them."""
     pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended

@@ -205,7 +205,6 @@ class RankView:
         return kernel_wait(self.states[-1], busy=self.busy)
 
     def _worker(self) -> str:
-        """Describe the first data loader worker that is stopped, or that runs the user's code."""
         for stack, state in self.workers:
             if state.get("state") == "T":
                 return "is stopped (SIGSTOP)"

@@ -295,7 +295,6 @@ class Shipper:
             return Delivery(host=str(survey.host), sent=0, error=str(error))
 
     def _deliver(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
-        """Send the layers that this host lacks, and load the image there."""
         host, started = survey.host, time.monotonic()
         by_digest = {layer.digest: layer for layer in layers}
         digests = [digest_hex(layer) for layer in image.layers]

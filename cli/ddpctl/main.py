@@ -108,7 +108,6 @@ def _let_go_of_stdout() -> None:
 
 
 def _meant(error: OSError) -> tuple[str, Exit]:
-    """Return the message for the user, and the exit code."""
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:

@@ -182,7 +182,6 @@ def _fetch(
 
 
 def _part(into: str, path: str) -> str:
-    """Return the temporary path of a file that is not yet complete."""
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 
@@ -216,7 +215,6 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _accuracy(weights: Path) -> float | None:
-    """Return the accuracy in a checkpoint's manifest, or None."""
     try:
         value = json.loads(weights.with_suffix(".json").read_bytes())["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -223,7 +223,6 @@ def _pump(
 
 
 def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
-    """Pass on the output that has arrived; return whether there was any."""
     moved = False
     for ready, receive, take in (
         (channel.recv_ready, channel.recv, out),

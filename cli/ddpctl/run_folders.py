@@ -117,7 +117,6 @@ def _num_ranks(node: Path) -> int:
 
 
 def _times(node: Path) -> list[float]:
-    """Return times at which the node was active: those of its first events and its last start."""
     files = (_text(node / name)[:FIRST_BYTES] for name in (EVENTS_BEFORE, EVENTS))
     found = [event.time for event in read_events(*files)]
     with suppress(ValueError):

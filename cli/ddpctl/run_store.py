@@ -315,7 +315,6 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    """Return the outcomes of all nodes from the local folder, or none if any of them is missing."""
     found = {}
     for node in range(run.job.max_nodes):
         try:
@@ -524,7 +523,6 @@ def _is_locked(path: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Return how many bytes on the disk would be freed by removing a folder."""
     found = (Path(at, name).lstat() for at, _, names in os.walk(folder) for name in names)
     return sum(file.st_blocks * 512 for file in found if stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
 

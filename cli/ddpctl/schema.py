@@ -112,7 +112,6 @@ def model_of(cls: type) -> "type[BaseModel]":
 
 
 def _annotation(field: Field) -> Any:
-    """Return the field's type for pydantic, with its range, rules, reader and JSON schema."""
     from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, WrapValidator
 
     word = Annotated[str, BeforeValidator(read_text)]
@@ -181,7 +180,6 @@ def validate(
 
 
 def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
-    """Convert an error of pydantic to one with our own message."""
     name, *inner = place = error["loc"]
     field = fields_of(cls).get(name)
     if field is None:
@@ -250,7 +248,6 @@ _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
 def _json_text(field: Field) -> dict[str, Any]:
-    """Return the JSON schema of a field that takes text; empty if pydantic's own schema is right."""
     if field.kind == "list":
         return {"type": ["array", "null"], "items": _JSON_VALUE}
     if field.kind == "table":

@@ -200,8 +200,6 @@ def _kind(key: PKey) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Hop:
-    """A connection that is not open yet, and the hop before it."""
-
     connection: Connection
     host: Host
     known_name: str  # its name in known_hosts
@@ -311,7 +309,6 @@ def _open(hop: _Hop) -> None:
 
 
 def _split(place: str) -> tuple[str, int | None]:
-    """Split ``box1:2222``, ``[::1]:22`` or ``box1`` into address and port."""
     address, colon, port = place.rpartition(":")
     if not colon or not port.isdecimal() or (":" in address and not address.endswith("]")):
         return place.strip("[]"), None
@@ -327,7 +324,6 @@ def _typed(host: Host) -> str:
 
 
 def _why(error: Exception, hop: _Hop) -> str:
-    """Return a sentence about what went wrong while connecting to a host."""
     connection, host = hop.connection, hop.host
     place = f"{connection.host}:{connection.port}"
     match error:
@@ -352,7 +348,6 @@ def _is_about_keys(error: Exception) -> bool:
 
 
 def _why_not_there(error: Exception, host: str, place: str) -> str:
-    """Return a sentence about a host that could not be contacted at all."""
     match error:
         case socket.gaierror():
             return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"

@@ -173,8 +173,6 @@ def pump(
 
 
 class _Files:
-    """A writer of bytes into parts of files, one part after another."""
-
     def __init__(self, parts: Sequence[FilePart], stack: ExitStack) -> None:
         self.num_bytes = self.num_whole = 0
         self._parts: Iterator[FilePart] = iter(parts)

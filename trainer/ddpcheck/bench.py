@@ -65,7 +65,6 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
 def _collectives(
     ranks: Ranks, sizes: Sequence[int], say: Callable[[str], None]
 ) -> tuple[list[collectives.Row], list[str]]:
-    """Measure every collective at every size. Return the rows, and a sentence for each wrong result."""
     rows, findings = [], []
     say(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
     for name in collectives.FACTORS:

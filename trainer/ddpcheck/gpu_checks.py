@@ -54,7 +54,6 @@ def look() -> tuple[list[Finding], dict[str, str]]:
 
 
 def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the GPUs that answer, and a line for each GPU that does not."""
     handles, lost = {}, []
     for device, get_handle in visible_handles(nvml).items():
         try:

@@ -88,7 +88,6 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
 
 
 def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
-    """Set ``answer`` to the bytes that are free and the bytes that can be written per second."""
     try:
         status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -214,7 +213,6 @@ def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Return for how many seconds this process's usable cores were busy and idle since the machine's start."""
     times = psutil.cpu_times(percpu=True)
     cores = [times[core] for core in os.sched_getaffinity(0) if core < len(times)]
     idle = sum(core.idle + core.iowait for core in cores)

@@ -165,7 +165,6 @@ class NodeAgent(SimpleElasticAgent):
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _join(self, store: Store) -> None:
-        """Replace the consensus with a new one that uses the store of a new node 0."""
         self.consensus = self._start_consensus(store, history=self.consensus.history)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -260,7 +259,6 @@ class NodeAgent(SimpleElasticAgent):
         return requested != 0 and not self._num_succeeded and not self._node.heartbeats.is_complete(rank)
 
     def _on_exit(self, tag: str, status: int) -> None:
-        """Handle the exit of a rank. The thread that listens to the supervisor calls this."""
         node = self._node
         attempt, local_rank = map(int, tag.split("."))
         rank = self._first_rank + local_rank

@@ -74,7 +74,6 @@ def _read_decision(value: Any) -> Decision:
 
 
 def _read_post(value: Any) -> Failure | int:
-    """Return the failure that the post reports, or the number of a node whose ranks are done."""
     return int(value["done"]) if "done" in value else Failure(**value["failure"])
 
 
@@ -349,7 +348,6 @@ class Consensus:
         return json.dumps([asdict(ended) for ended in self.history])
 
     def _leaving(self) -> tuple[int, ...]:
-        """Return the members that were stopped and will be replaced by other nodes."""
         members = self._members if self._is_replaced else ()
         return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
 

@@ -280,7 +280,6 @@ def _reset_state(env: Mapping[str, str]) -> None:
 
 
 def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
-    """Run ``main``; return its exit code (or minus the signal that must end the process) and the uncaught exception."""
     uncaught = None
     try:
         main()
@@ -301,7 +300,6 @@ def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
 
 
 def _report_uncaught(error: BaseException) -> int:
-    """Print an uncaught exception as Python does; return the exit code."""
     if isinstance(error, SystemExit):
         return _exit_code(error.code)
     frames = _script_traceback(error)

@@ -296,7 +296,6 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
 
 
 def _reporting_node(outcome: Outcome) -> int | None:
-    """Return the number of the node that logs the reason, or None if every node logs it."""
     if outcome.rank is not None:
         return 0 if outcome.node is None else outcome.node
     return 0 if outcome.cause == "node_lost" and outcome.node else None

@@ -90,7 +90,6 @@ def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: in
 
 
 def _argument_name(words: Sequence[str], index: int) -> str:
-    """Return the flag that an argument is or belongs to, or an empty string."""
     before = words[index - 1] if index and words[index - 1].startswith("-") else ""
     return words[index].partition("=")[0] if words[index].startswith("-") else before
 
@@ -204,7 +203,6 @@ def _describe_cpu() -> str:
 
 
 def _describe_gpus() -> str:
-    """Return the number of GPUs of each kind, as in ``7 x NVIDIA H200 (140 GiB), 1 x unreadable``."""
     try:
         import pynvml
 

@@ -301,7 +301,6 @@ def send(args: argparse.Namespace) -> int:
 
 
 def _write_killed(node_dir: Path) -> None:
-    """Write the outcome of a ddprun that was killed before it could write one."""
     with contextlib.suppress(OSError):
         node_dir.mkdir(exist_ok=True)
         KILLED_ON_REQUEST.write(node_dir)

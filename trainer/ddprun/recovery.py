@@ -106,5 +106,4 @@ class Recovery:
             self.best = step if self.best is None else max(self.best, step)
 
     def _lost(self, step: int) -> int:
-        """Return the number of steps that are trained again if training restarts at ``step``."""
         return 0 if self.best is None else max(0, self.best - step + 1)

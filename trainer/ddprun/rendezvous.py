@@ -308,7 +308,6 @@ class FixedRankRendezvous(RendezvousHandler):
             self.control.set(f"{number}/group", group)
 
     def _arrived(self) -> tuple[int, ...]:
-        """Return the nodes that have arrived at this attempt and are not lost."""
         nodes = range(self._config.max_nodes)
         return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
 

@@ -123,7 +123,6 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _variables_set(node: ast.AST) -> list[str]:
-    """Return the variables that ``node`` itself sets or removes."""
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
         found = [_constant(one.slice) for one in targets if isinstance(one, ast.Subscript) and _is_environ(one.value)]

@@ -255,7 +255,6 @@ class ProgressBar(ProgressDisplay):
 
 @contextmanager
 def _closed_terminal_ignored() -> Iterator[None]:
-    """Ignore errors that occur because the terminal was closed."""
     try:
         yield
     except OSError:

@@ -224,7 +224,6 @@ def write_checkpoint(
 
 
 def _write_data(part: Path, checkpoint: Checkpoint, number: int, on_write: Callable[[], None]) -> tuple[int, str]:
-    """Write a data file, and return its size and SHA-256. Raises OSError."""
     with create_file(part) as file:
         hashed = _HashingFile(file, on_write)
         try:
@@ -322,7 +321,6 @@ def parse_checkpoint(data: bytes) -> Checkpoint:
 
 
 def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
-    """Return a checkpoint from its shards, which are mapped into memory. Raises CorruptCheckpoint and OSError."""
     files = manifest.files(path)
     for file, size, digest in files:
         _check_file(file, size, digest)
@@ -335,7 +333,6 @@ def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
 
 
 def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
-    """Return the state of the first shard, with the rows of all shards."""
     if isinstance(first, Mapping) and first.keys() == {"rows", "shape"}:
         rows, shape = [shard["rows"] for shard in all_shards], tuple(first["shape"])
         return Rows(shards=rows, shape=shape, dtype=rows[0].dtype)
@@ -345,7 +342,6 @@ def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
 
 
 def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
-    """Parse a Checkpoint from bytes, or from a file, which is mapped into memory. Raises UnusableCheckpoint."""
     try:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         number = int(values.pop("format"))
@@ -361,7 +357,6 @@ def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
 
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:
-    """Return the bytes of a file that matches its manifest. Raises CorruptCheckpoint and OSError."""
     data = read_regular(path)
     if len(data) != manifest.bytes:
         raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes instead of {manifest.bytes:,}")
@@ -371,7 +366,6 @@ def _read_checked(path: Path, manifest: Manifest) -> bytes:
 
 
 def _check_file(file: Path, size: int, digest: str) -> None:
-    """Raise CorruptCheckpoint if a file does not have this size and SHA-256, and OSError if it cannot be read."""
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, f"{file.name} is not a regular file")

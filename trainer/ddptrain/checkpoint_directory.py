@@ -127,7 +127,6 @@ class CheckpointDirectory:
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _clean_up(self) -> None:
-        """Complete the writes that a kill interrupted, or remove their files."""
         for pattern in (".step-*.json.*", ".shared-*"):
             for torn in self.folder.glob(pattern):
                 torn.unlink(missing_ok=True)

@@ -448,7 +448,6 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
 
 
 def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
-    """Return the values of a recipe, which is parsed like a command line."""
     try:
         recipe: Recipe = read_recipe(name)
     except RecipeError as error:
@@ -478,12 +477,10 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
 
 
 def _group(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a group of options, in which a field without a value gets its default."""
     return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
 
 
 def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
-    """Return the values that the launcher has set as environment variables."""
     values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
     if values.get("device", "auto") not in DEVICES:
         parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
@@ -520,7 +517,6 @@ def _parser(*, quiet: bool) -> Parser:
 
 
 def _default_text(item: Field[Any]) -> str:
-    """Return the end of an option's help text, which states the default."""
     key, default = key_of(item), item.default
     if default is MISSING:
         return " (default: the recipe's)"

@@ -98,7 +98,6 @@ def needs_master(options: RankOptions) -> bool:
 
 
 def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[str, str]:
-    """Return the environment with the options' rank and world size as variables. Raises TrainError."""
     if options.backend == "mpi" and names.RANK not in environ:
         environ = {**environ, **{name: environ[mpi] for name, mpi in _OPEN_MPI_NAMES.items() if mpi in environ}}
     given = {names.RANK: options.rank, names.WORLD_SIZE: options.world_size}
@@ -358,8 +357,6 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler for what ``_Pickler`` wrote."""
-
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors

@@ -227,7 +227,6 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
 
 
 def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:
-    """Return whether the training fits, and the answer. ``options``: for the recommended command, None for none."""
     if given.model is not None:
         case, name = _measure_model(given)
     else:

@@ -73,7 +73,6 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _wait(processes: Sequence[BaseProcess]) -> int:
-    """Wait until all processes have ended. Return the first exit code that is not 0, or 0."""
     first, failed_at = int(Exit.OK), 0.0
     while any(process.exitcode is None for process in processes):
         time.sleep(POLL_S)
@@ -86,5 +85,4 @@ def _wait(processes: Sequence[BaseProcess]) -> int:
 
 
 def _first_failure(processes: Sequence[BaseProcess]) -> int:
-    """Return the exit code of the lowest rank that has failed, or 0 if none has."""
     return next((of_status(process.exitcode) for process in processes if process.exitcode), 0)

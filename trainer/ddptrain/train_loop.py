@@ -218,7 +218,6 @@ def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothin
 
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Split the batch into ``count`` parts, or fewer if it has fewer images."""
     if count == 1:
         yield batch
         return
@@ -230,7 +229,6 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
 
 
 def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Return DDP's context in which gradients are accumulated without an all-reduce."""
     ddp = find_ddp(model)
     return contextlib.nullcontext() if ddp is None else ddp.no_sync()
 
@@ -272,7 +270,6 @@ def _num_evaluated_at_once(state: TrainingState) -> int:
 
 
 def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
-    """Return samples of the test set on the device, without augmentation."""
     device = state.world.device
     if isinstance(state.batch_builder, TextBatches):
         return state.batch_builder.test_batch(index_B)

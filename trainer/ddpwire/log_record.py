@@ -27,7 +27,7 @@ MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path) -> tuple[str, ...]:
-    """Return the lines, without the prefix ``[node1] ``. For a long run, the oldest events and some rows are left out."""
+    """Return the lines, without ``[node1] ``. For a long run, the oldest events and some rows are left out."""
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}

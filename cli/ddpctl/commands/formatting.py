@@ -44,7 +44,6 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
 
 
 def _steps(state: RunStatus) -> str:
-    """Return the steps, the loss and the remaining time: ``120/600, loss 0.1234, 1:32 left``."""
     at = state.progress
     if at is None:
         return "-"
@@ -104,7 +103,6 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 
 
 def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
-    """Return one line per task: its state and step, its variables and program, and the place of its checkpoints."""
     rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
     for task, own in zip(tasks, state.tasks, strict=True):
         step = own.outcome.step if own.outcome and not own.progress else None
@@ -149,7 +147,6 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return where a run's logs and checkpoints are; without the checkpoints if it has ended without any."""
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
     kept = state.has_files and (can_resume or not state.ended)
     return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs

@@ -157,7 +157,6 @@ def _settings(image: str | None, target: str | None = None, file: Path | None = 
 
 
 def _reference(given: str | None) -> str:
-    """Return the given image, or else the image in the configuration. Raises ConfigError."""
     return _settings(given).job.image
 
 
@@ -168,7 +167,6 @@ def _context() -> "AppContext":
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
-    """Run a command whose output the user sees. Raises UnavailableError if it fails."""
     from ddpctl.command import Command, once
 
     context = _context()

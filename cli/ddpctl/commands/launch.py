@@ -203,7 +203,6 @@ def launch(
 
 
 def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Request":
-    """Return the launch request of a command line: for a new run, or for one that continues the run ``resume``."""
     from ddpctl import launcher, run_store
 
     if resume is None:

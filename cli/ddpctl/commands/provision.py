@@ -185,7 +185,6 @@ def _ansible(*, asked: bool) -> str:
 
 
 def _playbooks() -> Path:
-    """Return the folder of the playbooks in a checkout or an installed wheel. Raises NoInputError."""
     places = (Path(__file__).parents[3] / "ansible", Path(sys.prefix) / "share" / "ddpctl" / "ansible")
     for place in places:
         if (place / "site.yaml").is_file():

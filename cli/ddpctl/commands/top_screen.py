@@ -102,7 +102,6 @@ def _spark(values: Sequence[float | None], columns: int, *, plain: bool) -> Text
 
 
 def _health(snapshot: Snapshot, width: int) -> list[Text]:
-    """Return the goodput, ranks, restarts and checkpoint, on as many lines as needed."""
     if snapshot.goodput is None and not snapshot.world_size:
         return []
     parts = [] if snapshot.goodput is None else [_label("goodput") + f"{100 * snapshot.goodput:.0f} %"]
@@ -138,7 +137,6 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
-    """Return a table with one row per rank, and only the columns for which some rank has a value."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
     columns: dict[str, Callable[[RankRow], str | Text]] = {"RANK": lambda row: str(row.rank)}
@@ -179,7 +177,6 @@ def _bar(row: RankRow, width: int) -> Text:
 
 
 def _legend(width: int) -> list[Text]:
-    """Return the legend of the phases, on as many lines as needed."""
     words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     lines = [Text()]
     for phase in STEP_PHASES:

@@ -95,7 +95,6 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a functools.partial calls, or ``function`` itself if it is not a partial."""
     while isinstance(function, partial):
         function = function.func
     return function
@@ -142,7 +141,6 @@ def _imported(function: FunctionType) -> bool:
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
-    """Return one line about the innermost value that cannot be packed."""
     why, names = error, ""
     for what, name, value in parts:
         try:

@@ -147,7 +147,6 @@ def _executor() -> Executor:
 def _job(
     what: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> JobSpec:
-    """Return the job that runs ``what``, with these fields. Raises UsageError."""
     command: tuple[str, ...] = ()
     if isinstance(what, str):
         if kwargs:
@@ -177,7 +176,6 @@ def _job(
 
 
 def _with_call(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
-    """Write the call to a file in a new folder; return the job with the call as its program, and the file."""
     file = fresh(folder) / CALL_FILE
     file.write_bytes(packed)
     return replace(job, command=("-m", "ddpctl.notebook.rank_main", str(file))), file
@@ -197,7 +195,6 @@ def _start(context: AppContext, request: Request) -> Run:
 
 
 def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | None:
-    """Return the earlier run to continue from, or None. Raises DdpctlError."""
     if not resume:
         return None
     if resume is True:
@@ -214,7 +211,6 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
 
 
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
-    """Return the newest run of the program, here or in the inputs of a Kaggle session. Raises DdpctlError."""
     if "<lambda>" in wanted.name:
         raise UsageError("launch: resume=True needs a function that has a name, not a lambda: give resume='RUN'")
     here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
@@ -403,7 +399,6 @@ def restore(found: Run, root: Path) -> Run:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what a resumed run needs from an earlier one: the record and the checkpoints."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (RECORD, CHECKPOINTS):
         if (source / name).is_dir():

@@ -141,7 +141,6 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
 
 
 def _key(marks: Sequence[Mark]) -> str:
-    """Return a list that explains the dashed lines in the plots."""
     items = [f"<li>{format_duration(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
     if len(marks) > MOST_MARKS:
         items.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
@@ -218,7 +217,6 @@ def configuration_table(run: Run, values: Iterable[str]) -> str:
 
 
 def _fact(event: str, key: str, value: object) -> str:
-    """Describe one fact of an event in words."""
     if (event, key, value) == ("rank_exited", "cause", "stopped"):
         return "ended by ddprun: another rank had failed, or a stop was requested"
     if key == "status" and type(value) is int:

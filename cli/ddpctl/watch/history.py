@@ -75,7 +75,6 @@ class History:
 
 
 def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
-    """Return the last finite value at or before each moment."""
     known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
     times = [time for time, _ in known]
     places = [bisect.bisect_right(times, moment + 1e-6) for moment in moments]

@@ -359,7 +359,6 @@ class Watcher:
         return replace(self._with_history(snapshot), left_s=None)
 
     def _keep(self, reading: Reading) -> None:
-        """Append the reading to the node's history."""
         samples = ((name, labels, value) for name, found in reading.samples.items() for labels, value in found)
         assert self._rows is not None, "the histories are read with the first look"  # noqa: S101
         self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})

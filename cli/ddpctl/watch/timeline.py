@@ -80,8 +80,6 @@ class Span:
 
 @dataclass(kw_only=True)
 class _Clock:
-    """The phase that the run is in, and since when."""
-
     phase: str
     since: float
     spans: list[Span] = field(default_factory=list)

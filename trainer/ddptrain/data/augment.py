@@ -220,7 +220,6 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
 
 
 def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
-    """Return which images are mixed with cutmix; the others are mixed with mixup."""
     if mixing.mixup is None or mixing.cutmix is None:
         return torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
     return sampling.uniform(bits_B, sampling.WHICH) < 0.5

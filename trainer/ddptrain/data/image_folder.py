@@ -71,7 +71,6 @@ def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """Return the classes in a folder, and the pictures of all classes. Raises TrainError."""
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
     files = (path for name in classes for path in sorted((folder / name).iterdir()))
     paths = tuple(path for path in files if path.suffix.lower() in ENDINGS)

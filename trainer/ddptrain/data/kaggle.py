@@ -71,7 +71,6 @@ def _find(name: str, top: Path) -> list[Path]:
 
 
 def _folders(top: Path) -> Iterator[tuple[int, Path, frozenset[str]]]:
-    """Yield the depth, the path and the names of the entries of each folder, breadth first."""
     level, seen = [top], 0
     for depth in range(MAX_DEPTH + 1):
         below: list[Path] = []
@@ -151,7 +150,6 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _scratch(name: str) -> Path:
-    """Create a temporary folder, which is not part of the notebook's output. Raises TrainError."""
     folder = Path(tempfile.gettempdir()) / "ddptrain" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

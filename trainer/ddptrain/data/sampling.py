@@ -87,7 +87,6 @@ def rehash(bits_N: Tensor, number: int) -> Tensor:
 
 
 def _finished(bits: Tensor) -> Tensor:
-    """Apply SplitMix64's finaliser."""
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
     return (bits ^ _shift(bits, 31)) & (_MASK >> 1)
@@ -107,7 +106,6 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """Return the int64 that has the same bits as ``value``."""
     return value - (1 << 64) if value >> 63 else value
 
 

@@ -120,7 +120,6 @@ class KaggleTarget(Target):
         )
 
     def _user(self) -> Verb[str]:
-        """Return the user as whom the client is logged in. Raises UnavailableError."""
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
         if why := kaggle_error(output, "read the user of the kaggle client"):
             raise why
@@ -230,7 +229,6 @@ class KaggleTarget(Target):
 
 
 def _folder(plan: Plan) -> str:
-    """Return the folder for the files to be pushed."""
     return str(PurePath(plan.run_dir) / "kaggle")
 
 

@@ -94,7 +94,6 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the time at which a pod was scheduled on a machine; its image is pulled after that."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
             return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)

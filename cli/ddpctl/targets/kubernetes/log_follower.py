@@ -186,7 +186,6 @@ def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
 
 
 def _run_of(task: Task) -> Run:
-    """Return a run record with only the fields that a status needs."""
     return Run(
         name=task.run,
         created=task.created,

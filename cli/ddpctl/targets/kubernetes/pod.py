@@ -253,7 +253,6 @@ def _security(options: KubernetesOptions) -> Object:
 
 
 def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
-    """Return every volume with its mount in the container."""
     job = draft.plan.job
     disk = {"sizeLimit": draft.options.scratch} if draft.options.scratch else {}
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm_size}}

@@ -315,7 +315,6 @@ def fold(
 def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
-    """Return the state of a job that has not ended, and the reason for it."""
     if "Suspended" in conditions(job):
         return "suspended", f"suspended: no pods, but its checkpoints are kept; continue with ddpctl resume {run.name}"
     if _wants_suspension(job):
@@ -355,7 +354,6 @@ def _num_succeeded(pods: Mapping[int, PodReport]) -> int:
 
 
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
-    """Return the most serious fact about an active job."""
     done, nodes = _num_succeeded(pods), run.job.max_nodes
     if done == nodes:
         return f"all pods have ended with exit code 0; the {workload.kind} has not ended yet"

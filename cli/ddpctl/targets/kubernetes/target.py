@@ -269,7 +269,6 @@ class KubernetesTarget(Target):
         check(done)
 
     def _pods(self, run: Run) -> Verb[dict[int, Any]]:
-        """Return the pod of each node."""
         (answer,) = yield (_kubectl(run).get("pods", "--selector", selector_of(run.name, run.uid)),)
         check(answer)
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
@@ -347,7 +346,6 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
 
 
 def _needs(draft: Draft) -> Iterator[str]:
-    """Yield what must exist in the cluster but is not in the spec."""
     job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
     yield f"the image {job.image}, in a registry that every machine can pull from"
     for mount in mounts:
@@ -544,7 +542,6 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a ConfigMap key for each file."""
     return {
         f"{number:03}-{re.sub('[^-._A-Za-z0-9]', '_', path.rpartition('/')[2])[:200]}": path
         for number, path in enumerate(files)

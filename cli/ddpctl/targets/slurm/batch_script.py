@@ -307,7 +307,6 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def _time(seconds: int) -> str:
-    """Return a time in Slurm's format, such as ``1-06:00:00``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock

@@ -163,7 +163,6 @@ exec "$@"
 
 
 def _sif(job: JobSpec, options: SlurmOptions) -> str:
-    """Return the file of the image, as a word for bash."""
     if options.sif:
         return shlex.quote(options.sif)
     return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"

@@ -177,7 +177,6 @@ def judge(
 def _alone(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
 ) -> Iterator[Problem]:
-    """Yield what is wrong with one host, except its image."""
     if fact.failure:
         yield UnavailableError, "SSH", fact.failure
         return
@@ -234,7 +233,6 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
 
 
 def _taken(job: JobSpec, fact: Facts) -> str:
-    """Return a sentence about which runs have the GPUs."""
     verb = "is" if len(fact.free_gpus) == 1 else "are"
     who = [
         f"run '{claim.run}' has used {len(claim.gpus)} for {format_duration(fact.now - claim.since)}"

@@ -120,7 +120,6 @@ find . \\( -type f -o -type l \\) -print0 | xargs -0 -r stat --printf '%s %.9Y %
 
 
 def _project(cwd: str, listed: Output) -> Project:
-    """Return the project on this machine. Raises ConfigError if it is too large, NoInputError if it has no files."""
     if listed.returncode:
         raise NoInputError(f"project: sync: {cwd} cannot be read: {listed.last_line()}")
     project = Project(**json.loads(listed.stdout))
@@ -142,7 +141,6 @@ def _project(cwd: str, listed: Output) -> Project:
 
 
 def _copy(host: Host, answer: Output) -> Copy:
-    """Parse a host's answer into the copy that it has."""
     folder, rsync, zstd, *entries = answer.stdout.split("\0")[:-1]
     files = {}
     for entry in entries:

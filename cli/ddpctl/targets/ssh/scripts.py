@@ -55,7 +55,6 @@ def claims_folder(home: str) -> str:
 
 
 def _labelled(engine: str, run: str, node: int) -> str:
-    """Return the command that lists all containers of a node."""
     return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
 
 

@@ -97,7 +97,6 @@ class SshTarget(Target):
         return (yield from self._start(plan, choice, secrets))
 
     def _start(self, plan: Plan, choice: Choice, secrets: Mapping[str, str]) -> Verb[Submission]:
-        """Start one node on each host."""
         options, hosts, facts, asked = self.options, choice.hosts, choice.facts, plan.job.nodes
         plan = replace(plan, job=replace(plan.job, nodes=choice.nodes(plan.job)))
         job = plan.job
@@ -154,7 +153,6 @@ class SshTarget(Target):
         return Command(argv=("/bin/sh",), stdin=text, host=host, placeholder="<secret>")
 
     def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
-        """Return what the hosts have."""
         script = script_of(plan.job.command)
         checkpoints = checkpoint_folder(self.options, plan) if is_resumed(plan) else None
         text = scripts.facts_script(self.options, image=plan.job.image, script=script, checkpoints=checkpoints)
