@@ -203,7 +203,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 if line:
                     context.emit(f"  {line}")
             if request.resumes and not (_goes_on_from(request) and run_store.has_checkpoint(request.resumes)):
-                context.emit(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
+                context.emit(f"  {request.resumes.name} left no checkpoint: the run starts from the beginning")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

@@ -170,7 +170,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             state = "stopping"
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
         if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
-            state, message = "running", f"{message}; no step is reported since their ranks started"
+            state, message = "running", f"{message}; their ranks have reported no step since they started"
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

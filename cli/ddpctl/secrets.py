@@ -81,7 +81,7 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
     outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
     missing = [name for name, output in zip(job.secrets, outputs, strict=True) if output.returncode == 1]
     if missing:
-        raise ConfigError(f"secrets: {', '.join(missing)} not set in your environment: export {missing[0]}=... first")
+        raise ConfigError(f"secrets: not set in your environment: {', '.join(missing)}: export {missing[0]}=... first")
     for name, output in zip(job.secrets, outputs, strict=True):
         if output.returncode:  # printenv itself failed
             raise UnavailableError(f"secrets: {name} cannot be read from your environment: {output.last_line()}")

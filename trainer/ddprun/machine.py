@@ -206,7 +206,7 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
         yield f"{machine.open_files} open files are allowed, but {open_files} may be needed: set ulimit -n {open_files}"
     if machine.num_gpus and num_nodes > 1 and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
-            f"{machine.memlock_bytes // 1024} KiB of memory may be locked, so NCCL uses TCP instead of InfiniBand: "
+            f"{machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of InfiniBand: "
             "set ulimit -l unlimited before the container starts"
         )
     if device == "cuda" and machine.num_gpus < local_world_size:

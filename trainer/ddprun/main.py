@@ -280,19 +280,19 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     reporter = _reporting_node(outcome)
     if reporter not in (None, node) and outcome.node != node:
         if by_hand:
-            return f"{outcome.message} (exit code {outcome.code}; logs of this node in {folder})"
+            return f"{outcome.message} (exit code of the run is {outcome.code}; logs of this node in {folder})"
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
         why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
         return (
             ""
             if on_one_machine
-            else f"ended together with {why} (exit code {outcome.code}; logs of this node in {folder})"
+            else f"ended together with {why} (exit code of the run is {outcome.code}; logs of this node in {folder})"
         )
     logs = f"logs in {folder}"
     # After a stop no rank's log explains the end, whichever ended first.
     if outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
-    return f"{outcome.message} (exit code {outcome.code}; {logs})"
+    return f"{outcome.message} (exit code of the run is {outcome.code}; {logs})"
 
 
 def _reporting_node(outcome: Outcome) -> int | None:

@@ -261,7 +261,7 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
         raise config_error(f"{source}: {error.strerror}") from None
     others = 0o077 if info.st_uid == os.geteuid() else 0o022  # the files of a Kubernetes Secret belong to root
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & others:
-        raise config_error(f"{source}, which is not yours alone", hint="make it yours, with mode 600")
+        raise config_error(f"{source}, to which other users have access", hint="make it yours, with mode 600")
     if len(secret) < 16:
         raise config_error(f"{source}, which has less than 16 bytes")
     return secret

@@ -27,7 +27,9 @@ def bench(
     file: File = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="64K,16M", help="Bytes a collective moves [default: as the backend suits]."),
+        typer.Option(
+            "--sizes", metavar="64K,16M", help="Sizes of the data of a collective [default: depends on the backend]."
+        ),
     ] = None,
     as_json: Json = False,
     show: Annotated[

@@ -34,9 +34,9 @@ CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MU
 
 
 def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
-    """Say why a run hangs, is slow or has failed.
+    """Explain why a run hangs, is slow or has failed.
 
-    It asks all ranks of all nodes where they are. This takes a few seconds and does not interrupt the training. If a
+    It asks all ranks what they are doing. This takes a few seconds and does not interrupt the training. If a
     run was killed because it hung, the answers from before the kill are used.
     """
     from ddpctl import launcher
@@ -136,8 +136,12 @@ def probe(context: "AppContext", run: "Run", wanted: "Probe") -> "tuple[ProbeRes
 def profile(
     run: RunName = None,
     task: Task = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How long.")] = 2.0,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The trace.")] = Path("trace.json.gz"),
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How many seconds to record.")
+    ] = 2.0,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file for the trace.")] = Path(
+        "trace.json.gz"
+    ),
     as_json: Json = False,
 ) -> None:
     """Record what all ranks of a run do, as a trace.

@@ -55,7 +55,7 @@ def hosts_table(found: "Sequence[HostReport]") -> list[str]:
         if report.failure:
             lines.append(one_line(f"{report.host} does not answer: {report.failure}"))
         if report.waiting:
-            lines.append(one_line(f"{report.host}: in line: {', '.join(report.waiting)}"))
+            lines.append(one_line(f"{report.host}: waiting launches: {', '.join(report.waiting)}"))
     return lines
 
 

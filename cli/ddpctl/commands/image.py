@@ -90,9 +90,9 @@ def ship(
         bool, typer.Option("--json", help="What each host got, as one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Bring the image to machines without a registry.
+    """Copy the image to machines without a registry.
 
-    Layers that a host has are not sent again, and a ship that was cut off resumes where it stopped.
+    Layers that a host already has are not sent again. An interrupted transfer continues where it stopped.
     """
     from ddpctl import targets
     from ddpctl.image_transfer import Shipper

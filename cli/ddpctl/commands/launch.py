@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path | None,
-    typer.Option(
-        "--file", "-f", envvar="DDPCTL_FILE", help="The configuration [default: ./ddpctl.yaml if it is there]."
-    ),
+    typer.Option("--file", "-f", envvar="DDPCTL_FILE", help="The configuration [default: ./ddpctl.yaml if it exists]."),
 ]
 
 
@@ -38,11 +36,14 @@ def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A0
 
 
 Nodes = Annotated[
-    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Nodes; MIN:MAX starts with fewer if not all come.")
+    str | None,
+    _option(
+        "--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes; MIN:MAX starts with fewer if some are missing."
+    ),
 ]
 Gpus = Annotated[
     str | None,
-    _option("--gpus", "-g", metavar="G", help="GPUs per node, one rank each; CPU processes where there are no GPUs."),
+    _option("--gpus", "-g", metavar="G", help="GPUs per node, with one rank each; without GPUs, ranks on the CPU."),
 ]
 Target = Annotated[
     str | None,
@@ -50,7 +51,7 @@ Target = Annotated[
         "--target",
         "-t",
         metavar="T",
-        help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes, kaggle.",
+        help="Where to run: a target in the file, or local, ssh, slurm, kubernetes or kaggle.",
     ),
 ]
 
@@ -62,15 +63,16 @@ class Flags:
     nodes: Nodes = None
     gpus: Gpus = None
     ranks: Annotated[
-        str | None, _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU: a divisor of --gpus.")
+        str | None, _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU; it must divide --gpus.")
     ] = None
     target: Target = None
     file: File = None
     profile: Annotated[
-        str | None, _option("--profile", "-p", metavar="P", help="A profile of the file, laid over its job.")
+        str | None, _option("--profile", "-p", metavar="P", help="A profile in the file, which overrides its job.")
     ] = None
     device: Annotated[
-        str | None, _option("--device", metavar="auto|cuda|cpu", help="cuda insists on GPUs; auto takes CPUs without.")
+        str | None,
+        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs; auto uses the CPU without GPUs."),
     ] = None
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated.")
@@ -87,14 +89,12 @@ class Flags:
         _option(
             "--kind",
             metavar="auto|pytorchjob|trainjob|job",
-            help="What runs it on Kubernetes; auto: what the cluster serves.",
+            help="The workload on Kubernetes; auto: the first that the cluster has.",
         ),
     ] = None
     replace_lost: Annotated[
         bool,
-        typer.Option(
-            "--replace-lost", help="On Kubernetes: delete the pod of a machine that is gone, so that it is replaced."
-        ),
+        typer.Option("--replace-lost", help="On Kubernetes: delete the pod of a lost machine, so that it is replaced."),
     ] = False
     array: Annotated[
         str | None, _option("--array", metavar="0-3%2", help="On Slurm: the same job several times, as an array.")
@@ -107,9 +107,8 @@ class Flags:
         list[str] | None,
         typer.Argument(
             metavar="[-- SCRIPT ARGS...]",
-            help="Your script (or -m module) and its arguments, as for torchrun. Without a script our own trainer "
-            "runs, ddptrain, and gets what stands here: ddpctl launch -- --epochs 3; ddptrain --help lists its "
-            "options.",
+            help="Your script (or -m module) and its arguments, as for torchrun. Without a script, "
+            "ddptrain runs with the options given here, as in ddpctl launch -- --epochs 3 (see ddptrain --help).",
             show_default=False,
         ),
     ] = None
@@ -143,7 +142,7 @@ def launch(
         bool, typer.Option("--detach", "-d", help="Return at once; the run continues without this terminal.")
     ] = False,
     pull: Annotated[
-        bool, typer.Option("--pull", help="When it has ended, bring here what it has written, as ddpctl pull does.")
+        bool, typer.Option("--pull", help="When it has ended, copy its results here, as ddpctl pull does.")
     ] = False,
     wait: Annotated[
         str | None,
@@ -161,8 +160,8 @@ def launch(
     """Start a training and follow it to its end.
 
     Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them.
-    An attached run ends with its ddpctl, and saves first; a detached one never does.
-    With --resume, a program or arguments given here replace all of that run's own.
+    If this ddpctl ends, its run saves and ends too, unless it was launched with --detach.
+    With --resume, a program or arguments given here replace those of the earlier run.
 
     \b
     ddpctl launch --nodes 2 --gpus 4

@@ -54,8 +54,8 @@ def up(
     grafana_port: Annotated[
         int, typer.Option("--grafana-port", min=1, max=65535, help="Grafana's port on 127.0.0.1.")
     ] = 3000,
-    grafana: Annotated[bool, typer.Option("--grafana/--no-grafana", help="Whether Grafana is started, too.")] = True,
-    retention: Annotated[str, typer.Option("--retention", help="How long Prometheus keeps what it saw.")] = "30d",
+    grafana: Annotated[bool, typer.Option("--grafana/--no-grafana", help="Whether to start Grafana too.")] = True,
+    retention: Annotated[str, typer.Option("--retention", help="How long Prometheus keeps its data.")] = "30d",
     interval: IntervalFlag = 10.0,
     targets: TargetsFlag = None,
     exporter: ExporterFlags = None,
@@ -63,7 +63,7 @@ def up(
 ) -> None:
     """Start Prometheus and Grafana.
 
-    By docker compose, on this machine's loopback. Again: with other settings, and what was recorded.
+    They run with docker compose on this machine's loopback. Run it again to change settings; recorded data is kept.
     """
     import re
 
@@ -92,8 +92,8 @@ def up(
 
 
 @app.command()
-def down(forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False) -> None:
-    """Stop them; recorded data is kept."""
+def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recorded data too.")] = False) -> None:
+    """Stop Prometheus and Grafana; recorded data is kept."""
     from ddpctl.monitoring import stack
 
     context = _context()
@@ -104,11 +104,11 @@ def down(forget: Annotated[bool, typer.Option("--forget", help="Delete what they
 @app.command()
 def status(
     url: Annotated[
-        str | None, typer.Option("--url", help="A Prometheus of yours [default: that of monitor up].")
+        str | None, typer.Option("--url", help="Your own Prometheus [default: the one of monitor up].")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say which nodes Prometheus sees and which alerts fire."""
+    """Show which nodes Prometheus scrapes and which alerts fire."""
     from ddpctl.monitoring import prometheus, stack
     from ddpctl.monitoring.prometheus import JOB
 
@@ -129,7 +129,9 @@ def status(
 
 @app.command()
 def config(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to write it.")] = Path("monitoring"),
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder to write them to.")] = Path(
+        "monitoring"
+    ),
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print a PrometheusRule and the dashboards' ConfigMaps instead.")
     ] = False,
@@ -141,7 +143,7 @@ def config(
 ) -> None:
     """Write the files for your own Prometheus and Grafana.
 
-    prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
+    The files are prometheus.yml, rules.yaml and the dashboards. Prometheus and Grafana read them without changes.
     """
     from ddpctl.monitoring import alerts, stack
     from ddpctl.monitoring.alerts import parse_limits

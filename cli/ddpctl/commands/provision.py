@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 
 FOLDER = ".provision"  # beside the runs, in the same state directory
 
-Check = Annotated[bool, typer.Option("--check", help="Only look what would change, and change nothing.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Only look whether runs would start: one sentence per machine.")]
-Uninstall = Annotated[bool, typer.Option("--uninstall", help="Take away what it has set up.")]
+Check = Annotated[bool, typer.Option("--check", help="Only show what would change; change nothing.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Only check whether runs would start: one sentence per machine.")
+]
+Uninstall = Annotated[bool, typer.Option("--uninstall", help="Remove what provision has set up.")]
 Login = Annotated[
-    str | None, typer.Option("--login", metavar="USER", help="Who logs in to set them up [default: who trains].")
+    str | None,
+    typer.Option("--login", metavar="USER", help="The user who logs in to set them up [default: the user who trains]."),
 ]
 PublicKey = Annotated[
     list[Path] | None,
-    typer.Option("--public-key", metavar="FILE", help="A key that may train; repeatable [default: yours]."),
+    typer.Option(
+        "--public-key", metavar="FILE", help="A key of a user who may train; may be repeated [default: yours]."
+    ),
 ]
 Place = "The machine, one of the hosts or another,"
 Controller = Annotated[
@@ -50,7 +55,7 @@ Target = Annotated[
 ]
 Extra = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGS...]", help="More for ansible-playbook, such as -- -e gpu_install=true."),
+    typer.Argument(metavar="[-- ARGS...]", help="Arguments for ansible-playbook, such as -- -e gpu_install=true."),
 ]
 
 
@@ -70,9 +75,9 @@ def provision(
     file: launch.File = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:
-    """Turn bare machines into nodes, by the playbooks of ansible/.
+    """Set up bare machines as nodes, with the playbooks in ansible/.
 
-    Every machine is looked at first; what is wrong with one is said, and the others are done.
+    Every machine is checked first. Machines with a problem are reported and left unchanged; the others are set up.
     """
     from ddpctl import provision as provisioning
     from ddpctl.launcher import open_context

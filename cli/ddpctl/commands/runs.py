@@ -26,7 +26,7 @@ EXPORT_S = 600.0
 
 def ps(
     as_json: Json = False,
-    limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0: all of them.")] = 20,
+    limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0 means all.")] = 20,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="The runs in this folder, also those started by hand."),
@@ -35,7 +35,7 @@ def ps(
     """List runs, newest first.
 
     Runs that were started by hand (sbatch, ddprun --run-dir) are found by their folder, and status, logs, top,
-    timeline and report take that folder for a name.
+    timeline and report take that folder instead of a name.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
@@ -60,7 +60,7 @@ def ps(
 
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
-    """Say how a run fares, node by node, and who failed first."""
+    """Show the state of a run and its nodes, and which rank failed first."""
     from ddpctl import launcher, run_store
     from ddpctl.commands import explain, formatting
 
@@ -78,7 +78,7 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
 
 def logs(
     run: RunName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     rank: Annotated[
         list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank; may be repeated.")
     ] = None,
@@ -95,9 +95,9 @@ def logs(
         typer.Option("--timestamps", help="When ddprun read each line, by its node's clock; sorted if not followed."),
     ] = False,
 ) -> None:
-    """Print a run's logs, node after node.
+    """Print a run's logs, one node after another.
 
-    With -f, lines come as they are written. Each line says its node and rank.
+    With -f, lines are printed as they are written. Each line begins with its node and rank.
     """
     from ddpctl import launcher, run_folders
     from ddpctl.targets import LogQuery
@@ -126,12 +126,12 @@ def stop(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=complete_run)
     ] = None,
-    kill: Annotated[bool, typer.Option("--kill", help="At once, without a checkpoint.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every run that has not ended.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill it at once, without a checkpoint.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Stop every run that has not ended.")] = False,
 ) -> None:
-    """Let a run save and stop.
+    """Stop a run; its ranks save first.
 
-    It is killed when its grace is over. Nothing of it is left afterwards.
+    Ranks that do not end within the grace period are killed. Afterwards no process of the run is left.
     """
     from ddpctl import launcher, run_store, targets
     from ddpctl.commands import formatting
@@ -168,15 +168,15 @@ def stop(
 
 
 def suspend(run: WholeRunName) -> None:
-    """Give a run's machines back, and keep the run.
+    """Release a run's machines, but keep the run.
 
-    For targets that can: kubernetes. Its ranks save and stop; ddpctl resume lets it continue from its last checkpoint.
+    Only for the target kubernetes. The ranks save and stop; ddpctl resume continues from the last checkpoint.
     """
     _set_suspended(run, again=False)
 
 
 def resume(run: WholeRunName) -> None:
-    """Let a suspended run continue. A run that has ended continues with ddpctl launch --resume."""
+    """Continue a suspended run. To continue a run that has ended, use ddpctl launch --resume."""
     _set_suspended(run, again=True)
 
 
@@ -189,7 +189,7 @@ def attach(
     """Follow a run to its end, as if it had been launched here.
 
     Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them;
-    ddpctl logs -f only looks.
+    ddpctl logs -f never stops the run.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import explain
@@ -209,9 +209,9 @@ def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
     node: Node = 0,
 ) -> None:
-    """Run a command where a node of a run is.
+    """Run a command in the container or on the machine of a node.
 
-    That is in its container, or on its machine where there is none.
+    It runs in the node's container, or on the machine if there is no container.
 
     \b
     ddpctl exec night --node 1 -- nvidia-smi
@@ -224,7 +224,7 @@ def execute(
 
 
 def shell(run: RunName = None, node: Node = 0) -> None:
-    """Open a shell where a node of a run is."""
+    """Open a shell in the container or on the machine of a node."""
     from ddpctl import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -239,13 +239,17 @@ def rm(
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", help="Every ended run that was started longer ago: 30d, 12h."),
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Remove every ended run that was started longer ago than this: 30d, 12h.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be lost.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Remove ended runs, checkpoints included.
 
-    A run's record and folder go, and what it left where it ran. Nothing outside the run's own folders is touched.
+    This deletes a run's record and folder, and what it left where it ran, but nothing outside its own folders.
     """
     from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
@@ -332,15 +336,16 @@ def _set_suspended(name: str, *, again: bool) -> None:
 def pull(
     run: RunName = None,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FOLDER", help="Where to [default: output, in the run's folder].")
+        Path | None,
+        typer.Option("--into", metavar="FOLDER", help="The folder to copy to [default: output in the run's folder]."),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Of the checkpoints only the one of the highest test accuracy.")
+        bool, typer.Option("--best", help="Copy only the checkpoint with the highest test accuracy.")
     ] = False,
 ) -> None:
-    """Bring here what a run has written: checkpoints, logs, weights.
+    """Copy what a run has written to this machine: checkpoints, logs, weights.
 
-    For runs on other machines. Only what is missing here is fetched; an interrupted pull resumes where it stopped.
+    For runs on other machines. Only files that are missing here are copied; an interrupted pull can be continued.
     """
     from ddpctl import launcher, run_store
 
@@ -351,19 +356,19 @@ def pull(
 
 def export(
     run: RunName = None,
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write them, as .pt or .safetensors.")] = Path(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write, .pt or .safetensors.")] = Path(
         "weights.pt"
     ),
     best: Annotated[
-        bool, typer.Option("--best", help="Of the highest test accuracy, instead of the newest checkpoint.")
+        bool, typer.Option("--best", help="Use the checkpoint with the highest test accuracy, not the newest.")
     ] = False,
     part: Annotated[
-        str | None, typer.Option("--part", metavar="NAME", help="model or ema [default: ema where there is one].")
+        str | None, typer.Option("--part", metavar="NAME", help="model or ema [default: ema if there is one].")
     ] = None,
 ) -> None:
     """Write the weights of a run's checkpoint as a plain file.
 
-    It finds the checkpoints of a run of ddptrain and has them read by ddptrain export, which takes a folder as well.
+    This is for runs of ddptrain. It finds a run's checkpoints and starts ddptrain export, which also takes a folder.
 
     \b
     ddpctl export night

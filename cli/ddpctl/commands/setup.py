@@ -14,7 +14,7 @@ from ddpwire.version import __version__
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("ddpctl.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
     from ddpctl.launcher import open_context
@@ -49,7 +49,7 @@ def schema() -> None:
 
 
 def version() -> None:
-    """Print the versions that matter."""
+    """Print the versions of ddpctl, Python and torch."""
     from importlib import metadata
 
     print(f"ddpctl {__version__}")

@@ -24,10 +24,10 @@ PLAIN, BLOCK = "#", "█"
 
 
 def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
-    """Draw where a run's minutes went.
+    """Show how a run's time was spent.
 
-    A bar for each phase, from rendezvous and imports to training and what was lost; below them what went wrong, and
-    when. Times and percentages are those outside a queue.
+    Prints a bar for each phase, such as rendezvous, imports, training and lost time. Below the bars it prints what went
+    wrong, and when. Times and percentages do not include time in a queue.
     """
     from ddpctl.launcher import find, open_context
     from ddpctl.watch import timeline as watch_timeline
@@ -100,14 +100,14 @@ def report(
     task: Task = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where it is written [default: RUN.html here]."),
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write [default: RUN.html in this folder]."),
     ] = None,
 ) -> None:
-    """Write a run into one HTML file, made to be mailed.
+    """Write a report about a run into one HTML file that can be mailed.
 
-    How it ended and what the failing rank said, where its time went, loss and throughput as plots, what the nodes had
-    and what was requested. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
-    of the variables that the job names as secrets, and what stands beside a name such as token or password.
+    It shows how the run ended, the last output of the failing rank, how the time was spent, plots of loss and
+    throughput, the nodes' machines and the configuration. The file needs no network and runs no script. Secrets are
+    replaced by [REDACTED]: the values of the job's secrets, and values beside a name such as token or password.
     """
     from ddpctl import check_job
     from ddpctl.launcher import find, open_context
@@ -132,7 +132,7 @@ def report(
     if unsought:
         context.emit(
             f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so the report may contain "
-            "the value: make it where they are set, or check it before you send it"
+            "the value: make the report where they are set, or check it before you send it"
         )
     print(path)
 

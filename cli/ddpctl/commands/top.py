@@ -32,16 +32,16 @@ def top(
     run: RunName = None,
     task: Task = None,
     every: Annotated[
-        float, typer.Option("--every", "-n", min=0.2, max=3600, metavar="SECONDS", help="How often it is refreshed.")
+        float, typer.Option("--every", "-n", min=0.2, max=3600, metavar="SECONDS", help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once: of about a second.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line instead.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, measured over about a second.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per line instead.")] = False,
 ) -> None:
-    """Watch a run train, rank by rank.
+    """Watch the ranks of a run while it trains.
 
-    How fast it is, where the time of a step goes, which rank is slow. A row a rank: OWN is a rank's time of a step
-    without waiting for the others; by it a straggler is told. Asked are the nodes themselves, over the way that the
-    run was started; no Prometheus is needed. q leaves; the run continues.
+    Shows its speed, how the time of a step is spent, and which rank is slow. OWN is a rank's time for a step without
+    waiting for other ranks: a straggler has the largest one. ddpctl queries the nodes in the way in which it started
+    the run; no Prometheus is needed. Press q to leave; the run continues.
     """
     from ddpctl.launcher import find, open_context
     from ddpctl.watch.snapshot import Watcher

@@ -205,7 +205,9 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
             raise UsageError(f"launch: resume={resume!r}: its checkpoints are not here, but in {found.checkpoint_dir}")
     if found:
         launcher.check_alone(context, found)
-        left = "" if run_store.has_checkpoint(found) else ", which left no checkpoint: it starts from the beginning"
+        left = (
+            "" if run_store.has_checkpoint(found) else ", which left no checkpoint: the run starts from the beginning"
+        )
         context.emit(f"continuing from {found.name}{left}")
     return found
 
@@ -220,9 +222,9 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
     own += [run for run in inputs if program_of_run(run).name == wanted.name]  # their programs were in other folders
     if found := max(own, key=lambda run: run.created, default=None):
         return found if found in here else restore(found, context.root)
-    context.emit(f"no earlier run of {wanted.name} in {wanted.source}: it starts from the beginning")
+    context.emit(f"no earlier run of {wanted.name} in {wanted.source}: the run starts from the beginning")
     if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
-        context.emit(f"  there is one in {program_of_run(other).source}: resume={other.name!r} continues from it")
+        context.emit(f"  {program_of_run(other).source} has a run of it: resume={other.name!r} continues from that run")
     return None
 
 

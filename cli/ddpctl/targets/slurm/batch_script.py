@@ -261,7 +261,7 @@ retry() {{
 rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # of a ddprun that was killed
 if ((_ddp_code != 0 && !_ddp_stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
   if ((${{SLURM_RESTART_COUNT:-0}} >= {requeues})); then
-    say "not requeued: {requeues} requeues are the most that this run may have"
+    say "not requeued: its limit of {requeues} requeues is reached"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     say "requeued"
     exit "$_ddp_code"

@@ -138,7 +138,7 @@ class SlurmOptions:
             yield (
                 "job.time_limit",
                 f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before the time limit, and "
-                f"Slurm may do it a minute earlier; give {least}m or more, or a shorter grace",
+                f"Slurm may warn them a minute earlier; give {least}m or more, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"

@@ -335,7 +335,7 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
     step = max((step for step in reached if step is not None), default=None)
     number, limit = found[-1].requeues + 1, found[-1].limit
     of = f" of {limit}" if number <= limit else ""  # an administrator may requeue the job more often
-    return f"requeued{'' if step is None else f' at step {step}'} ({number}{of}); "
+    return f"requeued{'' if step is None else f' at step {step}'} (requeue {number}{of}); "
 
 
 def waits(job: Job) -> str:
