@@ -77,7 +77,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
 
 
 class _Output:
-    """Filters the streamed logs of a run: keeps the lines of the result, shows rank 0's others, and drops the rest."""
+    """Filters the streamed logs of a run: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record, self.lines = list[str](), list[str]()

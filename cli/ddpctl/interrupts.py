@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: they raise an exception while a subcommand runs, else end ddpctl silently.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: while a subcommand runs, they raise an exception; otherwise they end ddpctl.
 
 This module imports almost nothing, so that the handlers are installed before slow imports.
 """

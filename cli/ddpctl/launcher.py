@@ -141,7 +141,7 @@ def _user() -> str:
 
 
 def _goes_on_from(request: Request) -> Run | None:
-    """Return the run whose checkpoints are used, or None for a new run or if the old run never started."""
+    """Return the run whose checkpoints are used; None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 

@@ -40,7 +40,7 @@ _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "
 
 
 def is_null(value: Any) -> bool:
-    """Return whether there is no value, or a plain ``null`` or ``~``."""
+    """Return whether the value is missing, or is ``null`` or ``~`` without quotes."""
     return isinstance(value, Text) and not value.quoted and value in ("", "~", "null", "Null", "NULL")
 
 

@@ -105,7 +105,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return which of ``number`` members may be slow, and a line if these are too many, or too few to compare."""
+    """Return which of ``number`` members may be slow, and a line if there are too many, or too few to compare."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__

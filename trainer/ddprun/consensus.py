@@ -56,7 +56,7 @@ POLL_S = 0.05
 
 @dataclass(kw_only=True)
 class NodeLiveness:
-    """The last heartbeat of a node, and for how long its heartbeat has not changed."""
+    """The last heartbeat of a node, and for how long it has not changed."""
 
     value: bytes = b""
     silent_s: float = 0.0
@@ -247,7 +247,7 @@ class Consensus:
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
-        """On node 0, wait until no other living node needs the stores any more, at most for ``timeout_s``."""
+        """On node 0, wait at most ``timeout_s`` until no other living node needs the stores any more."""
         deadline = time.monotonic() + timeout_s
         while self._liveness and time.monotonic() < deadline:
             with self._posting:

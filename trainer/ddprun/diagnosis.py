@@ -250,7 +250,7 @@ def read_collectives(heartbeat: Path) -> dict[str, Any]:
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return what a rank recorded (rank_profiler.py), and its trace as gzip in base64; or the reason as ``unknown``."""
+    """Return a rank's recording (rank_profiler.py) with its trace as gzip in base64, or ``unknown``: the reason."""
     try:
         found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
         if "unknown" in found:

@@ -46,7 +46,7 @@ ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
 
 
 def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
-    """Move the gauges of a rank that has ended to where scrapes do not read them."""
+    """Move the gauges of a rank that has ended to a place that scrapes do not read."""
     for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))

@@ -45,7 +45,7 @@ PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """The time ``at`` which the run is ended from outside, in seconds since the epoch.
+    """When the run is ended from outside; ``at`` is in seconds since the epoch.
 
     Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
     to the ranks. So ddprun stops the ranks earlier, with a SIGTERM and their grace period.
@@ -354,7 +354,7 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
 
 
 def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the source and the value of a flag that torchrun also reads from a variable; an empty value is unset."""
+    """Return the value of a flag, or of the variable that torchrun also reads, after its source; empty if unset."""
     given = getattr(options, name)
     if given is not None:
         return f"--{name.replace('_', '-')}", given
@@ -368,7 +368,7 @@ def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], n
 def _shown_local_ranks(
     options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
 ) -> frozenset[int] | None:
-    """Return the local ranks that the console shows: those in the filter whose output is not only in files."""
+    """Return the local ranks that the console shows: those in the filter, without ranks that only write to files."""
     redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
     copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}

@@ -144,7 +144,7 @@ def _nccl() -> str:
 
 
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
-    """Return the script and its --config files, which are compared. Other files, such as old outputs, are not."""
+    """Return the files to compare: the script and its --config files, but not other files, such as old outputs."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]

@@ -55,7 +55,7 @@ def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True)
 
 
 def find_exception(lines: Sequence[str]) -> int | None:
-    """Return the index of the last uncaught exception in a log, which is the line after its traceback, or None."""
+    """Return the index of the line with a log's last uncaught exception, which follows its traceback, or None."""
     for start in range(len(lines) - 1, -1, -1):
         if TRACEBACK.match(lines[start]):
             after = range(start + 1, len(lines))

@@ -29,7 +29,7 @@ class Downtime:
 
     @property
     def requeued(self) -> dict[str, Any]:
-        """Return the field of the event ``node_started`` for the time since the previous start; empty without one."""
+        """Return the field ``requeued_s`` of the event ``node_started``; empty if there was no previous start."""
         return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
 
     def started(self, now: float) -> str:

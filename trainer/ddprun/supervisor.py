@@ -133,7 +133,7 @@ def exec_rank(
 
 
 def unbuffered(argv: Sequence[str]) -> list[str]:
-    """Return a rank's command, with -u added for Python, without which the last output of a killed rank is lost."""
+    """Return a rank's command. Add -u for Python: otherwise the last output of a rank that is killed is lost."""
     return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 

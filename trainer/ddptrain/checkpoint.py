@@ -288,7 +288,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _describes(values: Mapping[str, Any], path: Path) -> bool:
-    """Return whether the data has a format of this version and fits the manifest, apart from the manifest's format."""
+    """Return whether ``values``, a manifest, match the data in everything except the format number."""
     for file in (path, partial_path(path)):
         with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
             manifest = Manifest(**values)

@@ -78,7 +78,7 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since the target's last bench, or nothing if that had other sizes or ranks."""
+    """Return what has changed since the target's last bench. Return nothing if that one had other sizes or ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it

@@ -118,7 +118,7 @@ JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # each is a f
 
 
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for Typer with the options of Flags and of ``verb``; it calls ``verb`` with a Flags first."""
+    """Return a function for Typer with the options of Flags and ``verb``. It passes ``verb`` a Flags object first."""
 
     @wraps(verb)
     def call(**given: Any) -> None:

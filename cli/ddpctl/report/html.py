@@ -57,7 +57,7 @@ def render_page(
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the HTML file. ``values`` are secrets to remove; ``unsought`` are names of secrets not looked for.
+    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that cannot be removed.
 
     ``checks`` has the results of bench and doctor on the run's target.
     """

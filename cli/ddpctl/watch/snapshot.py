@@ -256,7 +256,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Return whether a step ended between the readings, so that the speed is known, or if no steps are reported."""
+    """Return whether a step ended between the readings, so that the speed is known; True if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 

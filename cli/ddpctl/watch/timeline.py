@@ -103,7 +103,7 @@ def phase_spans(
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """Return the spans of the run in order. ``placed`` is when its target gave each node a machine, if it knows.
+    """Return the spans of the run in order. ``placed`` is when each node got its machine, if the target knows.
 
     ``queued``: whether the target has a queue at all. If ``state`` is not an active state, the spans end at the run's
     last sign of life.

@@ -188,7 +188,7 @@ class Mixing:
 
 
 def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off; None if both are off."""
+    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off; both 0: None."""
     tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
     return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
 

@@ -1,4 +1,4 @@
-"""Prints the lines of a Kaggle session's log, which the client gives as JSON: all, the last ones, or some ranks'.
+"""Prints the lines of a Kaggle session's log, which the client gives as JSON: all, the last, or those of some ranks.
 
 The target's verb ``logs`` starts this separate program:
 ``kaggle kernels logs OWNER/NAME | python -m ddpctl.targets.kaggle.log``.

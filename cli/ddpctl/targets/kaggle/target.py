@@ -133,7 +133,7 @@ class KaggleTarget(Target):
         return (*([script] if script else []), *self.options.files)
 
     def _load(self, plan: Plan) -> Verb[Cargo]:
-        """Return what the notebook adds to its code. Raises NoInputError, ConfigError, UnavailableError."""
+        """Return the files that the notebook contains. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
         for name, text in zip(names, texts, strict=True):

@@ -222,7 +222,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice
 
 
 def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
-    """Return the workload in the options. If the cluster cannot be queried, the reason says so. Raises ConfigError."""
+    """Return the workload in the options. If the cluster cannot be queried, ``reason`` says so. Raises ConfigError."""
     (answer,) = yield (kubectl.raw(workload.api),)
     if is_absent(answer):
         raise ConfigError(f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job")

@@ -225,7 +225,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return the resources that only some machines have, and reserve for the pods that request them."""
+    """Return the resources (such as GPUs) that only some machines have. Those machines may refuse other pods."""
     gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 
@@ -320,7 +320,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return fields of a pod's spec. ``selector`` has the labels of all pods of the run, ``taken`` scarce resources."""
+    """Return fields of a pod's spec. ``selector``: labels of all pods of the run; ``taken``: scarce resources."""
     return drop_empty(
         {
             "schedulerName": options.scheduler,

@@ -50,7 +50,7 @@ def is_secretive(path: str) -> bool:
 
 
 def is_configuration(name: str, text: str) -> bool:
-    """Return whether a file is a configuration of ddpctl, which names machines and accounts and which no rank reads."""
+    """Return whether a file is a ddpctl configuration. It names machines and accounts, and no rank reads it."""
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     if name.rpartition("/")[2] == FILE_NAME:

@@ -179,7 +179,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
 
 
 def _unpulled(message: str, events: Sequence[Object]) -> str:
-    """Return only the cause, in the same words whether the kubelet pulls the image or waits to retry."""
+    """Return why an image cannot be pulled. The text is the same while the kubelet waits to retry."""
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():

@@ -320,7 +320,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return the command with filtered output: only lines that match ``only`` or, without it, all lines but records."""
+    """Return the command with a filter of its output: lines that match ``only`` or, if it is None, no record lines."""
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 

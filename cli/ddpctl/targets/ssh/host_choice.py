@@ -55,7 +55,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """Return the number of the host that has the checkpoints to resume from in its own folder, or None."""
+    """Return the number of the host whose own folder has the checkpoints to resume from, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))

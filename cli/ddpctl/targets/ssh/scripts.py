@@ -217,7 +217,7 @@ printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY};
 
 
 def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQuery) -> str:
-    """Return a script that prints files of a node, each line with its prefix; with ``follow``, until it has ended."""
+    """Return a script that prints a node's files, with a prefix on each line. To follow means: until the node ends."""
     folder = path_word(run_path(home, run, node_name(node)))
     begin = "+1" if query.tail is None else str(query.tail)
     if not query.follow:
