@@ -60,7 +60,7 @@ def ps(
 
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
-    """Show the state of a run and its nodes, and which rank failed first."""
+    """Show the state of a run, its nodes and its first failure."""
     from ddpctl import launcher, run_store
     from ddpctl.commands import explain, formatting
 
@@ -343,7 +343,7 @@ def pull(
         bool, typer.Option("--best", help="Copy only the checkpoint with the highest test accuracy.")
     ] = False,
 ) -> None:
-    """Copy what a run has written to this machine: checkpoints, logs, weights.
+    """Copy a run's checkpoints, logs and weights here.
 
     For runs on other machines. Only files that are missing here are copied; an interrupted pull can be continued.
     """

@@ -103,7 +103,7 @@ def report(
         typer.Option("--output", "-o", metavar="FILE", help="The file to write [default: RUN.html in this folder]."),
     ] = None,
 ) -> None:
-    """Write a report about a run into one HTML file that can be mailed.
+    """Write a report about a run as one HTML file.
 
     It shows how the run ended, the last output of the failing rank, how the time was spent, plots of loss and
     throughput, the nodes' machines and the configuration. The file needs no network and runs no script. Secrets are
