@@ -237,10 +237,10 @@ _ELSEWHERE = {
 FILE_NAME = "ddpctl.yaml"
 Kinds = Mapping[str, Callable[[], type]]  # kind → a function that imports and returns its options dataclass
 SECTIONS = {
-    "job": "What runs, on how many nodes and GPUs.",
-    "target": "The target that is meant when none is given: a name of targets, or a kind.",
-    "targets": "Places to run, by name: a kind and its options.",
-    "profiles": "Keys of job, by name; --profile NAME lays them over job (env is merged).",
+    "job": "What runs, and on how many nodes and GPUs.",
+    "target": "The default target: a name in targets, or a kind.",
+    "targets": "Targets by name, each with its kind and options.",
+    "profiles": "Named sets of job keys; --profile NAME overrides the job with them (env is merged).",
 }
 
 # Text is used as it is written, so an editor must accept other scalars, too: name: 7, env: {DEBUG: true}.

@@ -263,47 +263,47 @@ class JobSpec:
 
     name: Annotated[
         str,
-        Doc("The job's name; a run is called NAME and a word. Lower-case letters, digits and '-'."),
+        Doc("The job's name: lower-case letters, digits and '-'. A run's default name is this name and a random word."),
         matching(
             NAME_PATTERN.pattern, "lower-case letters, digits and '-', starting with a letter, at most 40 characters"
         ),
     ] = "train"
     nodes: Annotated[
         str,
-        Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."),
+        Doc("Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."),
         Rule(check_nodes, NODES_PATTERN.pattern),
     ] = "1"
     gpus: Annotated[
-        int, Doc("GPUs per node, and one rank for each; CPU processes where there is no GPU."), Ge(1), Le(64)
+        int, Doc("GPUs per node, with one rank each. On machines without GPUs: ranks per node."), Ge(1), Le(64)
     ] = 1
     ranks: Annotated[
         int | None,
-        Doc("Ranks per node, a divisor of gpus: each sees all GPUs of its node; null: one for each of gpus."),
+        Doc("Ranks per node, a divisor of gpus; each sees all GPUs of its node. null: one rank per GPU."),
         Ge(1),
         Le(64),
     ] = None
     device: Annotated[
-        Device, Doc("auto: GPUs where there are any, else CPU; cuda: GPUs or an error; cpu: no GPU is touched.")
+        Device, Doc("auto: GPUs if there are any, else CPUs; cuda: GPUs, or an error; cpu: no GPU is used.")
     ] = "auto"
     command: Annotated[
         tuple[str, ...],
-        Doc("A script and its arguments, as one would give them to torchrun; empty: ddptrain, our own trainer."),
+        Doc("A script and its arguments, as for torchrun. Empty: ddptrain, the trainer that comes with ddpctl."),
         Rule(check_command),
     ] = ()
-    env: Annotated[Mapping[str, str], Doc("Environment variables of every rank, as text."), Rule(check_env)] = field(
-        default_factory=dict
-    )
+    env: Annotated[
+        Mapping[str, str], Doc("Environment variables of every rank; values are strings."), Rule(check_env)
+    ] = field(default_factory=dict)
     port: Annotated[
         int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(MAX_PORT)
     ] = None
     grace: Annotated[
         float,
-        Doc("Seconds that ranks get to save after a stop was requested, before they are killed."),
+        Doc("Seconds that ranks have to save after a stop request, before they are killed."),
         Ge(0),
         Le(3600),
     ] = 30.0
     join_timeout: Annotated[
-        float | None, Doc("Seconds to wait for all nodes; null: as the target has it (30 on one machine)."), Ge(1)
+        float | None, Doc("Seconds to wait for all nodes. null: the target's default (30 on one machine)."), Ge(1)
     ] = None
     hang_timeout: Annotated[
         float | None,
@@ -313,8 +313,8 @@ class JobSpec:
     max_restarts: Annotated[
         int | None,
         Doc(
-            "How often all ranks are started again after one was killed or a node lost; 0: never; "
-            "null: until three attempts in a row made no progress."
+            "Largest number of restarts of all ranks after a rank was killed or a node was lost; 0: none; null: "
+            "until three attempts in a row make no progress."
         ),
         Ge(0),
         Le(1000),
@@ -322,37 +322,38 @@ class JobSpec:
 
     image: Annotated[
         str,
-        Doc("The container image of every node; the target local, and a runtime 'none', run without one."),
+        Doc("The container image of every node. The target local and the runtime 'none' use no container."),
         matching(IMAGE, "expected REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
     ] = DEFAULT_IMAGE
-    cpus: Annotated[
-        int | None, Doc("CPU cores per node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
-    ] = None
+    cpus: Annotated[int | None, Doc("CPU cores per node. null: the target's default."), Ge(1), Le(1024)] = None
     memory: Annotated[
         str | None,
-        Doc("Memory per node, such as 64Gi; null: as the target has it."),
+        Doc("Memory per node, such as 64Gi. null: the target's default."),
         Rule(check_size, SIZE_PATTERN.pattern),
     ] = None
     shm: Annotated[
         str | None,
-        Doc("A container's shared memory, which DataLoader workers fill, a part of its memory; null: 8Gi, or a quarter "
-            "of memory where that is less."),
+        Doc("Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: "
+            "8Gi, but at most a quarter of memory."),
         Rule(check_size, SIZE_PATTERN.pattern),
     ] = None  # fmt: skip
     mounts: Annotated[
         tuple[str, ...],
-        Doc("Folders in the container: SOURCE:PATH, with :ro read-only. SOURCE is a path of the node; "
-            "on Kubernetes also pvc=CLAIM."),
+        Doc("Folders mounted in the container: SOURCE:PATH, or SOURCE:PATH:ro for read-only. SOURCE is a path on "
+            "the node; on Kubernetes also pvc=CLAIM."),
         Rule(check_mounts),
     ] = ()  # fmt: skip
     secrets: Annotated[
         tuple[str, ...],
-        Doc("Variables of your own environment that the ranks get too; their values stand in no spec, record or log."),
+        Doc(
+            "Names of variables of your environment that are passed to the ranks; their values appear in no spec, "
+            "record or log."
+        ),
         Rule(check_secrets),
     ] = ()
     time_limit: Annotated[
         str | None,
-        Doc("How long the run may take, such as 12h: its ranks save in time before it; null: no limit."),
+        Doc("Time limit of the run, such as 12h; the ranks save and stop before it. null: no limit."),
         Rule(check_time, TIME_PATTERN.pattern),
     ] = None
 

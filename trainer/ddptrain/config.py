@@ -115,55 +115,59 @@ class DataOptions:
 
     name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
     folder: Path = option(
-        "where mnist, cifar10 and cifar100 are read, and downloaded to if they are not there; for folder: holds "
-        "CLASS/*.png or *.jpg, or these under train and val; for text: a file, or a folder of *.txt",
+        "the data's folder; mnist, cifar10 and cifar100 are downloaded to it if they are missing; for folder: "
+        "contains CLASS/*.png or *.jpg, or train and val with such folders; for text: a file, or a folder of "
+        "*.txt",
         flag="--data-dir",
         default=Path("data"),
     )
     image_size: int = shaping(
-        "for folder: images are cut to squares of so many pixels", type=whole(1), default=224, metavar="PX"
+        "for folder: side of the square images in pixels", type=whole(1), default=224, metavar="PX"
     )
     cache: Path | None = option(
-        "for folder: where decoded images are kept, 3 bytes per pixel (default: .ddptrain in --data-dir)",
+        "for folder: where to cache decoded images, 3 bytes per pixel (default: .ddptrain in --data-dir)",
         flag="--cache-dir",
         default=None,
     )
-    synthetic_samples: int = shaping("training images of the synthetic data", type=whole(1), default=4096)
+    synthetic_samples: int = shaping("for synthetic: number of training images", type=whole(1), default=4096)
     synthetic_shape: tuple[int, int, int] = shaping(
-        "their channels, height and width", type=image_shape, default=(1, 28, 28), metavar="CxHxW"
+        "for synthetic: channels, height and width", type=image_shape, default=(1, 28, 28), metavar="CxHxW"
     )
-    synthetic_classes: int = shaping("their classes", type=whole(2), default=10)
-    context: int = shaping("for text: bytes that the model sees at once", type=whole(1), default=256)
+    synthetic_classes: int = shaping("for synthetic: number of classes", type=whole(2), default=10)
+    context: int = shaping("for text: context length in bytes", type=whole(1), default=256)
     input: str = option(
-        "device: all images on the device as bytes; loader: read by worker processes; auto: on the device where they "
-        "fit. The order and the augmentation are the same",
+        "device: keep all images on the device as bytes; loader: worker processes load them; auto: device if "
+        "they fit, else loader. Order and augmentation are the same in both",
         choices=("auto", "device", "loader"),
         default="auto",
     )
-    workers: int = option("of the loader, per rank", type=whole(1), default=2)
+    workers: int = option("worker processes per rank for --input loader", type=whole(1), default=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions:
     """The augmentation. Its results depend only on the seed, the epoch and the sample, not on the number of ranks."""
 
-    augment: bool = shaping("the changes of this group, or none", default=True)
+    augment: bool = shaping("augment images with the options of this group", default=True)
     shift: int | None = shaping(
-        "crops of images padded by so many black pixels (default: the data set's: digits 1, cifar10 and cifar100 4)",
+        "random crops after padding by N black pixels (default: digits 1, cifar10 and cifar100 4)",
         type=whole(0),
         default=None,
         metavar="PX",
     )
     flip: bool | None = shaping(
-        "mirror half of them (default: the data set's: cifar10, cifar100, folder)", default=None
+        "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
     )
-    cutout: int = shaping("a grey square of this side in each; 0: none", type=whole(0), default=0, metavar="PX")
+    cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
-        "share of images with a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
+        "share of images that get a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
     )
-    mixup: float = shaping("blend each with another one, by Beta(X, X); 0: not", type=real(0), default=0.0)
+    mixup: float = shaping(
+        "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
+    )
     cutmix: float = shaping(
-        "paste a rectangle of another one into each, by Beta(X, X); 0: not; with --mixup: one or the other",
+        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with "
+        "--mixup: one of the two per image",
         type=real(0),
         default=0.0,
     )
@@ -179,51 +183,56 @@ class ModelOptions:
         metavar="NAME",
     )
     pretrained: str | None = option(
-        "start from torchvision's ImageNet weights, or from those in a file, with a new head",
+        "start from torchvision's ImageNet weights, or from the weights in FILE, with a new head",
         nargs="?",
         const="imagenet",
         default=None,
         metavar="FILE",
     )
     stem: str = shaping(
-        "first layer of a ResNet: imagenet's shrinks images to a quarter, small not at all; auto: small up to 64 px",
+        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: "
+        "small up to 64 px",
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
     norm: str = shaping(
-        "of convnet and resnet18; group: an image is seen alone, whatever the batch",
+        "normalisation of convnet and resnet18: over the batch, or over groups of channels of each image",
         choices=("batch", "group"),
         default="batch",
     )
-    layers: int = shaping("of gpt", type=whole(1), default=4)
-    width: int = shaping("of gpt: numbers a position", type=whole(1), default=128)
-    heads: int = shaping("of gpt's attention; they divide --width", type=whole(1), default=4)
-    recompute: bool = option("keep fewer activations and compute them again in the backward pass", default=False)
+    layers: int = shaping("number of layers of gpt", type=whole(1), default=4)
+    width: int = shaping("width of gpt (embedding size)", type=whole(1), default=128)
+    heads: int = shaping("attention heads of gpt; must divide --width", type=whole(1), default=4)
+    recompute: bool = option(
+        "activation checkpointing: recompute activations in the backward pass to save memory", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The length of the training, its batches, its loss and its evaluation."""
 
-    epochs: int = option("times through the training images; 0: only evaluate the checkpoint", type=whole(0))
-    batch_size: int = shaping("images per optimizer step, over ALL ranks together", type=whole(1))
+    epochs: int = option("number of epochs; 0: only evaluate the checkpoint", type=whole(0))
+    batch_size: int = shaping("images per optimizer step over ALL ranks", type=whole(1))
     batch_size_per_rank: int = option(
-        "images per step on each rank, in place of --batch-size; 0: --batch-size holds", type=whole(0), default=0
+        "images per optimizer step on each rank, instead of --batch-size; 0: use --batch-size", type=whole(0), default=0
     )
     accumulate: int = shaping(
-        "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
+        "split each step's images into N parts and accumulate their gradients: less memory, the same gradient",
         type=whole(1),
         default=1,
     )
-    label_smoothing: float = shaping("0 to under 1; 0: none", type=real(0, 1), default=0.0)
+    label_smoothing: float = shaping("label smoothing, from 0 (none) to less than 1", type=real(0, 1), default=0.0)
     ema: float = shaping(
-        "evaluate a moving average of the weights that keeps this share a step, such as 0.999; 0: the weights",
+        "evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off",
         type=real(0, 1),
         default=0.0,
     )
-    test_flip: bool = option("evaluate each image and its mirror image together", default=False)
-    tensorboard: Path | None = option("write scalars of each epoch there", default=None)
-    seed: int = shaping("of the weights, the order and the augmentation", type=whole(0), default=0)
+    test_flip: bool = option("evaluate the mean of each image and its mirror image", default=False)
+    tensorboard: Path | None = option("write TensorBoard scalars of each epoch to this folder", default=None)
+    seed: int = shaping(
+        "random seed of the initial weights, the order of the data and the augmentation", type=whole(0), default=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,28 +243,33 @@ class OptimizerOptions:
         "SGD with Nesterov momentum, or AdamW", flag="--optimizer", choices=("sgd", "adamw"), default="sgd"
     )
     lr: float = shaping("peak learning rate", type=real(0.0))
-    scale_lr: bool = shaping("multiply --lr by the number of ranks, after a warm-up from --lr", default=False)
+    scale_lr: bool = shaping("multiply --lr by the number of ranks, with a warm-up from --lr", default=False)
     schedule: str = shaping(
-        "of the learning rate: one-cycle goes up for 30 %% of the steps and down to 0, cosine down to 0, steps down by "
-        "--gamma at the --milestones",
+        "learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine falls to 0; "
+        "steps multiplies by --gamma at each of --milestones",
         choices=SCHEDULES,
         default="one-cycle",
     )
     warmup: float | None = shaping(
-        "epochs in which cosine, steps and constant go up to the peak (default: 0; with --scale-lr 5, or a quarter of "
-        "the epochs where that is less)",
+        "warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, but at most a quarter "
+        "of --epochs)",
         type=real(0.0),
         default=None,
     )
     milestones: tuple[int, ...] = shaping(
-        "epochs after which the rate is multiplied by --gamma", type=milestones, default=(30, 60, 80), metavar="N,N,..."
+        "epochs after which the learning rate is multiplied by --gamma",
+        type=milestones,
+        default=(30, 60, 80),
+        metavar="N,N,...",
     )
-    gamma: float = shaping("see --milestones", type=real(0.0), default=0.1)
-    momentum: float = shaping("0 to under 1; 0: plain SGD; AdamW's first beta", type=real(0, 1), default=0.9)
-    weight_decay: float = shaping("of the weights, not of norms and biases; 0: none", type=real(0.0), default=0.0)
-    clip: float = shaping(
-        "longest gradient, as a norm; a longer one is shortened; 0: none", type=real(0.0), default=0.0
+    gamma: float = shaping("factor of the learning rate at each of --milestones", type=real(0.0), default=0.1)
+    momentum: float = shaping(
+        "momentum of SGD, or the first beta of AdamW, from 0 to less than 1", type=real(0, 1), default=0.9
     )
+    weight_decay: float = shaping(
+        "weight decay, not applied to normalisation layers and biases; 0: none", type=real(0.0), default=0.0
+    )
+    clip: float = shaping("clip the norm of the gradient to this value; 0: off", type=real(0.0), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,30 +277,31 @@ class CheckpointOptions:
     """Where and when checkpoints are saved, and from which one to resume."""
 
     folder: Path = option(
-        "where they are kept; rank 0 writes them", flag="--checkpoint-dir", default=Path("checkpoints")
+        "folder of the checkpoints, which rank 0 writes", flag="--checkpoint-dir", default=Path("checkpoints")
     )
     every: int = option(
-        "also save every N steps; 0: only at the end of an epoch and when a signal asks to stop",
+        "also save every N steps; 0: only at the end of each epoch and when the training is stopped",
         flag="--checkpoint-every",
         type=whole(0),
         default=0,
     )
     minutes: float = option(
-        "also save when the last one is T minutes old; 0: never for that",
+        "also save when the last checkpoint is T minutes old; 0: off",
         flag="--checkpoint-minutes",
         type=real(0.0),
         default=0.0,
         metavar="T",
     )
-    keep: int = option("newest checkpoints to keep; 0: all", type=whole(0), default=3)
-    keep_best: bool = option("keep the one of the highest test accuracy too", default=True)
+    keep: int = option("number of newest checkpoints to keep; 0: all", type=whole(0), default=3)
+    keep_best: bool = option("also keep the checkpoint with the highest test accuracy", default=True)
     resume: str = option(
-        "auto: continue from the newest whole one; never: start at step 0, in a folder without any; PATH: from it",
+        "auto: continue from the newest complete checkpoint, if any; never: start at step 0, and refuse a "
+        "folder with checkpoints; PATH: continue from this checkpoint",
         default="auto",
         metavar="auto|never|PATH",
     )
     allow_changed: bool = option(
-        "continue though options that shape the weights have changed", flag="--allow-changed-config", default=False
+        "continue even if options that affect the weights have changed", flag="--allow-changed-config", default=False
     )
 
 
@@ -296,20 +311,20 @@ class MachineOptions:
 
     device: str = option("%(choices)s", choices=DEVICES, default="auto")
     precision: str = option(
-        "of the matrix products; auto: bf16 where the hardware has it, else fp16 on a GPU and fp32 on a CPU; fp32 with "
-        "--deterministic; fp64 is for comparing runs",
+        "precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on "
+        "a CPU; with --deterministic fp32. fp64 is for comparisons",
         choices=("auto", "fp32", "bf16", "fp16", "fp64"),
         default="auto",
     )
-    channels_last: bool = option("keep images and features with their channels together", default=True)
+    channels_last: bool = option("use the memory format channels_last", default=True)
     compile: str = option(
-        "torch.compile, which takes a while before the first step; reduce-overhead: with CUDA graphs",
+        "mode of torch.compile, which delays the first step; reduce-overhead uses CUDA graphs",
         choices=COMPILE,
         default="off",
     )
     deterministic: bool = option(
-        "one thread per rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give the same "
-        "weights bit for bit, also after a restart",
+        "one thread per rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give "
+        "bit-identical weights, also after a restart",
         default=False,
     )
 
@@ -318,40 +333,41 @@ class MachineOptions:
 class RankOptions:
     """How the ranks meet, and DDP. ddprun and torchrun set the variables of a rank, so no option is needed there."""
 
-    rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None)
-    world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None)
+    rank: int | None = option("rank of this process, if no launcher sets RANK", type=whole(0), default=None)
+    world_size: int | None = option("number of ranks, if no launcher sets WORLD_SIZE", type=whole(1), default=None)
     init_method: str = option(
-        "where the ranks meet: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, file:///PATH of a new file that "
-        "all ranks see",
+        "rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a "
+        "new file that all ranks can access",
         default="env://",
         metavar="URL",
     )
-    spawn: int = option(
-        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1, 1024), default=1
-    )
+    spawn: int = option("start N ranks on this machine with torch.multiprocessing", type=whole(1, 1024), default=1)
     timeout_s: int = option(
-        "longest wait for the other ranks: to come, to download data, to answer",
+        "time-out for the other ranks to join, to download data, and in collectives",
         flag="--timeout",
         type=whole(1, 100_000_000),
         default=300,
         metavar="SECONDS",
     )
     strategy: str = option(
-        "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
-        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
+        "ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all "
+        "ranks; hybrid: sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for "
+        "comparison; single: one device",
         choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
     backend: str = option(
-        "carries the gradients; auto: nccl on GPUs, gloo on CPUs",
+        "communication backend; auto: nccl on GPUs, gloo on CPUs",
         choices=("auto", "nccl", "gloo", "mpi"),
         default="auto",
     )
-    sync_bn: bool = shaping("batch norms over all ranks' images (GPUs only)", default=False)
-    compress: str = shaping("what gradients travel as", choices=("none", "bf16", "fp16"), default="none")
-    bucket_mb: float = option("gradients that travel together", type=real(0.01), default=25.0, metavar="MB")
-    bucket_view: bool = option("gradients are views of the buckets: a copy less", default=True)
-    static_graph: bool = option("promise DDP that every step uses the same parameters in the same order", default=False)
+    sync_bn: bool = shaping("synchronise batch normalisation over all ranks (GPUs only)", default=False)
+    compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
+    bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
+    bucket_view: bool = option("gradients are views of the buckets, which saves a copy", default=True)
+    static_graph: bool = option(
+        "DDP's static_graph: every step uses the same parameters in the same order", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,13 +375,14 @@ class CallbackOptions:
     """Profiling, debugging, and a limit on the duration."""
 
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
-    profile_dir: Path = option("where the traces go", default=Path("profile"))
+    profile_dir: Path = option("folder of the traces", default=Path("profile"))
     debug: bool = option(
-        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
+        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the "
+        "backward pass; slow",
         default=False,
     )
     stop_after: float = option(
-        "save and stop with exit code 143 after T minutes; 0: never. ddprun's --deadline does so for any script",
+        "save and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
         type=real(0.0),
         default=0.0,
         metavar="T",
@@ -384,10 +401,9 @@ Examples:
   ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
-Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
-Ctrl-C does so with 130, a terminal that is closed with 143. The same command continues from
-there. The weights are those of a training that never stopped, up to rounding; with
---deterministic bit for bit.
+Stopping: on SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint after the current step and exits with 143 or
+138; on Ctrl-C it exits with 130, when its terminal closes with 143. The same command continues from the checkpoint.
+The final weights equal those of an uninterrupted training up to rounding, with --deterministic bit for bit.
 """
 
 
@@ -395,15 +411,15 @@ there. The weights are those of a training that never stopped, up to rounding; w
 class Options:
     """The options of one training, including the recipe's values. Each group is annotated with its title in --help."""
 
-    data: Annotated[DataOptions, "what is trained on"]
-    augmentation: Annotated[AugmentationOptions, "how images are changed"]
-    model: Annotated[ModelOptions, "what is trained"]
-    training: Annotated[TrainingOptions, "how"]
-    optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
+    data: Annotated[DataOptions, "data"]
+    augmentation: Annotated[AugmentationOptions, "augmentation"]
+    model: Annotated[ModelOptions, "model"]
+    training: Annotated[TrainingOptions, "training"]
+    optimizer: Annotated[OptimizerOptions, "optimizer"]
     checkpoints: Annotated[CheckpointOptions, "checkpoints"]
-    machine: Annotated[MachineOptions, "the machine"]
-    ranks: Annotated[RankOptions, "the ranks"]
-    callbacks: Annotated[CallbackOptions, "what is seen of it"]
+    machine: Annotated[MachineOptions, "machine"]
+    ranks: Annotated[RankOptions, "ranks"]
+    callbacks: Annotated[CallbackOptions, "profiling and debugging"]
 
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
@@ -494,7 +510,7 @@ def _parser(*, quiet: bool) -> Parser:
         prog="ddptrain",
         usage="ddptrain [OPTIONS]\n       ddptrain export SOURCE TARGET\n       ddptrain fit [OPTIONS]\n"
         "       ddptrain sample SOURCE",
-        description="Train an image classifier or a GPT: one rank of it, or all in one process.",
+        description="Train an image classifier or a GPT, as one rank of a launcher or as a single process.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -56,7 +56,7 @@ class LocalOptions:
     """The options of a target of kind local."""
 
     python: Annotated[
-        str, Doc("The Python that runs the ranks, with torch installed; empty: the one that runs ddpctl.")
+        str, Doc("The Python that runs the ranks, with torch installed. Empty: the Python that runs ddpctl.")
     ] = ""
 
 

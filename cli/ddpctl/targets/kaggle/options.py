@@ -25,39 +25,40 @@ class KaggleOptions:
 
     owner: Annotated[
         str | None,
-        Doc("Whose notebook it is; null: the user that the client is logged in as."),
+        Doc("The notebook's owner. null: the user as whom the client is logged in."),
         matching(SLUG, "a user's name as it stands in the address of their page: kaggle.com/NAME"),
     ] = None
     accelerator: Annotated[
         str,
         Doc(
-            "The session's GPUs, as the client calls them; NvidiaTeslaT4 are two T4s, which a job uses both by default."
+            "The session's accelerator, as the client names it. NvidiaTeslaT4 means two T4s; a job uses both by "
+            "default."
         ),
         matching("[A-Za-z0-9]+", "letters and digits, as kaggle kernels push --accelerator takes it: NvidiaTeslaT4"),
     ] = T4
-    datasets: Annotated[tuple[str, ...], Doc("Data sets among the session's inputs, OWNER/NAME each."), SOURCES] = ()
+    datasets: Annotated[tuple[str, ...], Doc("Data sets to attach to the session, each as OWNER/NAME."), SOURCES] = ()
     competitions: Annotated[
         tuple[str, ...],
-        Doc("Competitions whose data are among them; their rules must be accepted."),
+        Doc("Competitions whose data to attach; you must have accepted their rules."),
         matching(SLUG, "'{}' is not a competition's name as in the address of its page"),
     ] = ()
-    notebooks: Annotated[
-        tuple[str, ...], Doc("Other notebooks whose outputs are among them, OWNER/NAME each."), SOURCES
-    ] = ()
+    notebooks: Annotated[tuple[str, ...], Doc("Notebooks whose output to attach, each as OWNER/NAME."), SOURCES] = ()
     files: Annotated[
         tuple[str, ...],
-        Doc("Further text files of the project that travel in the notebook."),
+        Doc("More text files of the project to include in the notebook."),
         matching(
             rf"(?!(.*/)?\.\.(/|$)){FILE}",
             "'{}' is not a file below the project's folder whose name has only letters, digits and _ . - /",
         ),
     ] = ()
-    internet: Annotated[bool, Doc("Whether the session may use the network; it needs a verified phone number.")] = False
+    internet: Annotated[
+        bool, Doc("Whether the session may use the internet, which requires a verified phone number.")
+    ] = False
     wheel: Annotated[
         str,
         Doc(
-            "How ddpctl gets there: inside (the notebook holds it), OWNER/NAME of a data set with its wheel, "
-            "or none (from PyPI, which needs internet)."
+            "Where the session gets ddpctl from. inside: the notebook contains it; OWNER/NAME: a data set with "
+            "its wheel; none: PyPI, which needs internet."
         ),
         matching(f"{INSIDE}|{NONE}|{SOURCE}", "inside, none, or OWNER/NAME of a data set that holds ddpctl's wheel"),
     ] = INSIDE

@@ -98,67 +98,75 @@ class KubernetesOptions:
 
     workload: Annotated[
         Workload,
-        Doc("What runs it: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer 2.2 and "
-            "later), job (a plain Indexed Job); auto: the first of these that the cluster serves. --kind says it too."),
+        Doc("The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer "
+            "2.2 and later), job (a plain Indexed Job); auto: the first of these that the cluster supports. "
+            "--kind sets it too."),
     ] = "auto"  # fmt: skip
-    context: Annotated[str | None, Doc("The context of kubectl; null: its current one."), Rule(check_text)] = None
-    namespace: Annotated[
-        str | None, Doc("The namespace; null: the one that the context names, else default."), NAMESPACE
-    ] = None
+    context: Annotated[str | None, Doc("The kubectl context. null: the current context."), Rule(check_text)] = None
+    namespace: Annotated[str | None, Doc("The namespace. null: the context's namespace, else default."), NAMESPACE] = (
+        None
+    )
     master: Annotated[
         bool,
-        Doc("pytorchjob only: node 0 is a Master replica, as in Kubeflow's own examples, instead of the first Worker."),
+        Doc(
+            "For pytorchjob: whether node 0 is a Master replica, as in Kubeflow's examples, instead of the first "
+            "Worker."
+        ),
     ] = False
     restart: Annotated[
         Literal["auto", "OnFailure", "ExitCode", "Never"],
-        Doc("OnFailure: a container that failed starts again in its pod; ExitCode: an exit code below 128 ends the "
-            "job, from 128 on the pod is replaced; Never: the first failure ends it; auto: OnFailure for a pytorchjob, "
+        Doc("OnFailure: a failed container restarts in its pod; ExitCode: an exit code below 128 ends the job, "
+            "any other replaces the pod; Never: the first failure ends the job; auto: OnFailure for a pytorchjob, "
             "else ExitCode."),
     ] = "auto"  # fmt: skip
     failures: Annotated[
-        int, Doc("How many failures a node may have before the job is given up (backoffLimit is this x nodes)."),
+        int, Doc("Number of failures per node after which the job fails (backoffLimit is this number times the number "
+            "of nodes)."),
         Ge(1), Le(1000),
     ] = 10  # fmt: skip
     clean_pods: Annotated[
         Literal["Running", "None", "All"],
-        Doc("pytorchjob only: which pods go when the job has ended; None leaves running pods with their GPUs, All "
-            "takes the logs with it."),
+        Doc("For pytorchjob: which pods are deleted when the job has ended. None: running pods keep their GPUs; "
+            "All: the logs are deleted too."),
     ] = "Running"  # fmt: skip
     keep: Annotated[
         str | None,
-        Doc("How long the ended job and its logs are kept, such as 30d; null: until ddpctl stop."),
+        Doc("How long an ended job and its logs are kept, such as 30d. null: until ddpctl stop."),
         Rule(partial(check_time, example="1d")),
     ] = "7d"
     scratch: Annotated[
         str | None,
-        Doc("The most that a pod may write to its machine's disk: /tmp, its logs, and /runs without a mount; a pod "
-            "that writes more is evicted. null: no limit."),
+        Doc("Largest amount that a pod may write to its machine's disk (/tmp, its logs, and /runs without a "
+            "mount); Kubernetes evicts a pod that writes more. null: no limit."),
         Rule(check_size),
     ] = "50Gi"  # fmt: skip
     gpu_resource: Annotated[
-        str, Doc("What the cluster calls a GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.10gb."), KEY
+        str,
+        Doc("The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."),
+        KEY,
     ] = "nvidia.com/gpu"
     request_cpus: Annotated[
-        int | None, Doc("CPU cores that are reserved; null: the job's cpus, which are the limit, else one per rank."),
+        int | None, Doc("CPU cores to request. null: the job's cpus, which are also the limit, else one per rank."),
         Ge(1), Le(1024),
     ] = None  # fmt: skip
     request_memory: Annotated[
-        str | None, Doc("Memory that is reserved; null: the job's memory, which is the limit, else 2Gi per rank."),
+        str | None, Doc("Memory to request. null: the job's memory, which is also the limit, else 2Gi per rank."),
         Rule(check_size),
     ] = None  # fmt: skip
     pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
     image_pull_secrets: Annotated[
-        tuple[str, ...], Doc("Secrets of the namespace that hold the registry's password."), OBJECT_NAME
+        tuple[str, ...], Doc("Secrets in the namespace with the registry's credentials."), OBJECT_NAME
     ] = ()
     env_secrets: Annotated[
         Mapping[str, str],
-        Doc("Variables whose values are in Secrets of the namespace: VARIABLE: SECRET/KEY."),
+        Doc("Variables whose values come from Secrets in the namespace, each as VARIABLE: SECRET/KEY."),
         Rule(check_env_secrets),
     ] = field(default_factory=dict)
     project: Annotated[
         tuple[str, ...],
-        Doc("Which files of the project are sent as a ConfigMap, mounted at /workspace, when a script of your own runs "
-            "(900 KiB at most); a file that looks like a secret only by its own name; empty: the image has them."),
+        Doc("Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is "
+            "your own script (at most 900 KiB). A file that looks like a secret is sent only if it is named "
+            "exactly. Empty: the files are in the image."),
         Rule(check_globs),
     ] = DEFAULT_PROJECT  # fmt: skip
     node_selector: Annotated[Mapping[str, str], Doc("Labels that a machine must have."), Rule(check_labels)] = field(
@@ -170,46 +178,51 @@ class KubernetesOptions:
         Rule(check_tolerations),
     ] = ()
     lost_node: Annotated[
-        int, Doc("Seconds until the pod of a machine that does not answer is deleted (the cluster's own is 300)."),
+        int, Doc("Seconds after which the pods of an unreachable machine are deleted (the cluster's default is 300)."),
         Ge(0), Le(86400),
     ] = 60  # fmt: skip
     replace_lost: Annotated[
         bool,
-        Doc("Whether an attached launch deletes the pod of a machine that has not answered for lost_node, and for the "
-            "pod's grace, so that it is replaced; only for machines that are really gone. --replace-lost says it too."),
+        Doc("Whether an attached launch deletes the pod of a machine that has been unreachable for lost_node plus "
+            "the pod's grace period, so that it is replaced. Use it only if such machines are really gone. "
+            "--replace-lost sets it too."),
     ] = False  # fmt: skip
     spread: Annotated[
         Literal["prefer", "require", "none"],
-        Doc("Whether nodes of the run go to machines of their own: if they can, by all means, or as it comes."),
+        Doc("Whether each node of the run gets a separate machine: prefer, require or none."),
     ] = "prefer"
     together: Annotated[
         str | None,
-        Doc("The label of machines (topology.kubernetes.io/zone, a rack) by which all nodes go to one place if able."),
+        Doc("A topology label, such as topology.kubernetes.io/zone: all nodes prefer machines with the same value."),
         KEY,
     ] = None
     priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), OBJECT_NAME] = None
-    queue: Annotated[str | None, Doc("The queue of Kueue (its label), and of a gang."), OBJECT_NAME] = None
+    queue: Annotated[str | None, Doc("The queue for Kueue (as its label) and for the gang scheduler."), OBJECT_NAME] = (
+        None
+    )
     gang: Annotated[
         bool,
-        Doc("All pods at once or none; needs an operator with a gang scheduler (--gang-scheduler-name), which says "
-            "nothing where there is none."),
+        Doc("Schedule all pods at once or none. Needs an operator with a gang scheduler (--gang-scheduler-name); "
+            "without one this has no effect, and no message says so."),
     ] = False  # fmt: skip
-    scheduler: Annotated[str | None, Doc("The scheduler of the pods; null: the cluster's."), OBJECT_NAME] = None
+    scheduler: Annotated[str | None, Doc("The scheduler of the pods. null: the cluster's default."), OBJECT_NAME] = None
     profile: Annotated[
         Literal["restricted", "rdma"],
-        Doc("restricted: as Pod Security restricted wants it; rdma: InfiniBand's device, and root with IPC_LOCK, which "
-            "only a privileged namespace admits."),
+        Doc("restricted: as Pod Security's level restricted requires; rdma: with an InfiniBand device, as root "
+            "with IPC_LOCK, which only a privileged namespace allows."),
     ] = "restricted"  # fmt: skip
-    rdma_resource: Annotated[str, Doc("What the cluster calls an InfiniBand device."), KEY] = "rdma/hca"
+    rdma_resource: Annotated[str, Doc("The cluster's resource name of an InfiniBand device."), KEY] = "rdma/hca"
     metrics_port: Annotated[int, Doc("The port of each node's metrics."), Ge(1024), Le(MAX_PORT)] = 9500
     network_policy: Annotated[
-        bool, Doc("Whether a NetworkPolicy keeps everybody but the run's own pods, and Prometheus, from its ports.")
+        bool, Doc("Whether a NetworkPolicy allows only the run's pods and Prometheus to reach the run's ports.")
     ] = True
     monitoring_namespace: Annotated[
         str, Doc("The namespace from which Prometheus may reach the metrics."), NAMESPACE
     ] = "monitoring"
     labels: Annotated[
-        Mapping[str, str], Doc("Further labels of the job and its pods, a team or a cost centre."), Rule(check_labels)
+        Mapping[str, str],
+        Doc("More labels for the job and its pods, such as a team or a cost centre."),
+        Rule(check_labels),
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:

@@ -71,65 +71,72 @@ class SlurmOptions:
 
     login: Annotated[
         str | None,
-        Doc("The login node, HOST or USER@HOST as ssh takes it, where Slurm is asked; null: this machine is one."),
+        Doc("The login node, as HOST or USER@HOST for ssh. null: this machine is a login node."),
         LOGIN,
     ] = None
     workdir: Annotated[
         str | None,
-        Doc("The project's folder on the cluster; null: the present folder, through a login node your home there."),
+        Doc("The project's folder on the cluster. null: the current folder, or with login your home folder there."),
         PATH,
     ] = None
     runs: Annotated[
         str | None,
         Doc(
-            "Where the runs' folders are, on a filesystem that all nodes share; "
-            "null: as on every target, through a login node .local/state/ddpctl/runs of your home there."
+            "The folder of the runs, on a file system that all nodes share. null: the default folder of this "
+            "machine, or with login ~/.local/state/ddpctl/runs on the cluster."
         ),
         PATH,
     ] = None
     runtime: Annotated[
         Runtime,
-        Doc("What a node runs the job's image with; none: no container, but a Python with ddpctl[train] on the node."),
+        Doc("The container runtime of the nodes. none: no container, but a Python with ddpctl[train]."),
     ] = "none"
     python: Annotated[
         str | None,
-        Doc("Runtime none: the Python of a venv that all nodes see; null: $PYTHON, else python3 on the PATH."),
+        Doc(
+            "For runtime none: a Python that all nodes can read, such as that of a venv. null: $PYTHON, else "
+            "python3 on PATH."
+        ),
         PATH,
     ] = None
-    modules: Annotated[tuple[str, ...], Doc("Modules that are loaded first."), MODULES] = ()
-    sif: Annotated[str | None, Doc("Runtime apptainer: this .sif file instead of the job's image."), PATH] = None
-    runtime_args: Annotated[
-        tuple[str, ...], Doc("Further options of the container runtime, one each: --NAME=VALUE."), ARGUMENTS
-    ] = ()
-    partition: Annotated[str | None, Doc("The partition; several with commas: the earliest."), WORD] = None
-    account: Annotated[str | None, Doc("The account that is charged."), WORD] = None
-    qos: Annotated[str | None, Doc("The quality of service."), WORD] = None
-    reservation: Annotated[str | None, Doc("A reservation."), WORD] = None
-    constraint: Annotated[str | None, Doc("Features that the nodes must have."), FEATURES] = None
-    exclusive: Annotated[bool, Doc("Whole nodes for this job alone.")] = False
-    gpu_type: Annotated[str | None, Doc("The kind of GPU, as the cluster calls it."), WORD] = None
-    gpu_request: Annotated[
-        Literal["gpus-per-node", "gres"], Doc("How GPUs are asked for; gres where the cluster knows no other way.")
-    ] = "gpus-per-node"
-    array: Annotated[str | None, Doc("A job array, such as 0-3%2: the same job several times."), Rule(check_array)] = (
+    modules: Annotated[tuple[str, ...], Doc("Environment modules to load before the start."), MODULES] = ()
+    sif: Annotated[str | None, Doc("For runtime apptainer: a .sif file to use instead of the job's image."), PATH] = (
         None
     )
-    after: Annotated[str | None, Doc("A run that must have succeeded before this one starts."), WORD] = None
+    runtime_args: Annotated[
+        tuple[str, ...], Doc("More options for the container runtime, each as --NAME=VALUE."), ARGUMENTS
+    ] = ()
+    partition: Annotated[
+        str | None,
+        Doc("The partition, or several separated by commas: Slurm takes the one that can start first."),
+        WORD,
+    ] = None
+    account: Annotated[str | None, Doc("The account to charge."), WORD] = None
+    qos: Annotated[str | None, Doc("The quality of service."), WORD] = None
+    reservation: Annotated[str | None, Doc("The reservation to use."), WORD] = None
+    constraint: Annotated[str | None, Doc("Features that the nodes must have."), FEATURES] = None
+    exclusive: Annotated[bool, Doc("Whether the job gets whole nodes for itself.")] = False
+    gpu_type: Annotated[str | None, Doc("The type of GPU, as the cluster names it."), WORD] = None
+    gpu_request: Annotated[
+        Literal["gpus-per-node", "gres"], Doc("How GPUs are requested; gres for clusters that support nothing else.")
+    ] = "gpus-per-node"
+    array: Annotated[str | None, Doc("Run the job as an array, such as 0-3%2."), Rule(check_array)] = None
+    after: Annotated[str | None, Doc("A run that must succeed before this one starts."), WORD] = None
     requeues: Annotated[
         int,
         Doc(
-            "How often at most the run continues in a new allocation after a time limit, preemption or loss; 0: never. "
-            "Three starts in a row without a new checkpoint end it in any case."
+            "Largest number of requeues after a time limit, a preemption or a lost node; 0: none. Three starts in "
+            "a row without a new checkpoint always end the run."
         ),
         Ge(0),
         Le(1000),
     ] = 20
     prometheus: Annotated[
         str | None,
-        Doc("A folder of Prometheus' file_sd: each job's metrics addresses are written there while it runs."),
+        Doc("A folder that Prometheus reads with file_sd: each job writes its metrics addresses there while it runs."),
         PATH,
     ] = None
-    extra: Annotated[tuple[str, ...], Doc("Further options of sbatch, one each: --NAME=VALUE."), Rule(check_extra)] = ()
+    extra: Annotated[tuple[str, ...], Doc("More options for sbatch, each as --NAME=VALUE."), Rule(check_extra)] = ()
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key and a sentence for each setting that is impossible on Slurm."""

@@ -52,19 +52,23 @@ def check_network(network: str) -> str:
 class SshHost:
     """A machine of the target."""
 
-    address: Annotated[str, Doc("As ssh takes it: a name of ~/.ssh/config, a host name, an address."),
+    address: Annotated[str, Doc("As for ssh: a name in ~/.ssh/config, a host name or an IP address."),
                        Rule(check_address)]  # fmt: skip
-    user: Annotated[str | None, Doc("Who logs in; null: as ~/.ssh/config has it, else you."), Rule(check_user)] = None
-    port: Annotated[
-        int | None, Doc("Its sshd's port; null: as ~/.ssh/config has it, else 22."), Ge(1), Le(MAX_PORT)
+    user: Annotated[
+        str | None, Doc("The user to log in as. null: as in ~/.ssh/config, else your user name."), Rule(check_user)
     ] = None
-    key: Annotated[str | None, Doc("The private key's path here; null: the agent's keys and ~/.ssh's.")] = None
+    port: Annotated[
+        int | None, Doc("The port of its sshd. null: as in ~/.ssh/config, else 22."), Ge(1), Le(MAX_PORT)
+    ] = None
+    key: Annotated[
+        str | None, Doc("Path of the private key on this machine. null: the keys of the agent and of ~/.ssh.")
+    ] = None
     peer: Annotated[
         str | None,
-        Doc("The address at which the other hosts reach it; null: the one at which this machine does."),
+        Doc("The address at which the other hosts reach it. null: the address that this machine uses."),
         Rule(check_address),
     ] = None
-    gpus: Annotated[int | None, Doc("How many of its GPUs a run may have; null: all of them."), Ge(0), Le(64)] = None
+    gpus: Annotated[int | None, Doc("Number of its GPUs that a run may use. null: all."), Ge(0), Le(64)] = None
 
     @classmethod
     def from_text(cls, text: str) -> "SshHost":
@@ -98,36 +102,36 @@ class SshOptions:
 
     hosts: Annotated[
         tuple[SshHost, ...],
-        Doc("The machines, in the order in which nodes take them: alice@box1:22, or address, user, port, key, peer "
-            "and gpus."),
+        Doc("The hosts in the order of their use, each as USER@HOST:PORT or with the keys address, user, port, "
+            "key, peer and gpus."),
         Rule(check_hosts),
     ]  # fmt: skip
     runtime: Annotated[
         Literal["docker", "podman", "none"],
-        Doc("What runs a node: a container of the job's image, or none: the host's own Python."),
+        Doc("How nodes run: docker or podman with the job's image, or none: the host's Python."),
     ] = "docker"
     python: Annotated[
-        str, Doc("runtime none: the Python of every host that has ddpctl[train]: a path, or a name on its PATH.")
+        str, Doc("For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH.")
     ] = "python3"
     project: Annotated[
         str,
-        Doc("The ranks' code: none: what the image has (runtime none: the home folder); sync: this folder is sent to "
-            "every host; or the path of a folder that every host has."),
+        Doc("The ranks' code. none: what is in the image (with runtime none: the home folder); sync: this folder "
+            "is copied to every host; PATH: a folder that every host has."),
         Rule(check_project),
     ] = "none"  # fmt: skip
-    home: Annotated[str, Doc("The folder of the hosts where runs are kept."), Rule(check_path)] = "~/.ddpctl"
+    home: Annotated[str, Doc("The folder on the hosts that contains the runs."), Rule(check_path)] = "~/.ddpctl"
     checkpoint_dir: Annotated[
         str | None,
-        Doc("A folder that all hosts share, for the checkpoints of all runs; null: each host's own run folder, in "
-            "which node 0 has them."),
+        Doc("A folder shared by all hosts, for the checkpoints of all runs. null: the run's folder on the host of "
+            "node 0."),
         Rule(check_path),
     ] = None  # fmt: skip
     network: Annotated[
-        str, Doc("The containers' network: host, or one that reaches the other hosts."), Rule(check_network)
+        str, Doc("The containers' network: host, or one that can reach the other hosts."), Rule(check_network)
     ] = "host"  # fmt: skip
-    exclude: Annotated[tuple[str, ...], Doc("Addresses of hosts that get no node: machines in repair.")] = ()
+    exclude: Annotated[tuple[str, ...], Doc("Addresses of hosts not to use, such as machines in repair.")] = ()
     min_disk: Annotated[
-        str, Doc("How much disk every host must have free where runs are kept."), Rule(check_size)
+        str, Doc("Free disk space that every host must have for runs."), Rule(check_size)
     ] = "1Gi"  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
