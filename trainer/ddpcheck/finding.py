@@ -59,9 +59,9 @@ class Finding:
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding per node: bad if a value is not the most frequent one (if several are, the first of these).
+    """Yield one finding per node: bad if a value differs from the most frequent one (or the first of several).
 
-    For a driver only the branch (570 of 570.86.15) must be the same; a different patch is a warning.
+    For a driver, only the branch (570 of 570.86.15) must be the same. A different patch version is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
     usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}
@@ -84,8 +84,8 @@ def compare_speed(
 ) -> Iterator[Finding]:
     """Yield one finding per node: below 80 % of the others' median is a warning, below 50 % bad.
 
-    It is only a warning if other programs used the cores meanwhile (``loaded``), or with fewer than three nodes, where
-    the faster node may be the unusual one.
+    It is never more than a warning if other programs used the cores meanwhile (``loaded``), or if there are fewer than
+    three nodes, because then the faster node may be the unusual one.
     """
     for node, speed in speeds.items():
         usual = median([other for number, other in speeds.items() if number != node] or [speed])
