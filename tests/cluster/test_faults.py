@@ -34,7 +34,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return undisturbed(tmp_path_factory.mktemp("calm") / "run")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row.number}-{row.title}" for row in ROWS])
+# Whose codes are tests/ddprun/test_restarts.py's and test_exit_codes.py's; here one rank that fails by itself suffices.
+TRIED = [row for row in ROWS if row.title not in ("a rank segfaults", "a rank exits with 78")]
+
+
+@pytest.mark.parametrize("row", TRIED, ids=[f"{row.number}-{row.title}" for row in TRIED])
 def test_a_fault(row: Row, tmp_path: Path, weights: str) -> None:
     if row.number == 27 and not GROUPS.is_dir():
         pytest.skip(f"needs memory cgroups (v1) in {GROUPS}")

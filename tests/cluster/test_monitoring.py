@@ -58,7 +58,7 @@ def rank_pid(rank: int) -> int:
     return int(pid)
 
 
-def test_every_expression_has_data(quick: Lab) -> None:
+def every_expression_has_data(quick: Lab) -> None:
     """In a healthy run; but for what needs a GPU or a fault, which are named."""
     wait_until(lambda: quick.query("run:ddp_productive:ratio1h and on () ddp_loss"), "the rules' first results")
     wait_until(lambda: quick.query("rate(ddp_checkpoint_duration_seconds_count[5m]) > 0"), "a checkpoint to be seen")
@@ -78,7 +78,9 @@ def test_every_expression_has_data(quick: Lab) -> None:
             assert quick.query(part), f"{alert.name}: {part} has no data"
 
 
-def test_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
+def test_every_expression_has_data_and_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
+    every_expression_has_data(quick)
+
     def fires(alert: str) -> dict[str, str]:
         wait_until(lambda: alert in quick.firing(), f"{alert} to fire", FIRES_S)
         return quick.firing()[alert]

@@ -98,7 +98,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     server.process.wait(60)
 
 
-def test_every_series_of_the_catalogue_is_found_by_file_sd(
+def test_every_series_of_the_catalogue_is_found_by_file_sd_and_accepted_by_promtool(
     run: list[str], prometheus: Prometheus, tmp_path: Path
 ) -> None:
     query = prometheus.query
@@ -120,22 +120,18 @@ def test_every_series_of_the_catalogue_is_found_by_file_sd(
             assert not values or {one["metric"][label] for one in found} <= set(values)
     for rank in range(4):
         assert 0 < int(query(f'count({{rank="{rank}", __name__=~"ddp_.*"}})')[0]["value"][1]) <= 80
-    ddpctl("stop", RUN)
-    assert list((tmp_path / "runs" / ".targets").iterdir()) == []
-    wait_until(lambda: query("up") == [], "Prometheus without the run", timeout_s=120)
-
-
-def test_promtool_accepts_what_the_nodes_tell_and_their_last_words(run: list[str], tmp_path: Path) -> None:
     said = [get(address) for address in run]
     assert [checked(text) for text in said] == [(0, "", "")] * 2
     assert all(len([line for line in series(text) if 'rank="' not in line]) <= 120 for text in said)
     ddpctl("stop", RUN)
+    assert list((tmp_path / "runs" / ".targets").iterdir()) == []
     for node, text in enumerate(said):
         kept = (tmp_path / "runs" / RUN / f"node-{node}" / "metrics.prom").read_text()
         assert checked(kept) == (0, "", "")
         names = {re.split(r"[{ ]", line)[0] for line in series(text)}
         names -= {"ddp_heartbeat_timestamp_seconds"}  # a rank that has ended has none
         assert names <= {re.split(r"[{ ]", line)[0] for line in series(kept)}
+    wait_until(lambda: query("up") == [], "Prometheus without the run", timeout_s=120)
 
 
 def test_the_targets_of_nodes_that_were_killed_are_taken_away_by_the_next_look(run: list[str], tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_ranks_of_two_nodes_train_together(launch: Launch) -> None:
     assert said == ["world 2: 2"] * 2
 
 
-CODES = [("3", 3, 0), ("65", 65, 1), ("78", 78, 0), ("-9", 137, 1), ("138", 138, 0), ("142", 142, 1)]
+CODES = [("3", 3, 0), ("-9", 137, 1), ("142", 142, 1)]  # the others, without srun: tests/ddprun/test_exit_codes.py
 
 
 @pytest.mark.parametrize(("deed", "code", "first"), CODES)
@@ -138,7 +138,7 @@ def test_nodes_that_do_not_match(launch: Launch) -> None:
     assert [outcome.message for outcome in job.outcomes()] == [message] * 2
 
 
-@pytest.mark.parametrize(("deed", "code"), [("0", 0), ("65", 65), ("-9", 137)])
+@pytest.mark.parametrize(("deed", "code"), [("0", 0), ("65", 65)])
 def test_with_one_task_a_gpu_the_first_of_each_node_stands_for_all(launch: Launch, deed: str, code: int) -> None:
     job = launch(ONE_A_GPU, *ONCE, str(ACT), *(() if deed != "0" else ("all=0",)), f"3={deed}")
     assert (job.end(), job.codes()) == (code, {"0.0": code, "0.1": 0, "1.0": code, "1.1": 0})
@@ -147,7 +147,7 @@ def test_with_one_task_a_gpu_the_first_of_each_node_stands_for_all(launch: Launc
     ]
 
 
-@pytest.mark.parametrize(("deed", "code"), [("0", 0), ("65", 65), ("-9", 137)])
+@pytest.mark.parametrize(("deed", "code"), [("65", 65), ("-9", 137)])  # 0: test_slurm.py
 def test_a_batch_job_has_the_code_too(slurm: slurm_lab.Slurm, tmp_path: Path, deed: str, code: int) -> None:
     tmp_path.chmod(0o755)
     script = tmp_path / "train.sbatch"

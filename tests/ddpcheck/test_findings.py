@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck import network_checks, node_checks, siblings
+from ddpcheck import finding, network_checks, node_checks
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -74,12 +74,12 @@ def test_a_clock_is_wrong_by_what_most_clocks_say():
 
 def test_a_build_is_stale_by_what_most_nodes_have():
     new, old = {"NCCL": "2.30.7", "libnccl.so.2": "a" * 64}, {"NCCL": "2.30.7", "libnccl.so.2": "b" * 64}
-    found = [*siblings.compare_builds("libraries", {0: old, 1: new, 2: new})]
+    found = [*finding.compare_builds("libraries", {0: old, 1: new, 2: new})]
     assert statuses(found, "libraries") == {0: "bad"}
     assert found[0].value == f"libnccl.so.2 {'b' * 12}, elsewhere {'a' * 12}"
     patches = {0: {"driver": "570.86.15"}, 1: {"driver": "570.86.10"}, 2: {"driver": "570.86.15"}}
-    assert statuses(siblings.compare_builds("driver", patches), "driver") == {1: "warning"}
-    assert statuses(siblings.compare_builds("GPUs", {0: {"driver": "570.1"}, 1: {"driver": "550.1"}}), "GPUs") == {
+    assert statuses(finding.compare_builds("driver", patches), "driver") == {1: "warning"}
+    assert statuses(finding.compare_builds("GPUs", {0: {"driver": "570.1"}, 1: {"driver": "550.1"}}), "GPUs") == {
         1: "bad"
     }
 
@@ -96,7 +96,7 @@ def test_a_build_is_stale_by_what_most_nodes_have():
     ],
 )
 def test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow):
-    found = siblings.compare_speed("CPU matmul", speeds, "GFLOP/s", loaded=loaded)
+    found = finding.compare_speed("CPU matmul", speeds, "GFLOP/s", loaded=loaded)
     assert statuses(found, "CPU matmul") == slow
 
 

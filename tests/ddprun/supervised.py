@@ -10,7 +10,7 @@ from typing import Any
 SUPERVISE = Path(__file__).parent / "scripts" / "supervise.py"
 
 
-def run_ranks(how: str, lines: list[Any], folder: Path, options: tuple[str, ...] = (), timeout_s: float = 120) -> Any:
+def run_ranks(how: str, lines: list[Any], folder: Path, options: tuple[str, ...] = (), timeout_s: float = 280) -> Any:
     """Return what each of ``lines`` printed and exited with, and why it was executed although it was to be forked."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     environ["PYTHONPATH"] = str(Path(__file__).parents[2] / "trainer")

@@ -27,8 +27,7 @@ def test_0(runs, wording):
     assert ended(wording, *runs.pair("act.py", "all=0")) == (0, "ok", None, None)
 
 
-@NODES
-@pytest.mark.parametrize("code", [3, 65, 78, 142])
+@pytest.mark.parametrize(("code", "node"), [(3, 0), (65, 1), (78, 0), (142, 1)])
 def test_a_scripts_own(runs, wording, code, node):
     assert ended(wording, *runs.pair("act.py", f"{node}={code}")) == (code, "error", node, node)
 
@@ -58,24 +57,26 @@ def test_66_of_one_node_does_not_keep_the_other_waiting(runs, node, tmp_path):
     assert nodes[1 - node].end() == 66
 
 
-@NODES
-def test_137(runs, wording, node):
-    nodes = runs.pair("act.py", f"{node}=-9", options=("--max-restarts", "0"))
-    assert ended(wording, *nodes) == (137, "killed", node, node)
+def test_137(runs, wording):
+    """Of node 1: test_two_nodes.py."""
+    nodes = runs.pair("act.py", "0=-9", options=("--max-restarts", "0"))
+    assert ended(wording, *nodes) == (137, "killed", 0, 0)
 
 
-@NODES
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGTERM, 143)], ids=["usr1", "term"])
+@pytest.mark.parametrize(
+    ("number", "code", "node"), [(signal.SIGUSR1, 138, 1), (signal.SIGTERM, 143, 0)], ids=["usr1-1", "term-0"]
+)
 def test_saved(runs, wording, number, code, node):
+    """SIGTERM to node 1: test_two_nodes.py."""
     nodes = runs.pair("act.py", "all=save")
     runs.wait_until_ready(*nodes)
     nodes[node].process.send_signal(number)
     assert ended(wording, *nodes) == (code, "stopped", node, node)
 
 
-@NODES
-def test_144(runs, wording, node):
+def test_144(runs, wording):
+    """Of node 1: test_restarts.py."""
     nodes = runs.pair("steps.py", "--steps", "100000", options=("--max-restarts", "0", "--hang-timeout", "1"))
-    runs.until(lambda: (runs.run_dir / "steps" / f"1.5.{node}").exists())
-    os.kill(nodes[node].state().ranks[0].pid, signal.SIGSTOP)
-    assert ended(wording, *nodes) == (144, "hang", node, node)
+    runs.until(lambda: (runs.run_dir / "steps" / "1.5.0").exists())
+    os.kill(nodes[0].state().ranks[0].pid, signal.SIGSTOP)
+    assert ended(wording, *nodes) == (144, "hang", 0, 0)

@@ -23,17 +23,25 @@ NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
 
 def nodectl(*args, **kw):
     """Exit code, stdout and stderr."""
-    done = subprocess.run([*NODECTL, *map(str, args)], capture_output=True, text=True, timeout=30, check=False, **kw)
+    done = subprocess.run([*NODECTL, *map(str, args)], capture_output=True, text=True, timeout=240, check=False, **kw)
     return done.returncode, done.stdout, done.stderr
 
 
 def test_show_and_signal_a_node(runs, wording):
     node = runs.start("act.py", "all=deaf", options=("--nproc-per-node", "2"))
     runs.wait_until_ready(node)
-    runs.until(lambda: json.loads((node.folder / "node.json").read_text())["state"] == "training")
-    state = json.loads((node.folder / "node.json").read_text())
-    code, shown, _ = nodectl("show", node.folder)
-    found = json.loads(shown)
+
+    def read_state():
+        return json.loads((node.folder / "node.json").read_text())
+
+    def look():
+        """A state, and what is shown of it, if it did not change meanwhile."""
+        state, (code, shown, _) = read_state(), nodectl("show", node.folder)
+        found = json.loads(shown)
+        return state == read_state() and found["history"].count("\n") > 1 and (state, code, found)
+
+    runs.until(lambda: read_state()["state"] == "training")
+    state, code, found = runs.until(look)
     head, *rows = found.pop("history").splitlines()
     known = (node.folder / "history.csv").read_text().splitlines()
     assert head == known[0]
@@ -44,7 +52,7 @@ def test_show_and_signal_a_node(runs, wording):
         {"dir": str(node.folder), "gone": False, "alive": True, "node": state, "outcome": None, "remains": False},
     )
     assert (state["pid"], state["state"]) == (node.process.pid, "training")
-    code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "5", node.folder)
+    code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "60", node.folder)
     assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": True, "alive": False})
     assert runs.alive() == []
     outcome = json.loads((node.folder / "outcome.json").read_text())
@@ -161,7 +169,7 @@ def test_a_large_log_needs_little_memory(options, tmp_path):
     assert done.stdout is not None
     with done.stdout as lines:
         numbers = [int(line) for line in lines]
-    assert done.wait(60) == 0
+    assert done.wait(240) == 0
     assert numbers == list(range(2_999_995 if options else 0, 3_000_000))
 
 
@@ -171,9 +179,9 @@ def test_logs_that_are_not_there(run_dir):
 
 def test_following_ends_with_the_run_and_loses_nothing(runs):
     node = runs.start("say.py")
-    runs.until((node.folder / "node.json").exists)
+    runs.until((node.folder / "rank-0.log").exists)  # nodectl waits 10 s for it
     done = subprocess.run(
-        [*NODECTL, "logs", "-f", "--rank", "0", str(runs.run_dir)], capture_output=True, timeout=90, check=False
+        [*NODECTL, "logs", "-f", "--rank", "0", str(runs.run_dir)], capture_output=True, timeout=240, check=False
     )
     assert node.end() == 0
     lines = [f"[node0 rank0] {line}" for line in node.log(0).split("\n")]
@@ -204,7 +212,7 @@ def followed(run_dir, nodes, *options):
             """Read until ``text`` comes, and see that nothing else does."""
             shown = b""
             while len(shown) < len(text):
-                assert select.select([process.stdout], [], [], 30)[0], shown
+                assert select.select([process.stdout], [], [], 240)[0], shown
                 shown += process.stdout.read(len(text) - len(shown))
             assert shown == text
 

@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent.parent
 
 
-def ddpctl(*args: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def ddpctl(*args: str, cwd: Path | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DDPCTL, *args], capture_output=True, text=True, timeout=timeout, cwd=cwd)
 
 
@@ -27,7 +27,7 @@ def start(*args: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(true: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+def wait_until(true: Callable[[], object], what: str, timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"

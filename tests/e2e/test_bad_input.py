@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.driver import ddpctl, end_of, outcome_of
+from tests.in_process import ddpctl as in_process
 from tests.wording import Wording
 
 from ddpwire.run_files import NODE_LOG
@@ -21,6 +22,7 @@ class Bad:
     args: str = "launch"
     code: int
     yaml: str = ""
+    in_process: bool = True
 
 
 TABLE = {
@@ -60,8 +62,8 @@ TABLE = {
     "--env without =": Bad(args="launch -e A", code=2),
     "--env no name": Bad(args="launch -e 1A=b", code=2),
     "--name": Bad(args="launch --name A_b", code=2),
-    "unknown flag": Bad(args="launch --gpu 2", code=2),
-    "unknown verb": Bad(args="lunch", code=2),
+    "unknown flag": Bad(args="launch --gpu 2", code=2, in_process=False),
+    "unknown verb": Bad(args="lunch", code=2, in_process=False),
     "no run yet": Bad(args="status x", code=66),
     "resume nothing": Bad(args="launch --resume x", code=66),
     **{
@@ -78,7 +80,7 @@ TABLE = {
 def test_bad_input(bad: Bad, tmp_path: Path, wording: Wording) -> None:
     if bad.yaml:
         (tmp_path / "ddpctl.yaml").write_bytes(bad.yaml.encode("latin-1"))
-    done = ddpctl(*bad.args.split(), cwd=tmp_path)
+    done = (in_process if bad.in_process else ddpctl)(*bad.args.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (bad.code, "")
     assert [path.name for path in tmp_path.glob("runs/*")] == []
     wording(done.stderr)
@@ -107,7 +109,7 @@ def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
         ("-t", "kubernetes", "--", "/app/no.py"),
         ("-t", "slurm", "--", "/app/no.py"),
     ):
-        done = ddpctl("render", *words, cwd=tmp_path)
+        done = in_process("render", *words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
 
 

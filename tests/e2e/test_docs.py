@@ -109,7 +109,7 @@ def test_what_is_about_images(line: str, tmp_path: Path) -> None:
     """Built and pushed as dry runs; what needs an engine or a host is parsed."""
     words = shlex.split(line)[1:]
     (tmp_path / "Dockerfile").write_text("")
-    done = ddpctl(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
+    done = in_process(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -117,7 +117,7 @@ def test_what_is_about_images(line: str, tmp_path: Path) -> None:
 def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
     """The configuration is written; what needs Docker or a Prometheus is parsed (tests/cluster has them)."""
     words = shlex.split(line)[1:]
-    done = ddpctl(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
+    done = in_process(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -125,7 +125,7 @@ def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
 def test_checks(line: str, tmp_path: Path) -> None:
     """The drawings are drawn; a check is parsed (test_bench.py, test_doctor.py and tests/cluster run it)."""
     words = shlex.split(line)[1:]
-    done = ddpctl(*words, *([] if "--show" in words else ["--help"]), cwd=tmp_path)
+    done = in_process(*words, *([] if "--show" in words else ["--help"]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -179,7 +179,7 @@ def check_words_for_slurm(words: list[str], folder: Path) -> None:
     (folder / "ddpctl.yaml").write_text(text)
     for name in (word for word in words if word.endswith(".py")):
         (folder / name).write_text("")
-    done = ddpctl("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
+    done = in_process("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/usr/bin/env bash\n")
 

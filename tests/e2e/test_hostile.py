@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, end_of, node_log, processes_of, start, wait_until
+from tests.in_process import ddpctl as in_process
 from tests.wording import Wording
 
 from ddpctl import run_store
@@ -124,34 +125,32 @@ def test_resuming_a_run_that_goes_on_is_refused(tmp_path: Path, wording: Wording
     wording(done.stderr)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"created": "yesterday"},
-        {"job": {"nodes": "all"}},
-        {"options": None},
-        {"job": {"command": [1, 2]}},
-        {"target": 7},
-        {"kind": "slurm", "created": 1.0},  # long ago: it is not starting any more
-        {"name": 5},
-    ],
-    ids=["created", "nodes", "options", "command", "target", "kind", "name"],
+ODD: tuple[dict[str, object], ...] = (
+    {"created": "yesterday"},
+    {"job": {"nodes": "all"}},
+    {"options": None},
+    {"job": {"command": [1, 2]}},
+    {"target": 7},
+    {"kind": "slurm", "created": 1.0},  # long ago: it is not starting any more
+    {"name": 5},
 )
-def test_one_odd_record_does_not_hide_the_others(tmp_path: Path, change: dict[str, object], wording: Wording) -> None:
-    readable = change.keys() & {"kind", "name"}  # of another target, of the name of its folder
+
+
+def test_one_odd_record_does_not_hide_the_others(tmp_path: Path, wording: Wording) -> None:
     assert ddpctl("launch", "--name", "good", "--", str(SCRIPTS / "ends.py")).returncode == 0
-    odd = tmp_path / "runs/odd"
-    odd.mkdir()
     record = json.loads((tmp_path / "runs/good/run.json").read_text())
-    (odd / "run.json").write_text(json.dumps(record | change))
-    listed = ddpctl("ps")
-    assert (listed.returncode, "odd" in listed.stderr) == (0, not readable)
-    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:] if line.startswith("good")] == [
-        ["good", "succeeded"]
-    ]
-    assert ddpctl("status", "good").returncode == 0
-    assert ddpctl("stop", "--all").returncode == 0
-    wording(listed.stderr)
+    (tmp_path / "runs/odd").mkdir()
+    for change in ODD:
+        (tmp_path / "runs/odd/run.json").write_text(json.dumps(record | change))
+        readable = change.keys() & {"kind", "name"}  # of another target, of the name of its folder
+        listed = in_process("ps")
+        assert (listed.returncode, "odd" in listed.stderr) == (0, not readable), change
+        assert [line.split()[:2] for line in listed.stdout.splitlines()[1:] if line.startswith("good")] == [
+            ["good", "succeeded"]
+        ]
+        assert in_process("status", "good").returncode == 0
+        assert in_process("stop", "--all").returncode == 0
+        wording(listed.stderr)
 
 
 def test_a_copied_run_is_another_run(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,16 +78,6 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
         assert (status["outcome"]["cause"], status["outcome"]["rank"], status["outcome"]["node"]) == ("killed", 1, 0)
     if victim == "ddpctl":
         assert (status["state"], status["code"]) == ("stopped", 143)
-
-
-def test_a_detached_run_outlives_its_ddpctl(tmp_path: Path) -> None:
-    process = start("launch", "--detach", "--name", "apart", "--", IDLE)
-    process.communicate(timeout=30)
-    with_group_gone = time.monotonic() + 1.5
-    wait_until(lambda: ranks_up(tmp_path, "apart", 1) == [0], "the rank")
-    wait_until(lambda: time.monotonic() > with_group_gone, "a while")
-    assert json.loads(ddpctl("status", "apart", "--json").stdout)["state"] == "running"
-    assert ddpctl("stop", "apart", "--kill").returncode == 0
 
 
 def test_a_rank_that_exits_with_3(tmp_path: Path, wording: Wording) -> None:

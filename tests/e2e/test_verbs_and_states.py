@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.driver import ddpctl, processes_of, start, wait_until
+from tests.in_process import ddpctl as in_process
 
 pytestmark = pytest.mark.e2e
 
@@ -127,7 +128,7 @@ def verb_of(verb: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("state", STATES)
 def test_every_verb_in_this_state(state: str, project: Path, tmp_path: Path) -> None:
     launch = bring_into(state, project)
-    assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == SAID.get(state, state)
+    assert json.loads(in_process("status", "night", "--json").stdout)["state"] == SAID.get(state, state)
     found = {}
     for verb, codes in CODES.items():
         if codes[STATES.index(state)] is None:
@@ -139,7 +140,7 @@ def test_every_verb_in_this_state(state: str, project: Path, tmp_path: Path) -> 
         else:
             if verb == "stop":
                 (project / "go").touch()
-            done = ddpctl(*verb_of(verb))
+            done = in_process(*verb_of(verb))
             said, found[verb] = done.stdout + done.stderr, done.returncode
         assert "Traceback" not in said, said
         assert "None" not in said, said
@@ -152,11 +153,11 @@ def test_every_verb_in_this_state(state: str, project: Path, tmp_path: Path) -> 
         assert launch.returncode == 143, said
         assert not (tmp_path / "runs/night").exists()
         return
-    ended = json.loads(ddpctl("status", "night", "--json").stdout)
+    ended = json.loads(in_process("status", "night", "--json").stdout)
     assert ended["state"] in ("succeeded", "failed", "stopped", "lost")
     if state in ("training", "stopping", "stopped"):
         assert (ended["state"], ended["code"]) == ("stopped", 143)
-    assert ddpctl("rm", "night").returncode == 0
+    assert in_process("rm", "night").returncode == 0
     assert not (tmp_path / "runs/night").exists()
 
 

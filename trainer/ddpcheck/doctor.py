@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # public, all
 
-from ddpcheck import gpu_checks, network_checks, node_checks, siblings
-from ddpcheck.finding import ADVICE, Finding
+from ddpcheck import gpu_checks, network_checks, node_checks
+from ddpcheck.finding import ADVICE, Finding, compare_builds, compare_speed
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
 from ddpwire import clock, names
@@ -141,13 +141,13 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
     found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
     for check in ("libraries", "GPUs and driver"):
         builds = {node: report.builds[check] for node, report in reports.items() if report.builds.get(check)}
-        found += siblings.compare_builds(check, builds)
+        found += compare_builds(check, builds)
     found += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
     found += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
     loaded = {node for node, report in reports.items() if report.loaded}
     for check, unit in (("GPU matmul", "TFLOP/s"), ("CPU matmul", "GFLOP/s"), ("CPU memory", "GB/s")):
         speeds = {node: report.speeds[check] for node, report in reports.items() if check in report.speeds}
-        found += siblings.compare_speed(check, speeds, unit, loaded=loaded)
+        found += compare_speed(check, speeds, unit, loaded=loaded)
     order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
     return sorted(found, key=lambda finding: (order[finding.check], finding.node))
 

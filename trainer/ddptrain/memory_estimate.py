@@ -167,8 +167,8 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
         return "\n".join(lines)
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):
-        verdict = "fits" if better.total() <= memory else "still too much"
-        lines.append(f"  {_gib(better.total()):>11}  {verdict:15} {idea}")
+        outcome = "fits" if better.total() <= memory else "still too much"
+        lines.append(f"  {_gib(better.total()):>11}  {outcome:15} {idea}")
     found = fewest_shards(case, memory) if case.shards_all == 1 else None
     if found is not None:
         if_known = ", if the activations do" if case.activations is None else ""
