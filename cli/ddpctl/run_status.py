@@ -90,6 +90,7 @@ class NodeReport:
     note: str = ""  # what its target reports about it
     progress: Progress | None = None
     gone: bool = False  # its folder no longer exists
+    remains: bool = False  # its ddprun was killed, and processes of the run are left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +148,8 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
     progress = read_progress(str(shown.get("history") or ""))
-    gone = bool(shown.get("gone"))
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, gone=gone)
+    flags = {name: bool(shown.get(name)) for name in ("gone", "remains")}
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, **flags)
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
@@ -156,7 +157,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]
-    status = partial(RunStatus, run=run, nodes=nodes)
+    status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
     state: State
     if gone and not outcome and not young:
         message = f"node {', '.join(gone)}: the folder is missing, so how it ended is unknown"

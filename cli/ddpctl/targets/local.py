@@ -153,8 +153,7 @@ class LocalTarget(Target):
         for run in runs:
             nodes = [next(answers) for _ in range(run.job.max_nodes)]
             reports = tuple(node_report(node, shown) for node, shown in enumerate(nodes))
-            status = fold_nodes(run.name, reports, young=now - run.created < YOUNG_S)
-            found.append(replace(status, remains=status.ended and any(shown.get("remains") for shown in nodes)))
+            found.append(fold_nodes(run.name, reports, young=now - run.created < YOUNG_S))
         return tuple(found)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:

@@ -56,7 +56,7 @@ class SlurmTarget(Target):
     """A target whose runs are jobs in a Slurm cluster."""
 
     kind = "slurm"
-    capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "remains", "stop"})
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
