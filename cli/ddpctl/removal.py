@@ -66,8 +66,7 @@ def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple
 
 
 def _remove(one: Removal) -> Verb[tuple[DiskUsage, ...]]:
-    may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
-    if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
+    if targets.may_leave(one.run, one.state):  # a job and its pods; processes that a killed ddprun left
         yield from clear(one.run)
     return (yield from _disk_usage_everywhere(one.run, dry_run=False))
 

@@ -127,6 +127,8 @@ class RunStatus:
     def progress(self) -> Progress | None:
         """The progress of the node that is furthest, with the largest other values of all nodes. None for an array."""
         reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
+        if self.outcome and self.outcome.step is not None and not self.tasks:  # newer than the last row of a history
+            reported.append(Progress(step=self.outcome.step))
         if not reported:
             return None
         farthest = max(reported, key=lambda one: one.step)
