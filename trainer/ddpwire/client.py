@@ -114,7 +114,7 @@ def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
 def _report_beginning(before: str) -> None:
     """Report that the ranks were started again, and take the first step again."""
     if before.isdecimal() and int(before):
-        text = f"no checkpoint yet: the script starts from its beginning; {before} steps were taken before"
+        text = f"no checkpoint yet: the script starts from its beginning, after step {before}"
         print(f"ddpwire: {text}", file=sys.stderr)
         events_of(os.environ).emit("started_over", steps=int(before))
 
