@@ -3,10 +3,10 @@
 The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
-    python bench/kills.py --soak 600 [--ranks 3] [--every 200]
+    python bench/kills.py --soak 600 [--ranks 3]
 
 The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, and of
-which a rank is killed every 20 s; the exit code is 1 unless it finishes, with an effective training time ratio of 0.6
+which a rank is killed every 20 s, with a checkpoint every 2 s; the exit code is 1 unless it finishes, with an effective training time ratio of 0.6
 or more (the time of its steps undisturbed, divided by the time since its first step), and no more open files at its
 end. Only on an idle machine does the ratio mean anything.
 """
@@ -107,11 +107,10 @@ def open_files(pid: int) -> int:
     return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
 
 
-def soak(seconds: float, ranks: int, every: int, chance: random.Random) -> bool:
+def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
     """Kill a rank every 20 s, and print what that costs. Return whether it is as it should be."""
-    options = ("--device=cpu", f"--checkpoint-every={every}")
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        calm = Run(Path(one), ranks, *options, "--epochs=1000000")
+        calm = Run(Path(one), ranks, "--device=cpu", "--epochs=1000000")
         calm.until(lambda: calm.step() > 200, "step 200")
         first, began = calm.step(), time.monotonic()
         time.sleep(20)
@@ -119,7 +118,8 @@ def soak(seconds: float, ranks: int, every: int, chance: random.Random) -> bool:
         calm.process.terminate()
         calm.process.wait(TIMEOUT_S)
         epochs = max(1, round(seconds * steps_per_s / STEPS_PER_EPOCH))
-        run, files = Run(Path(other), ranks, *options, f"--epochs={epochs}"), []
+        every = f"--checkpoint-every={max(1, round(2 * steps_per_s))}"
+        run, files = Run(Path(other), ranks, "--device=cpu", every, f"--epochs={epochs}"), []
         run.until(lambda: run.step() > 0, "the first step")
         began = killed_at = time.monotonic()
         while run.until(lambda: time.monotonic() > killed_at + KILL_EVERY_S, "the next kill"):  # noqa: B023
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--soak", type=float, metavar="SECONDS")
     args = parser.parse_args()
     if args.soak:
-        sys.exit(not soak(args.soak, args.ranks, max(args.every, 200), random.Random(args.seed)))  # noqa: S311
+        sys.exit(not soak(args.soak, args.ranks, random.Random(args.seed)))  # noqa: S311
     options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         whole = fingerprint(Run(Path(one), args.ranks, *options).end())
