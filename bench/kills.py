@@ -5,10 +5,10 @@ The weights at the end are compared with those of an undisturbed run, and the st
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
     python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, and of
-which a rank is killed every 20 s, with a checkpoint every 2 s; the exit code is 1 unless it finishes, with an effective training time ratio of 0.6
-or more (the time of its steps undisturbed, divided by the time since its first step), and no more open files at its
-end. Only on an idle machine does the ratio mean anything.
+The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, with a
+checkpoint every 2 s, and of which a rank is killed every 20 s. The exit code is 1 unless it finishes, with an effective
+training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and no
+more open files at its end. Only on an idle machine does the ratio mean anything.
 """
 
 import argparse
