@@ -3,8 +3,12 @@
 The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
+    python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 when the weights differ.
+The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, with a
+checkpoint every 2 s, and of which a rank is killed every 20 s. The exit code is 1 unless it finishes, with an effective
+training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and no
+more open files at its end. Only on an idle machine does the ratio mean anything.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 STEPS_PER_EPOCH = 45  # of the digits
 TIMEOUT_S = 180.0
+KILL_EVERY_S = 20.0
 
 
 class Run:
@@ -96,6 +101,41 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
     return done
 
 
+def open_files(pid: int) -> int:
+    """Of a ddprun and the process that forks its ranks, which is the first of its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
+
+
+def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
+    """Kill a rank every 20 s, and print what that costs. Return whether it is as it should be."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        calm = Run(Path(one), ranks, "--device=cpu", "--epochs=1000000")
+        calm.until(lambda: calm.step() > 200, "step 200")
+        first, began = calm.step(), time.monotonic()
+        time.sleep(20)
+        steps_per_s = (calm.step() - first) / (time.monotonic() - began)
+        calm.process.terminate()
+        calm.process.wait(TIMEOUT_S)
+        epochs = max(1, round(seconds * steps_per_s / STEPS_PER_EPOCH))
+        every = f"--checkpoint-every={max(1, round(2 * steps_per_s))}"
+        run, files = Run(Path(other), ranks, "--device=cpu", every, f"--epochs={epochs}"), []
+        run.until(lambda: run.step() > 0, "the first step")
+        began = killed_at = time.monotonic()
+        while run.until(lambda: time.monotonic() > killed_at + KILL_EVERY_S, "the next kill"):  # noqa: B023
+            if not run.until(lambda: run.attempts() == len(files) + 1, "the next start"):
+                break
+            files.append(open_files(run.process.pid))
+            run.kill(chance.randrange(ranks))
+            killed_at = time.monotonic()
+        run.end()
+        took_s = time.monotonic() - began
+    ratio = epochs * STEPS_PER_EPOCH / steps_per_s / took_s
+    print(f"{len(files)} kills in {took_s:.0f} s; {epochs * STEPS_PER_EPOCH} steps, {steps_per_s:.1f}/s undisturbed")
+    print(f"effective training time ratio {ratio:.2f}; open files before each kill: {files}")
+    return ratio >= 0.6 and max(files[-3:]) <= max(files[:3])
+
+
 def fingerprint(text: str) -> str:
     return re.findall(r"weights sha256 ([0-9a-f]{16})", text)[-1]
 
@@ -108,7 +148,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--soak", type=float, metavar="SECONDS")
     args = parser.parse_args()
+    if args.soak:
+        sys.exit(not soak(args.soak, args.ranks, random.Random(args.seed)))  # noqa: S311
     options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         whole = fingerprint(Run(Path(one), args.ranks, *options).end())

@@ -103,6 +103,15 @@ def test_every_name_of_our_packages_that_is_imported_exists() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+def test_every_fault_of_the_docs_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/faults.md").read_text().partition("## Which test holds which fault\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|(.*)$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [7, 8, *range(10, 14), 16, *range(18, 27), 29, 30]
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", text)
+    assert len(named) > len(rows)
+    assert [test for path, test in named if f"\ndef {test}(" not in (ROOT / path).read_text()] == []
+
+
 def missing_names() -> Iterator[str]:
     for folder in ("cli", "trainer", "bench", "tests", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,16 @@ def cable_is_jolted(experiment: Experiment) -> None:
     experiment.job.machines[1].cut()
     time.sleep(2.0)
     experiment.job.machines[1].plug_in()
+    experiment.job.until(lambda: experiment.job.reached(40), "step 40")
+    experiment.succeeds(codes=[[0], [0]], restarts=NOBODY, exits=NOBODY)
+
+
+def link_is_slow(experiment: Experiment) -> None:
+    """2 Mbit/s from machine 1: the training is slower, and nothing else."""
+    experiment.train_until(moment(experiment))
+    experiment.now()
+    bucket = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "32kb", "latency", "200ms")
+    subprocess.run(experiment.job.machines[1].command(*bucket), check=True, timeout=10)
     experiment.job.until(lambda: experiment.job.reached(40), "step 40")
     experiment.succeeds(codes=[[0], [0]], restarts=NOBODY, exits=NOBODY)
 

@@ -19,6 +19,7 @@ from fault_injection.actions import (
     cable_is_jolted,
     cable_is_out,
     cable_stays_out,
+    link_is_slow,
     machine_is_lost,
     machine_is_lost_for_good,
     master_has_no_name,
@@ -114,6 +115,7 @@ ROWS = (
         bars=STAYS_PARTED,
         options=JOIN,
     ),
+    Row(number=7, title="the link of machine 1 is slow (2 Mbit/s)", act=link_is_slow, bars=Bars()),
     Row(
         number=9,
         title="a rank is frozen (SIGSTOP)",

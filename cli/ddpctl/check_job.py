@@ -65,10 +65,9 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
     if result or state.state == "stopped":
         try:
             removals, refused = removal.choose_removals(context, (run,))
-            for one in removals:
-                removal.remove_run(context, one)
-            for error in refused:
-                raise error
+            for error in (*refused, *removal.remove_runs(context, removals)):
+                if isinstance(error, DdpctlError):
+                    raise error
         except DdpctlError as error:  # no error of the check itself, which is done
             context.emit(f"{run.name} is not removed: {error}")
     if result is None:

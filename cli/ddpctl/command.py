@@ -104,6 +104,7 @@ class Output:
 
 _END = "END_OF_INPUT"
 BRIEF = 200  # characters
+SHELL = ("/bin/sh",)  # reads its script from stdin
 T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 

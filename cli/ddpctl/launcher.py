@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import interrupts, run_folders, run_store, targets
+from ddpctl.command import Verb
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -391,10 +392,10 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
     return RunStatus(run=run.name, state="stopped", message="its launch was undone", code=Exit.SAVED_TERM)
 
 
-def clear(context: AppContext, run: Run) -> None:
+def clear(run: Run) -> Verb[None]:
     """Remove what a run that has ended left on the machines where it ran."""
-    context.executor.perform(target_of(run).keep(run))
-    if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
+    yield from target_of(run).keep(run)
+    if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
 
 

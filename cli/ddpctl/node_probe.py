@@ -62,7 +62,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
 
     ``placed`` is a shell command that prints when the nodes got their machines.
     """
-    lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
+    lines = ["PATH=${PATH:-/usr/bin:/bin}", "part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())
     files = shlex.join(probe.files)
@@ -80,7 +80,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
             ]
         if probe.metrics:
             lines += [
-                f"""  url=$(sed -n 's|^ "metrics": "\\(http[^"]*\\)".*|\\1|p' {NODE} 2>/dev/null)""",
+                f"""  url=$([ -f {NODE} ] && sed -n 's|^ "metrics": "\\(http[^"]*\\)".*|\\1|p' {NODE})""",
                 '  if [ -n "$url" ]; then',
                 f'    part {_METRICS}; fetch "$url" 2>/dev/null || {{ part {_FAILURE}; echo "$url does not answer"; }}',
                 "  fi",

@@ -5,15 +5,18 @@ even behind a jump host.
 """
 
 import select
+import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+from uuid import uuid4
 
-from ddpctl.command import TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, process_line
+from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, process_line
 from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
@@ -26,6 +29,47 @@ if TYPE_CHECKING:
 PROBE_S = 3.0  # how often a silent host is checked
 LOST_S = 8.0
 _CHUNK = 1 << 16
+_SESSIONS = 8  # of a connection at once; an sshd allows 10 (MaxSessions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Commands that run in one session: their scripts in turn, all of them in the time of the longest."""
+
+    command: Command
+    indices: list[int]  # of the commands
+    mark: str = ""  # separates their outputs, in which it does not occur
+
+    def split(self, output: Output) -> dict[int, Output]:
+        """Return each command's output by its index; the commands that were not reached have the failure of all."""
+        if not self.mark:
+            return {self.indices[0]: output}
+        words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
+        parts = zip(self.indices, words[::2], words[1::2], errors, strict=False)
+        done = {index: Output(returncode=int(code), stdout=out, stderr=error) for index, out, code, error in parts}
+        return dict.fromkeys(self.indices, replace(output, stdout="", stderr=errors[-1])) | done
+
+
+def batches(commands: Sequence[Command]) -> list[Batch]:
+    """Group the commands so that no host has more than a few sessions: only its captured scripts share any."""
+    groups: dict[Host | int, list[int]] = {}
+    for index, command in enumerate(commands):
+        shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
+        groups.setdefault(shared or index, []).append(index)
+    every = [group[first::_SESSIONS] for group in groups.values() for first in range(min(len(group), _SESSIONS))]
+    return [_batch([commands[index] for index in indices], indices) for indices in every]
+
+
+def _batch(commands: list[Command], indices: list[int]) -> Batch:
+    if len(commands) == 1:
+        return Batch(command=commands[0], indices=indices)
+    mark, limits = uuid4().hex, [command.timeout_s for command in commands if command.timeout_s is not None]
+    text = "".join(
+        f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
+        for command in commands
+    )
+    command = replace(commands[0], stdin=text, timeout_s=max(limits, default=None))
+    return Batch(command=command, indices=indices, mark=mark)
 
 
 class Remote:

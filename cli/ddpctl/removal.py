@@ -60,12 +60,15 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     return tuple(removals), tuple(refused)
 
 
-def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
-    """Remove a run where it ran, and then its record. Raises DdpctlError."""
-    may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
-    if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
-        clear(context, one.run)
-    return context.executor.perform(_disk_usage_everywhere(one.run, dry_run=False))
+def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
+    """Remove runs where they ran, and then their records. Return for each what is gone, or why it is not."""
+    return context.executor.perform(together([_remove(one) for one in removals]))
+
+
+def _remove(one: Removal) -> Verb[tuple[DiskUsage, ...]]:
+    if targets.may_leave(one.run, one.state):  # a job and its pods; processes that a killed ddprun left
+        yield from clear(one.run)
+    return (yield from _disk_usage_everywhere(one.run, dry_run=False))
 
 
 def _check_ended(run: Run, state: RunStatus) -> None:

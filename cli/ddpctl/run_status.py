@@ -90,6 +90,7 @@ class NodeReport:
     note: str = ""  # what its target reports about it
     progress: Progress | None = None
     gone: bool = False  # its folder no longer exists
+    remains: bool = False  # its ddprun was killed, and processes of the run are left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,8 @@ class RunStatus:
     def progress(self) -> Progress | None:
         """The progress of the node that is furthest, with the largest other values of all nodes. None for an array."""
         reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
+        if self.outcome and self.outcome.step is not None and not self.tasks:  # newer than the last row of a history
+            reported.append(Progress(step=self.outcome.step))
         if not reported:
             return None
         farthest = max(reported, key=lambda one: one.step)
@@ -147,8 +150,10 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
     progress = read_progress(str(shown.get("history") or ""))
-    gone = bool(shown.get("gone"))
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, gone=gone)
+    gone, remains = bool(shown.get("gone")), bool(shown.get("remains"))
+    return NodeReport(
+        node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, gone=gone, remains=remains
+    )
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
@@ -156,7 +161,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]
-    status = partial(RunStatus, run=run, nodes=nodes)
+    status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
     state: State
     if gone and not outcome and not young:
         message = f"node {', '.join(gone)}: the folder is missing, so how it ended is unknown"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ddpctl.command import TIMED_OUT, Command, FilePart, Output, Transfer
-from ddpctl.errors import CannotWriteError
+from ddpctl.errors import CannotWriteError, NoInputError
 from ddpctl.images import human_size
 from ddpctl.text import cut, format_duration
 
@@ -105,7 +105,7 @@ def move(
     display: Display,
     number: int,
 ) -> Output:
-    """Run a command that transfers files. Raises CannotWriteError, or FileNotFoundError if it is not installed.
+    """Run a command that transfers files. Raises CannotWriteError, NoInputError; FileNotFoundError if it is missing.
 
     ``start`` starts the command with a stdin and a stderr. ``number`` is the number of this transfer in the display.
     """
@@ -130,6 +130,8 @@ def move(
     except TimeoutError:
         return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
     except OSError as failed:
+        if transfer.reads and failed.filename == transfer.reads:
+            raise NoInputError(f"cannot read {transfer.reads}: {failed.strerror}") from None
         if not started and isinstance(failed, FileNotFoundError):
             raise
         raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None

@@ -118,7 +118,6 @@ def box(
         "UsePAM no",
         "StrictModes no",
         "MaxStartups 200",
-        "MaxSessions 100",
         "UseDNS no",
         "PrintMotd no",
     ]

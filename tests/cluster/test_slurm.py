@@ -142,6 +142,9 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert list((site.folder / "state" / ".targets").iterdir()) == []
     last = json.loads(site.ddpctl("status", "--json", "night"))["outcome"]["step"]
     assert site.checkpoints("night")[-1] == last
+    of_node_0 = site.ddpctl("logs", "night", "--node", "0")
+    assert "epoch  2/" in of_node_0
+    assert {line.partition(" ")[0] for line in of_node_0.splitlines()} == {"[node0"}
     assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
 
 

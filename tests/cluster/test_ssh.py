@@ -142,6 +142,14 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
     ]
     assert rows[-1].startswith("no-such-host.invalid: no-such-host.invalid does not resolve: ")
     assert seconds < 30
+    (lab.person.home / ".ssh/config").write_text(f"Host again\n  HostName {first.address}\n")
+    lab.write(hosts=f"[{first.address}, again, {second.address}]")
+    done = lab.ddpctl("launch", "--name", "night", "--nodes", "3")
+    (lab.person.home / ".ssh/config").unlink()
+    assert done.returncode == 78, done.stderr
+    assert (
+        done.stderr.splitlines()[-1] == f"again: again and {first.address} are the same machine: list it under one name"
+    )
     assert not list(lab.folder.glob("*/home/.ddpctl"))
     assert not (lab.folder / "runs/night").exists()
 

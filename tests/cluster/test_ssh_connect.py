@@ -77,6 +77,9 @@ def test_commands_and_their_answers(lab: Lab, capfd: pytest.CaptureFixture[str])
         Output(returncode=124, stderr="no answer within 0.5 s"),
         Output(returncode=0, stdout="here\n"),
     )
+    many = [Command(argv=("/bin/sh",), stdin=f"echo {n}; echo e{n} >&2; exit {n}", host=here) for n in range(25)]
+    expected = (Output(returncode=n, stdout=f"{n}\n", stderr=f"e{n}\n") for n in range(25))
+    assert lab.run(*many) == tuple(expected), "more than the 10 sessions that an sshd allows"
     line = "for i in 1 2 3; do printf a; sleep 0.05; echo $0$i; done; echo e >&2; exit 4"
     streams = [Command(argv=("sh", "-c", line, name), mode="stream", host=here) for name in "xyz"]
     assert [output.returncode for output in lab.run(*streams)] == [4, 4, 4]

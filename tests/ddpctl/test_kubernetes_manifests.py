@@ -137,6 +137,12 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("word", WORKLOADS)
+def test_an_evicted_pod_has_more_time_than_its_ranks_need_to_save(word: str) -> None:
+    spec = target.bare_pod(draft_of(JOBS["sized"]), WORKLOADS[word])["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 121 + 30, "the job's grace, and a margin"
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(word: str, fault: str) -> None:
     workload, draft = WORKLOADS[word], draft_of()

@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.ddpctl.ssh_answers import HOSTS, OPTIONS, play
@@ -13,15 +15,19 @@ from tests.ddpctl.ssh_answers import RUN as ON_HOSTS
 from tests.ddpctl.test_slurm_target import RUN as ON_SLURM
 from tests.wording import Wording
 
-from ddpctl import run_store, targets
-from ddpctl.command import Command, Host, Output
+from ddpctl import removal, run_store, targets
+from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.commands import formatting
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UnavailableError, UsageError
-from ddpctl.run_store import DiskUsage
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
 from ddpctl.targets import Target
 from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
 from ddpctl.targets.ssh import SshTarget
 
+GONE = Output(returncode=0, stdout='{"alive": false}\n')
 LOOKED = Output(returncode=0, stdout="size 3000\ncheckpoints 2000\nstays /big/checkpoints\n")
 SCRIPT = """\
 d='/r/a b'
@@ -157,6 +163,40 @@ def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tm
         with pytest.raises(UsageError, match="alive"):
             act(tmp_path / "night", dry_run=False)
     assert lock.exists()
+
+
+def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(tmp_path: Path) -> None:
+    asked: list[tuple[Command, ...]] = []
+
+    def perform(verb: Verb[object]) -> object:
+        commands = next(verb)
+        while True:
+            asked.append(commands)
+            said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
+            try:
+                commands = verb.send(tuple(said))
+            except StopIteration as stop:
+                return stop.value
+
+    def remove(run: Run, *, remains: bool) -> list[set[str]]:
+        """The first line of what each round asks."""
+        state = RunStatus(run="", state="lost", message="", remains=remains)
+        made = [removal.Removal(run=replace(run, folder=f"{tmp_path}/{n}"), state=state, left=()) for n in "abc"]
+        asked.clear()
+        executor = cast("Executor", SimpleNamespace(perform=perform))
+        found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
+        assert not [one for one in found if isinstance(one, DdpctlError)]
+        return [
+            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands} for commands in asked if commands
+        ]
+
+    hosts = [{"address": one.address} for one in HOSTS]
+    on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
+    assert remove(on_hosts, remains=False) == [{"d"}]
+    assert len(asked[0]) == 6, "three runs on two hosts each"
+    assert remove(on_hosts, remains=True) == [{"ids"}, {"d"}]
+    there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
+    assert remove(there, remains=False) == [{"d"}], "Slurm has ended what a job left"
 
 
 def test_what_a_person_reads(wording: Wording) -> None:

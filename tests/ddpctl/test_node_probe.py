@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -100,16 +101,22 @@ def test_a_machine_that_cannot_be_asked(wording: Wording) -> None:
     wording(mute.failure)
 
 
-def test_local_asks_nodectl() -> None:
-    answer = {"time": 5.0, "metrics": METRICS, "files": {"a": "b"}, "failure": ""}
-    said = "".join(f"{json.dumps(answer)}\n" for _ in range(2))
-    verb = test_local.TARGET.probe(test_local.RUN, Probe(files=("a",), max_bytes=9, request="7"))
-    ((command,),), seen = test_local.play(verb, [(Output(returncode=0, stdout=said),)])
-    assert command.argv == (
-        "/venv/bin/python", "-P", "-m", "ddprun.nodectl", "look", "--bytes", "9", "--metrics", "--file=a",
-        "--request=7", "/runs/digits-otter/node-0", "/runs/digits-otter/node-1",
-    )  # fmt: skip
-    assert seen == tuple(ProbeResult(node=node, time=5.0, metrics=METRICS, files={"a": "b"}) for node in range(2))
+def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+    for name in ("node.json", "history.csv"):
+        os.mkfifo(tmp_path / name)
+    text = probe_script(Probe(files=("history.csv",)), [str(tmp_path)])
+    done = subprocess.run(["/bin/sh"], input=text, capture_output=True, text=True, timeout=30)
+    (seen,) = read_probe(Output(returncode=done.returncode, stdout=done.stdout), (0,))
+    assert (seen.metrics, seen.files, seen.failure) == ("", {}, "")
+    assert seen.time is not None, "also if PATH is empty"
+
+
+def test_local_asks_one_shell_for_all_nodes() -> None:
+    probe = Probe(files=("a",), max_bytes=9, request="7")
+    ((command,),), seen = test_local.play(test_local.TARGET.probe(test_local.RUN, probe), [(Output(returncode=1),)])
+    folders = [f"/runs/digits-otter/node-{node}" for node in range(2)]
+    assert (command.argv, command.stdin) == (("/bin/sh",), probe_script(probe, folders))
+    assert [one.node for one in seen] == [0, 1]
 
 
 def test_ssh_asks_every_host_for_its_own() -> None:

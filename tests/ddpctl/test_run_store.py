@@ -256,6 +256,10 @@ def test_progress_is_what_all_nodes_tell_together() -> None:
     )
     status = run_status.RunStatus(run="night", state="training", message="", nodes=nodes)
     assert status.progress == run_status.Progress(step=5, planned=9, loss=2.0, checkpoint_step=2)
+    for step, expected in ((7, 7), (3, 5), (None, 5)):  # the last row of a history may be older than the outcome
+        ended = replace(status, outcome=Outcome(code=1, cause="error", message="", step=step))
+        assert ended.progress is not None
+        assert (ended.progress.step, ended.progress.planned) == (expected, 9)
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"job": ' * 100_000])

@@ -159,7 +159,8 @@ def test_logs_are_the_jobs_or_some_nodes_or_ranks(wording: Wording) -> None:
         return asked.argv[4:]
 
     assert files(LogQuery(follow=True)) == ("7", "+1", "", "/r/night/job.log")
-    assert files(LogQuery(nodes=(1,), tail=5)) == ("7", "5", "", "/r/night/node-1/node.log")
+    both = ("[node1 rank2] ", "/r/night/node-1/rank-2.log", "[node1 rank3] ", "/r/night/node-1/rank-3.log")
+    assert files(LogQuery(nodes=(1,), tail=5)) == ("7", "5", *both), "there is no node.log on Slurm"
     timed = files(LogQuery(ranks=(3,), timestamps=True))
     assert timed == ("7", "+1", "", "/r/night/node-1/timed/rank-3.log", "", "/r/night/node-1/timed/rank-3.1.log")
     every = files(LogQuery(timestamps=True, tail=5))

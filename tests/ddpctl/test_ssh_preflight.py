@@ -29,16 +29,17 @@ REFUSALS: list[tuple[dict[str, Any], type[DdpctlError]]] = [
     ({"gpu": GPUS, "busy": GPUS[:2]}, UnavailableError),
     ({"gpu_error": "exit code 15: GPU is lost", "gpu": GPUS}, UnavailableError),
     ({"gpu": GPUS, "runtimes": "{}"}, UnavailableError),
+    ({"machine": "gpu1 /home/alice 12ab"}, ConfigError),
 ]
 IDS = ("silent", "engine", "flock", "writable", "disk", "claim", "ticket", "claims", "no-image", "other-image",
-       "too-few-gpus", "busy-gpus", "nvidia-smi", "nvidia-runtime")  # fmt: skip
+       "too-few-gpus", "busy-gpus", "nvidia-smi", "nvidia-runtime", "same-machine")  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "kind"), REFUSALS, ids=IDS)
 def test_a_host_that_is_not_ready_is_refused(words: dict[str, Any], kind: type[DdpctlError], wording: Wording) -> None:
     gpus = {"gpu": GPUS} if "gpu" in words else {}
     with pytest.raises(kind) as error:
-        submit(facts(1, **gpus), facts(2, **words))
+        submit(facts(1, machine="gpu1 /home/alice 12ab", **gpus), facts(2, **words))
     lines = str(error.value).splitlines()
     assert (type(error.value), type(error.value.__cause__)) == (kind, NotStartedError)
     wording(lines[0])

@@ -105,4 +105,12 @@ def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> N
     done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     head = rows.partition("\n")[0]
-    assert json.loads(done.stdout) == {"alive": False, "node": None, "outcome": None, "history": f"{head}\n{rows}"}
+    shown = {"alive": False, "remains": False, "node": None, "outcome": None, "history": f"{head}\n{rows}"}
+    assert json.loads(done.stdout) == shown
+    with subprocess.Popen(["/bin/sleep", "600"], env={"DDP_RUN_DIR": str(node.parent)}) as left:
+        done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout) == shown | {"remains": True}, "a process of the killed ddprun"
+        (node / "outcome.json").write_text("{}")
+        done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout) == shown | {"outcome": {}}
+        left.kill()

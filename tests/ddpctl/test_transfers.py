@@ -4,16 +4,17 @@ import io
 import json
 import os
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from ddpctl.command import Command, FilePart, Host, Output, Transfer
-from ddpctl.errors import ConfigError, DdpctlError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError
 from ddpctl.project_files import look
 from ddpctl.pull import Place, finish, pull_places, survey
 from ddpctl.targets.ssh.project import _project
-from ddpctl.transfers import Display, pump
+from ddpctl.transfers import Display, move, pump
 
 
 class Terminal(io.StringIO):
@@ -55,6 +56,14 @@ def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.filename == str(tmp_path / "a")
+
+
+def test_a_file_to_send_that_is_missing_is_not_taken_for_a_missing_program(tmp_path: Path) -> None:
+    transfer = Transfer(num_bytes=3, num_files=1, reads=str(tmp_path / "a"))
+    command = Command(argv=("cat",), transfer=transfer)
+    with pytest.raises(NoInputError) as error:
+        move(command, transfer, lambda **_: nullcontext(), Display([transfer], io.StringIO()), 0)
+    assert str(tmp_path / "a") in str(error.value)
 
 
 def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:

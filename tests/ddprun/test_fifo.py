@@ -16,7 +16,6 @@ NAMES = ("node.log", "rank-0.log", "events.jsonl", "node.json", "outcome.json", 
     [
         (("logs",), 66, ""),
         (("logs", "--rank=0"), 66, ""),
-        (("look", "--metrics", *(f"--file={name}" for name in NAMES)), 0, {"metrics": "", "files": {}, "failure": ""}),
         (("show",), 0, {"alive": False, "node": None, "outcome": None}),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else "",

@@ -3,6 +3,8 @@
 import os
 import queue
 import shutil
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -25,6 +27,12 @@ def test_a_deleted_folder_is_named_and_the_ranks_may_save(runs, wording, tmp_pat
         assert log.read().endswith("saved on SIGTERM\n")
     wording("\n".join(line for line in node.said() if "folder" in line))
     assert runs.nothing_is_left()
+
+
+def test_a_folder_that_cannot_be_written_is_a_bounded_exit(tmp_path):
+    command = [sys.executable, "-m", "ddprun", "--run-dir", "/sys/run", __file__]  # read-only for root, too
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (Exit.CANNOT_WRITE, 1)
 
 
 @pytest.fixture

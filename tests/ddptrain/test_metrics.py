@@ -11,6 +11,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests.wording import Wording
 
+from ddpwire.events import read_events
 from ddpwire.heartbeat import read_beat
 from ddpwire.metrics import CATALOGUE, OF_A_RANK, STEP_PHASES, Metric
 
@@ -131,7 +132,10 @@ def test_steps_that_are_taken_again_are_no_progress(train: Callable[..., list], 
     folder = tmp_path / "metrics"
     folder.mkdir()
     environ = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "DDP_STEPS_BEFORE": "8"}
-    assert train(*TINY, "--epochs=2", environ=environ)[0].code == 0
+    said = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
+    assert train(*TINY, "--epochs=2", environ=environ | said)[0].code == 0
+    (event,) = (one for one in read_events((tmp_path / "events.jsonl").read_text()) if one.event == "started_over")
+    assert event.facts == {"steps": 8}, "there was no checkpoint"
     values = values_of(folder)
     assert values["ddp_productive_seconds_total",] == 0
     steps_s = values["ddp_step_duration_seconds_sum",]

@@ -160,6 +160,25 @@ def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path:
     assert (event.event, event.step, event.facts) == ("checkpoint_saved", 7, {"bytes": 7, "path": str(path)})
 
 
+@pytest.mark.parametrize(("first", "rank", "before"), [(1, "0", "57"), (51, "0", "57"), (1, "1", "57"), (1, "0", "")])
+def test_a_start_from_the_beginning_is_reported_once(
+    first: int, rank: str, before: str, tmp_path: Path, wording: Wording
+) -> None:
+    """By rank 0, if there were steps before and the first one is taken again."""
+    code = f"import ddpwire.script as ddp\nfor step in ({first}, {first} + 1, 1): ddp.progress(step)"
+    environ = {"RANK": rank, "DDP_STEPS_BEFORE": before, "DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=20, check=True
+    )
+    said = (first, rank, before) == (1, "0", "57")
+    assert bool(done.stderr) == said
+    assert (tmp_path / "events.jsonl").exists() == said
+    if said:
+        (event,) = read_events((tmp_path / "events.jsonl").read_text())
+        assert (event.event, event.facts) == ("started_over", {"steps": 57})
+        wording(done.stderr)
+
+
 def test_what_cannot_be_written_stops_no_training(start: Start, wording: Wording) -> None:
     process = start("short", PROMETHEUS_MULTIPROC_DIR="/nonexistent", DDP_HEARTBEAT_FILE="/nonexistent/heartbeat")
     out, err = process.communicate(timeout=30)

@@ -99,10 +99,11 @@ class Diagnosis:
         ranks = collect(self._ranks, self._node_dir, num_samples)
         found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
         data = json.dumps(found).encode()
-        if len(data) > MAX_DIAGNOSIS_BYTES:  # with very many ranks, their present state matters more than their past
-            for rank in ranks:
-                rank["samples"], rank["collectives"] = rank["samples"][-1:], rank["collectives"][-20:]
-            data = json.dumps(found | {"shortened": True}).encode()
+        for most in (20, 2, 0):  # with very many ranks, their present state matters more than their past
+            if len(data) > MAX_DIAGNOSIS_BYTES:
+                for rank in ranks:
+                    _shorten(rank, most)
+                data = json.dumps(found | {"shortened": True}).encode()
         with contextlib.suppress(OSError):  # the disk is full
             write_atomic(self._node_dir / name, data)
 
@@ -137,6 +138,14 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
     for rank, process in zip(found, ranks, strict=True):
         rank |= read_collectives(node_dir / rank_heartbeat(process.rank)) | {"time": time.time()}
     return found
+
+
+def _shorten(rank: dict[str, Any], most: int) -> None:
+    """Keep the last sample of a rank, its last ``most`` collectives, as many children, and a few more frames."""
+    rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
+    rank["collectives"] = rank["collectives"][-most:] if most else []
+    for one in (*rank["samples"], *rank["children"]):
+        one["threads"] = one["threads"] and [frames[: most + 4] for frames in one["threads"][: most + 1]]
 
 
 def _about(rank: RankProcess, node_dir: Path) -> dict[str, Any]:

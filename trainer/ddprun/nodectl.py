@@ -24,20 +24,15 @@ from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
 from ddpwire.merged_output import MergedOutput, Source
 from ddpwire.run_files import (
-    DIAGNOSIS_REQUEST,
     KILLED_ON_REQUEST,
     NODE,
     NODE_LOG,
     OUTCOME,
     open_regular,
     parse_json,
-    read_end,
-    read_node,
     read_record,
-    read_regular,
 )
 
-FETCH_S = 5.0
 APPEAR_S = 10.0  # how long to wait for the first file
 BLOCK_BYTES = 1 << 20
 HISTORY_BYTES = 4096  # how much of the last rows is read
@@ -54,45 +49,6 @@ SIGNALS = {
     "USR1": signal.SIGUSR1,
     "USR2": signal.SIGUSR2,
 }
-
-
-def probe_node(
-    node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int, request: str = ""
-) -> dict[str, Any]:
-    """Return the node's time, its metrics or why there are none, and the last ``max_bytes`` of each file that exists.
-
-    If there is a ``request``, it is written first: ddprun then writes its diagnosis, which contains the word of the
-    request.
-    """
-    if request:
-        with contextlib.suppress(OSError):  # the answer will be missing
-            (node_dir / DIAGNOSIS_REQUEST).write_text(request)
-    result: dict[str, Any] = {"time": time.time(), "metrics": "", "files": {}, "failure": ""}
-    for name in files:
-        with contextlib.suppress(OSError):
-            result["files"][name] = read_end(node_dir / name, max_bytes)
-    if metrics and (url := _url(node_dir)):
-        try:
-            result["metrics"] = _fetch(url)
-        except OSError:
-            result["failure"] = f"{url} does not answer"
-    return result
-
-
-def _url(node_dir: Path) -> str | None:
-    with contextlib.suppress(OSError, ValueError):
-        return read_node(read_regular(node_dir / NODE).decode()).metrics
-    return None
-
-
-def _fetch(url: str) -> str:
-    import urllib.request  # lazily: nodectl is started often, and rarely fetches
-
-    # The nodes of a run are reached without a proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=FETCH_S) as answer:
-        text: str = answer.read().decode(errors="replace")
-    return text
 
 
 class LogTail:
@@ -215,12 +171,6 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True)
     show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json, what is left")
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
-    see = verbs.add_parser("look", help="one JSON line a folder: what its endpoint and its files say")
-    see.add_argument("--metrics", action="store_true", help="fetch what the node exports")
-    see.add_argument("--file", action="append", default=[], dest="files", metavar="NAME", help="a file of the folder")
-    see.add_argument("--bytes", type=int, default=1 << 20, metavar="N", help="the last N bytes of each file")
-    see.add_argument("--request", default="", metavar="WORD", help="have diagnosis.json written, with this word in it")
-    see.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
     send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds for their end")
@@ -270,14 +220,6 @@ def show(args: argparse.Namespace) -> int:
         left = not state["alive"] and not state["outcome"] and process_discovery.run_processes(node_dir.parent, table)
         state["remains"] = any(left or ())
         print(json.dumps(state | {"history": last_rows(node_dir / HISTORY)}))
-    return Exit.OK
-
-
-def probe(args: argparse.Namespace) -> int:
-    """Print, for each node, the endpoint's answer and the files."""
-    for node_dir in args.node_dirs:
-        options = {"metrics": args.metrics, "max_bytes": args.bytes, "request": args.request}
-        print(json.dumps(probe_node(node_dir, tuple(args.files), **options)))
     return Exit.OK
 
 
@@ -358,7 +300,7 @@ def logs(args: argparse.Namespace) -> int:
 def main() -> int:
     """Run one subcommand; return its exit code."""
     args = parser().parse_args()
-    verb = {"show": show, "look": probe, "signal": send, "port": port, "logs": logs}[args.verb]
+    verb = {"show": show, "signal": send, "port": port, "logs": logs}[args.verb]
     return verb(args)
 
 

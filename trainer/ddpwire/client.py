@@ -47,6 +47,8 @@ def progress(
     ``total`` is the number of the last step. Reading a tensor ``loss`` waits for the device, so pass it only now and
     then.
     """
+    if step == 1 and not _last_step and os.environ.get(names.RANK) == "0":
+        _report_beginning(os.environ.get(names.STEPS_BEFORE, ""))
     _heartbeat(step)
     if step == total:
         _heart.complete()
@@ -107,6 +109,14 @@ def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _report_beginning(before: str) -> None:
+    """Report that the ranks were started again, and take the first step again."""
+    if before.isdecimal() and int(before):
+        text = f"no checkpoint yet: the script starts from its beginning, after step {before}"
+        print(f"ddpwire: {text}", file=sys.stderr)
+        events_of(os.environ).emit("started_over", steps=int(before))
 
 
 def _heartbeat(step: int) -> None:

@@ -37,6 +37,7 @@ KINDS: Mapping[str, str] = {
     # of a rank, by ddptrain
     "training_began": "the first step begins; seconds: since the rank's start, with startup_s and restore_s as parts",
     "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
+    "started_over": "restarted ranks begin at the first step again, as there is no checkpoint yet; steps: taken before",
     "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: of the loop; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written; message",
     "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: its steps",

@@ -105,14 +105,13 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
     rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
     for task, own in zip(tasks, state.tasks, strict=True):
-        step = own.outcome.step if own.outcome and not own.progress else None
         own_variables = (f"{name}={value}" for name, value in task.job.env.items() if run.job.env.get(name) != value)
         rows.append(
             (
                 f"  {task.name.rpartition('-')[2]}",
                 own.state,
                 "-" if own.code is None else str(own.code),
-                _steps(own) if step is None else str(step),
+                _steps(own),
                 one_line(" ".join((*own_variables, command_line(task.job)))),
                 one_line(task.checkpoint_dir),
             )

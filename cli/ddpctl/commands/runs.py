@@ -161,7 +161,7 @@ def stop(
             context.emit(line)
     cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
-        launcher.clear(context, record)
+        context.executor.perform(launcher.clear(record))
         context.emit(f"run '{record.name}' had already ended; its leftovers were removed")
     if not going and not cleared:
         context.emit("no run is active" if every else f"run '{asked[0].name}' has already ended: nothing to stop")
@@ -268,12 +268,16 @@ def rm(
     for error in refused:
         context.emit(str(error))
     places = [place for one in removals for place in one.left]
-    for one in removals:
-        found = one.left if dry_run else removal.remove_run(context, one)
+    gone = [one.left for one in removals] if dry_run else removal.remove_runs(context, removals)
+    for one, found in zip(removals, gone, strict=True):
+        if isinstance(found, DdpctlError):
+            continue
         for line in formatting.removed_lines(
             one.run, found, dry_run=dry_run, others=places, has_files=one.state.has_files
         ):
             print(line)
+    if failed := [error for error in gone if isinstance(error, DdpctlError)]:
+        raise type(failed[0])("\n".join(map(str, failed)))
     if not removals:
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
 

@@ -124,7 +124,6 @@ Capability = Literal[
     "interrupt",  # ddpctl can send SIGINT to the ranks of its runs, as Ctrl-C does
     "pull",  # `ddpctl pull` fetches what its runs write
     "queue",  # its runs wait in a queue before their nodes start
-    "remains",  # a run's status shows whether processes of a killed run are left
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
     "sweep",  # what a run has left behind is found by the run's name, even if its record does not mention it

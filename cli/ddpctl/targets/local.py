@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from ddpctl.command import NO_GPU, TIMED_OUT, Command, Output, Verb
+from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.launch_plan import (
     Plan,
@@ -26,7 +26,7 @@ from ddpctl.launch_plan import (
     package_of,
     title,
 )
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.run_store import Run
 from ddpctl.secrets import make_store_secret, read_secrets
@@ -64,7 +64,7 @@ class LocalTarget(Target):
     """A target whose nodes are processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"interrupt", "remains", "stop", "tethered"})
+    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
 
     def __init__(self, options: LocalOptions) -> None:
         super().__init__(options)
@@ -153,8 +153,7 @@ class LocalTarget(Target):
         for run in runs:
             nodes = [next(answers) for _ in range(run.job.max_nodes)]
             reports = tuple(node_report(node, shown) for node, shown in enumerate(nodes))
-            status = fold_nodes(run.name, reports, young=now - run.created < YOUNG_S)
-            found.append(replace(status, remains=status.ended and any(shown.get("remains") for shown in nodes)))
+            found.append(fold_nodes(run.name, reports, young=now - run.created < YOUNG_S))
         return tuple(found)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
@@ -172,17 +171,10 @@ class LocalTarget(Target):
             raise CannotWriteError("")  # nodectl has already reported it
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Query nodectl, which reads the nodes' folders and fetches their metrics."""
-        options = ["--metrics"] if probe.metrics else []
-        options += [f"--file={name}" for name in probe.files] + (
-            [f"--request={probe.request}"] if probe.request else []
-        )
-        argv = ("look", "--bytes", str(probe.max_bytes), *options, *node_dirs(run))
-        (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", *argv), timeout_s=TIMEOUT_S),)
-        if shown.returncode:
-            raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
-        answers = _answers(shown, run.job.max_nodes)
-        return tuple(ProbeResult(node=node, **answer) for node, answer in enumerate(answers))
+        """Read the nodes' folders and fetch their metrics."""
+        text = probe_script(probe, [shlex.quote(path) for path in node_dirs(run)])
+        (output,) = yield (Command(argv=SHELL, stdin=text, timeout_s=TIMEOUT_S),)
+        return read_probe(output, range(run.job.max_nodes))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun, and wait until none is alive."""

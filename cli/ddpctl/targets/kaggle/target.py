@@ -319,8 +319,6 @@ def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatu
     if outcomes:
         outcome = json.loads(outcomes[-1])
         state: State = "succeeded" if outcome["code"] == 0 else "stopped" if outcome["cause"] == "stopped" else "failed"
-        if found.state == "stopped":
-            return found
         return RunStatus(run=found.run, state=state, message=outcome["message"], code=int(outcome["code"]))
     raised = _RAISED.findall(text)
     if found.state == "failed" and raised and not explained:

@@ -336,7 +336,9 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if query.timestamps and tasks:
         raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")
-    if not query.nodes and not query.ranks and not query.timestamps:
+    if query.nodes and not query.ranks and not query.timestamps:  # what its ddprun has printed is in the job's log
+        query = replace(query, ranks=tuple(range(run.job.world_size)))
+    if not query.ranks and not query.timestamps:
         if not tasks:
             return ("", str(run.handle.get("log", f"{place}/job.log")))
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))

@@ -15,7 +15,7 @@ from ddpctl.targets.ssh.preflight import Facts, GpusTakenError, Judgement, judge
 from ddpctl.text import format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
-TICKET_S = 90.0  # how long taking a ticket may take: longer than claims.MUTEX_S
+TAKE_S = 90.0  # how long taking a ticket may take: longer than claims.MUTEX_S
 POLL_S = 45.0
 Look = Callable[[Sequence[SshHost]], Verb[tuple[Facts, ...]]]
 
@@ -153,7 +153,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         if not waiting:
             host = hosts[order[len(tickets)]]
             text = claims.take_ticket(folder, plan.run, plan.uid)
-            (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TICKET_S),)
+            (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TAKE_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
                 raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it printed nothing')}")
             tickets.append(int(took.stdout))

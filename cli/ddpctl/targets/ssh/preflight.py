@@ -168,6 +168,8 @@ def judge(
     wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
         wrong[number].append((ConfigError, "image", text))
+    for number, text in _listed_twice(hosts, facts):
+        wrong[number].append((ConfigError, "machine", text))
     rows = table(list(_rows(options, hosts, facts, wrong)))
     return Judgement(
         hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(map(tuple, wrong)), rows=tuple(rows)
@@ -245,6 +247,15 @@ def _taken(job: JobSpec, fact: Facts) -> str:
         f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free: "
         f"{', '.join(who)}; --wait 2h waits for free GPUs"
     )
+
+
+def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
+    """Yield each host that is the machine of an earlier one, under another name; containers on it are their own."""
+    names: dict[str, str] = {}
+    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
+        machine = fact.get("machine")
+        if machine and (name := names.setdefault(machine, host.address)) != host.address:
+            yield number, f"{host.address} and {name} are the same machine: list it under one name"
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:

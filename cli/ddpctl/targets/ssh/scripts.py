@@ -22,6 +22,7 @@ from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
 _END = "END_OF_FILE"
+_MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
@@ -64,6 +65,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
         'say name "$(uname -n) $(cat /etc/machine-id 2>/dev/null)"',
+        f"if own=$({_MACHINE} 2>/dev/null); then say machine \"$(uname -n) $HOME $own\" | tr '\\n' ' '; echo; fi",
         'say now "$(date +%s)"',
         f"code=0; out=$({smi} --query-gpu=uuid --format=csv,noheader 2>/dev/null) || code=$?",
         "case $code in",
@@ -199,15 +201,18 @@ def show(options: SshOptions, run: str, node: int) -> str:
     if options.runtime == "none":
         claim = claims.claim_word(claims_folder(options.home), run, node)
         there = f"[ -e {claim} ] && ! flock -n -s {claim} true"
+        left = f"grep -qszxF {names.RUN_DIR}={path_word(run_path(options.home, run))} /proc/[0-9]*/environ"
     else:
-        there = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
+        there = left = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
     # This runs as few programs as possible, because a status of many hosts runs it many times.
     return f"""\
 cd {folder} 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; exit 0; }}
 alive=false
 if [ -e {LOCK} ] && ! flock -n -s 9 9<{LOCK}; then alive=true
 elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
-echo "{{\\"alive\\": $alive, \\"node\\": "
+remains=false
+if [ $alive = false ] && [ ! -e {OUTCOME} ] && {left}; then remains=true; fi
+echo "{{\\"alive\\": $alive, \\"remains\\": $remains, \\"node\\": "
 if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
 echo ', "outcome": '
 if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
