@@ -202,6 +202,7 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)
+    first_tid = max(one.rank for one in known) + 1  # Perfetto shows a thread whose tid is its pid as the main thread
     found: list[dict[str, Any]] = []
     flows: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
 
@@ -215,7 +216,7 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
         calls = [(-math.inf, -math.inf, 0)]
         for part, label in lanes(one.slices):
             ts, end = (round((at - began) * 1e6, 1) for at in (part.begin, part.end))
-            tid = starts[part.thread, part.begin] = threads.setdefault(label, len(threads) + 1)
+            tid = starts[part.thread, part.begin] = threads.setdefault(label, first_tid + len(threads))
             calls += [(part.begin, part.end, tid)] if COLLECTIVE.match(part.name) else []
             add("X", one.rank, tid, part.name, ts=ts, dur=round(end - ts, 1), cat=part.kind)
         for label, tid in threads.items():

@@ -104,6 +104,7 @@ def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
         assert ("process_name", event["pid"], 0) in named
         if event["ph"] == "X":
             assert ("thread_name", event["pid"], event["tid"]) in named
+            assert event["tid"] != event["pid"], "Perfetto takes such a thread for the main thread"
             assert event["dur"] >= 0
             threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
         if event["ph"] == "i":
