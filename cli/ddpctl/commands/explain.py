@@ -14,6 +14,7 @@ import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
 from ddpctl.errors import DdpctlError, UnavailableError, writing
+from ddpctl.text import one_line
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
@@ -79,16 +80,16 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
-    """Return why a run hangs, is slow or has failed; "" if that is unknown, in the state's message, or not the case."""
+    """Return why an ended run hung or failed; "" if that is unknown, in the state's message, or not the case."""
     with suppress(DdpctlError):
-        found = explain_run(context, run, state)
-        if found.fault and found.cause != "unknown" and found.sentence not in state.message:
+        found = explain_run(context, run, state) if state.outcome and state.outcome.code else None
+        if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
             return found.sentence
     return ""
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return why a run hung, for other verbs; nothing if it was not killed for that, or if the reason is unknown."""
+    """Return why a run hung, for other subcommands; empty if it was not killed for that, or if that is unknown."""
     sentence = why(context, run, state) if state.outcome and state.outcome.cause == "hang" else ""
     return [f"  why          {sentence}"] if sentence else []
 
