@@ -65,6 +65,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/stragglers.py
 	$(BIN)/python bench/random_kills.py
 	$(BIN)/python bench/explain.py
+	$(BIN)/python bench/explain_cost.py
 	$(BIN)/python bench/sync.py
 	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi

@@ -7,6 +7,7 @@ import base64
 import gzip
 import io
 import json
+import math
 import re
 import statistics
 import zlib
@@ -53,6 +54,7 @@ class RankProfile:
     ended: float = 0.0
     slices: Sequence[Slice] = ()
     samples: Sequence[tuple[float, tuple[Frame, ...]]] = ()
+    flows: Sequence[tuple[str, str, float]] = ()  # name, thread, start of a slice; thread "": a time in a collective
     unknown: str = ""  # why it was not recorded
 
     @property
@@ -107,15 +109,24 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
     with gzip.open(io.BytesIO(base64.b64decode(found["trace"]))) as file:
         trace = parse_json(file.read(MAX_TRACE_BYTES))
     base_s = float(trace.get("baseTimeNanoseconds", 0)) / 1e9 - offset_s
-    threads, slices = {}, []
+    threads: dict[tuple[str, str], str] = {}
+    slices, flows = [], []
     for one in sorted(trace["traceEvents"], key=lambda one: str(one["ph"])):  # M, which names threads, before X
         key = str(one.get("pid")), str(one.get("tid"))
+        thread = threads.get(key, f"thread {key[1]}")
+        begin = base_s + float(one.get("ts", 0)) / 1e6
         if one["ph"] == "M" and one["name"] == "thread_name":
             threads[key] = one_line(str(one["args"]["name"]))
         elif one["ph"] == "X" and one.get("cat") in KINDS:
-            begin, end = base_s + float(one["ts"]) / 1e6, base_s + (float(one["ts"]) + float(one["dur"])) / 1e6
-            name, thread = one_line(str(one["name"])), threads.get(key, f"thread {key[1]}")
+            end = base_s + (float(one["ts"]) + float(one["dur"])) / 1e6
+            name = one_line(str(one["name"]))
             slices.append(Slice(thread=thread, begin=begin, end=end, name=name, kind=str(one["cat"])))
+        elif one["ph"] in ("s", "f"):
+            flows.append((one_line(f"{one['cat']} {one['id']} of rank {rank}"), thread, begin))
+    for one in found.get("collectives", ()):
+        if not one["p2p"]:
+            name = one_line(f"{one['op']} #{one['seq']} of group {one['group']}")
+            flows.append((name, "", float(one["at"]) - offset_s))
     samples = [
         (float(at) - offset_s, tuple((str(file), int(line), str(function)) for file, line, function in stack))
         for at, stack in found["samples"]
@@ -125,7 +136,7 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
         name = place_of(stack) or "unknown"
         slices.append(Slice(thread="Python, sampled", begin=at, end=end, name=name, kind=kind))
     began, ended = float(found["began"]) - offset_s, float(found["ended"]) - offset_s
-    return RankProfile(rank=rank, node=node, began=began, ended=ended, slices=slices, samples=samples)
+    return RankProfile(rank=rank, node=node, began=began, ended=ended, slices=slices, samples=samples, flows=flows)
 
 
 def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
@@ -186,11 +197,14 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     """Return a compressed trace in Chrome's format: ranks as processes, the run's events as instants.
 
     The format is "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began. The events
-    of a node are shown with its first rank.
+    of a node are shown with its first rank. Flows lead from an operator to its backward or its kernel, and through the
+    calls of a collective in the order in which the ranks made them.
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)
+    first_tid = max(one.rank for one in known) + 1  # Perfetto shows a thread whose tid is its pid as the main thread
     found: list[dict[str, Any]] = []
+    flows: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
 
     def add(ph: str, pid: int, tid: int, name: str, **more: Any) -> None:
         found.append({"ph": ph, "pid": pid, "tid": tid, "name": name, **more})
@@ -198,12 +212,23 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     for one in known:
         add("M", one.rank, 0, "process_name", args={"name": one.who})
         threads: dict[str, int] = {}
+        starts: dict[tuple[str, float], int] = {}
+        calls = [(-math.inf, -math.inf, 0)]
         for part, label in lanes(one.slices):
             ts, end = (round((at - began) * 1e6, 1) for at in (part.begin, part.end))
-            tid = threads.setdefault(label, len(threads) + 1)
+            tid = starts[part.thread, part.begin] = threads.setdefault(label, first_tid + len(threads))
+            calls += [(part.begin, part.end, tid)] if COLLECTIVE.match(part.name) else []
             add("X", one.rank, tid, part.name, ts=ts, dur=round(end - ts, 1), cat=part.kind)
         for label, tid in threads.items():
             add("M", one.rank, tid, "thread_name", args={"name": label})
+        for name, thread, at in one.flows:
+            begin, end, call = calls[bisect(calls, (at, math.inf)) - 1]
+            flow_tid = starts.get((thread, at), 0) if thread else call if begin <= at <= end else 0
+            flows[name] += [(at, one.rank, flow_tid)] if flow_tid else []
+    for number, (name, points) in enumerate(flows.items()):
+        for place, (at, rank, tid) in enumerate(sorted(points) if len(points) > 1 else ()):
+            ph = "s" if place == 0 else "t" if place < len(points) - 1 else "f"
+            add(ph, rank, tid, name, id=number, ts=round((at - began) * 1e6, 1), cat=name.partition(" ")[0], bp="e")
     for event in events:
         pid = next((one.rank for one in known if one.node == event.node and event.rank in (None, one.rank)), None)
         if began <= event.time <= ended and pid is not None:

@@ -16,6 +16,7 @@ import exact
 import pytest
 from tests.cluster import slurm_lab
 from tests.cluster.slurm_site import ROOT, SSHD, STEPS, Site, login_node, until
+from tests.ddpctl.test_profile import check_chrome_trace
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
@@ -111,6 +112,12 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert (status["state"], [report["alive"] for report in status["node_reports"]]) == ("training", [True, True])
     seen = json.loads(site.ddpctl("top", "night", "--once", "--json"))
     assert (seen["state"], seen["silent"], [row["node"] for row in seen["ranks"]]) == ("training", [], [0, 0, 1, 1])
+    found = json.loads(site.ddpctl("explain", "night", "--json"))
+    assert (found["fault"], len(found["evidence"]), found["unknown"]) == (False, 4, [])
+    seen = json.loads(site.ddpctl("profile", "night", "--seconds", "1", "--json"))
+    assert (sorted(seen["shares"]), seen["unknown"]) == (["0", "1", "2", "3"], [])
+    events = check_chrome_trace((site.folder / seen["trace"]).read_bytes())
+    assert {event["pid"] for event in events if event["name"] == "gloo:all_reduce"} == {0, 1, 2, 3}
     assert site.ddpctl("top", "next", "--once").splitlines()[1].startswith("job ")
     spent = json.loads(site.ddpctl("timeline", "night", "--json"))["seconds"]
     assert [word for word in spent if word != "queue"][:3] == [

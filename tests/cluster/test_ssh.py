@@ -18,6 +18,7 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
+from tests.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import ROOT, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
@@ -235,6 +236,40 @@ def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab
     assert stopped.returncode == 0, stopped.stderr
     assert attached.wait(60) == 143, lab.said()
     assert lab.alive("night") == {}
+
+
+def test_a_hang_of_eight_ranks_on_two_nodes_is_explained_and_profiled(
+    lab: Lab, record_property: Callable[[str, object], None]
+) -> None:
+    """On a quiet machine explained within 10 s of the question, which is printed, and not asserted."""
+    script = str(ROOT / "bench/explain_cases/cases.py")
+    launched = lab.ddpctl(
+        "launch", "--detach", "--ranks", "4", "--gpus", "4", "--name", "night", "--", script, "sleeps"
+    )
+    assert launched.returncode == 0, launched.stderr
+    found: dict[str, object] = {}
+
+    def explained() -> bool:
+        started = time.monotonic()
+        found.update(json.loads(lab.ddpctl("explain", "night", "--json").stdout or "{}"))
+        found["took"] = f"{time.monotonic() - started:.1f} s"
+        return found.get("cause") == "missing"
+
+    try:
+        groups = "*/home/.ddpctl/runs/night/node-*/heartbeat/rank-*.group"
+        wait_until(lambda: len([*lab.folder.glob(groups)]) == 8, "the ranks", timeout_s=120)
+        wait_until(explained, "the hang", timeout_s=120)
+        record_property("took", found["took"])
+        assert (found["state"], found["rank"], found["node"], found["unknown"]) == ("running", 1, 0, [])
+        assert "7 ranks have been waiting" in str(found["sentence"])
+        assert "cases.py" in str(found["sentence"])
+        done = lab.ddpctl("profile", "night", "--seconds", "1", "--json")
+        assert done.returncode == 0, done.stderr
+        seen = json.loads(done.stdout)
+        assert (seen["slowest"], seen["unknown"], len(seen["shares"])) == (1, [], 8)
+        check_chrome_trace((lab.folder / seen["trace"]).read_bytes())
+    finally:
+        lab.ddpctl("stop", "--kill", "night")
 
 
 def test_a_lost_host_is_named(lab: Lab, record_property: Callable[[str, object], None]) -> None:

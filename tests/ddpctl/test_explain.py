@@ -1,14 +1,16 @@
 """What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_hang.py."""
 
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from ddpctl.explain import Explanation, explain_outcome, explain_ranks, read_answer
+from ddpctl.explain import Cause, Explanation, explain_outcome, explain_ranks, read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
+GUIDE = Path(__file__).parents[2] / "docs/explain.md"
 NOW = 1_800_000_000.0
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
 IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "<module>"]]
@@ -99,6 +101,11 @@ def test_the_root_of_a_chain_of_waits_is_named():
     pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
     root = [*BEFORE, entered(0, NOW - 59, group="1")]
     assert facts(explained(rank(0, WAITS), rank(1, pair), rank(2, root, IN_SCRIPT))) == ("missing", 2, True)
+
+
+def test_each_cause_has_a_row_in_the_guide_to_which_the_sentence_leads():
+    rows = re.findall(r"^\| (`.+?) \|", GUIDE.read_text(), re.M)
+    assert {*get_args(Cause)} == {cause for row in rows for cause in re.findall("`([a-z_]+)`", row)}
 
 
 @pytest.mark.parametrize(

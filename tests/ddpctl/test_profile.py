@@ -94,20 +94,30 @@ def test_equal_ranks_and_ranks_without_an_answer(wording):
 
 
 def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
-    """Hold a trace against the format: named processes and threads, one clock, slices that nest. Return its events."""
+    """Hold a trace against the format: names, one clock, slices that nest, flows that match. Return its events."""
     events = json.loads(gzip.decompress(data))["traceEvents"]
     named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
-    threads = defaultdict(list)
+    threads, flows = defaultdict(list), defaultdict(list)
     for event in events:
         assert {"ph", "pid", "tid", "name"} <= event.keys()
-        assert event["ph"] in "MXi", "no flows"
+        assert event["ph"] in "MXistf"
         assert ("process_name", event["pid"], 0) in named
         if event["ph"] == "X":
             assert ("thread_name", event["pid"], event["tid"]) in named
+            assert event["tid"] != event["pid"], "Perfetto takes such a thread for the main thread"
             assert event["dur"] >= 0
             threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
         if event["ph"] == "i":
             assert event["s"] == "p"
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+    for points in flows.values():
+        assert [event["ph"] for event in points] == ["s", *"t" * (len(points) - 2), "f"]
+        assert points == sorted(points, key=lambda event: event["ts"])
+        assert len({(event["name"], event["cat"], event["bp"]) for event in points}) == 1
+        for event in points:
+            slices = threads[event["pid"], event["tid"]]
+            assert any(ts <= event["ts"] <= ts - minus_dur + 0.01 for ts, minus_dur in slices), event
     for slices in threads.values():
         ends: list[float] = []
         for ts, minus_dur in sorted(slices):
@@ -131,6 +141,26 @@ def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
     assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
     assert not any(name == "too_old" for _, name in at)
     assert summarise(profiles)["seconds"] == pytest.approx(10, abs=0.01)
+
+
+def test_flows_lead_to_the_backward_and_through_the_ranks_of_a_collective():
+    def rank(number: int, entered_s: float, *, group: str = "0") -> dict[str, Any]:
+        call = op("c10d::allreduce_", entered_s - 0.1, entered_s + 0.1)
+        forward, backward = op("aten::mm", 1, 2), op("MmBackward0", 3, 4)
+        ends = [{"ph": ph, "id": 5, "cat": "fwdbwd", "name": "fwdbwd", "pid": 7, "tid": 7, "ts": at["ts"]}
+                for ph, at in (("s", forward), ("f", backward))]  # fmt: skip
+        only_start = ends[0] | {"id": 6}
+        entries = [{"op": "all_reduce", "seq": seq, "group": group, "p2p": p2p, "at": NOW + at}
+                   for seq, p2p, at in ((8, False, entered_s), (9, False, 9), (3, True, entered_s))]  # fmt: skip
+        return recorded(number, forward, backward, call, *ends, only_start) | {"collectives": entries}
+
+    found = check_chrome_trace(chrome_trace(read(rank(0, 5), rank(1, 7), rank(2, 6), rank(3, 6, group="1"))))
+    flows = [(event["ph"], event["name"], event["pid"], event["ts"]) for event in found if event["ph"] in "stf"]
+    name = "all_reduce #8 of group 0"
+    through = [("s", name, 0, 5e6), ("t", name, 2, 6e6), ("f", name, 1, 7e6)]
+    assert [flow for flow in flows if flow[1] == name] == through
+    own = [(ph, f"fwdbwd 5 of rank {number}", number, at) for number in range(4) for ph, at in (("s", 1e6), ("f", 3e6))]
+    assert [flow for flow in flows if flow[1] != name] == own
 
 
 def test_slices_that_overlap_are_shown_apart():

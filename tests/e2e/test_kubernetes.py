@@ -4,12 +4,15 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import DDPCTL, ddpctl, wait_until
+from tests.ddpctl.test_profile import check_chrome_trace
+from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
 from tests.in_process import ddpctl as in_process
 from tests.terminal import Session
@@ -72,6 +75,39 @@ def test_pull_reads_the_pods_and_when_they_are_gone_their_claim(cluster: StandIn
     status = in_process("status", "dawn").stdout
     assert "/runs/dawn" not in status
     assert "ddpctl logs" not in status
+
+
+def test_ranks_in_pods_are_explained_and_profiled(cluster: StandIn, dawn: Path, tmp_path: Path) -> None:
+    """The pods' commands reach the folder of two real ddpruns, whose rank 1 sleeps while the others wait."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    options = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}")
+    hang = (str(ROOT / "bench/explain_cases/cases.py"), "sleeps")
+    ddprun, quiet = (sys.executable, "-m", "ddprun", *options), subprocess.DEVNULL
+    nodes = [
+        subprocess.Popen([*ddprun, f"--node-rank={node}", f"--run-dir={dawn}", *hang], stdout=quiet, stderr=quiet)
+        for node in (0, 1)
+    ]
+    found: dict[str, object] = {}
+
+    def explained() -> bool:
+        found.update(json.loads(ddpctl("explain", "dawn", "--json").stdout or "{}"))
+        return found.get("cause") == "missing"
+
+    try:
+        wait_until(lambda: len([*dawn.glob("node-*/heartbeat/rank-*.group")]) == 4, "the ranks", timeout_s=200)
+        wait_until(explained, "the hang", timeout_s=200)
+        assert (found["rank"], found["node"], found["unknown"]) == (1, 0, [])
+        done = ddpctl("profile", "dawn", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"), "--json")
+        assert done.returncode == 0, done.stderr
+        seen = json.loads(done.stdout)
+        assert (seen["slowest"], seen["unknown"], sorted(seen["shares"])) == (1, [], ["0", "1", "2", "3"])
+        check_chrome_trace((tmp_path / "trace.json.gz").read_bytes())
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(60)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])

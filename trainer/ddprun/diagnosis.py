@@ -46,7 +46,7 @@ TRACE_TIMEOUT_S = 30.0  # beyond the seconds that are recorded
 MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
 NO_SERVER = "it has no process group, or was not forked by ddprun (--exec)"
 MAX_STACKS_BYTES = 1 << 18
-MAX_COLLECTIVES = 150  # the last ones of each rank
+MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the last ones of each rank; torch keeps 2000
 MAX_THREADS, MAX_FRAMES = 8, 24
 MAX_CHILDREN = 6
 MAX_REQUEST_CHARS = 64
@@ -244,12 +244,12 @@ def _script_frames(frames: list[Frame]) -> list[Frame]:
     return frames[: min(end, MAX_FRAMES)]
 
 
-def read_collectives(heartbeat: Path) -> dict[str, Any]:
+def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str, Any]:
     """Return a rank's last collectives from its flight recorder, or an empty list with the reason why it is empty."""
     try:
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
-        return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-MAX_COLLECTIVES:]}
+        return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-limit:]}
     except FileNotFoundError:
         return {"collectives": [], "unknown": NO_SERVER}
     except TimeoutError:
@@ -266,6 +266,7 @@ def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]
             return found
         if trace.stat().st_size > MAX_TRACE_BYTES:
             return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: fewer --seconds"}
+        found["collectives"] = read_collectives(heartbeat, MAX_PROFILED_COLLECTIVES)["collectives"]
         return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
     except (OSError, ValueError, TypeError) as error:
         return {"unknown": NO_SERVER if isinstance(error, FileNotFoundError) else f"it cannot be profiled: {error}"}

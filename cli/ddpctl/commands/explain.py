@@ -14,6 +14,7 @@ import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
 from ddpctl.errors import DdpctlError, UnavailableError, writing
+from ddpctl.text import one_line
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
@@ -51,6 +52,8 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     print(f"{record.name}  {state.state}: {found.sentence}")
     for line in (*found.evidence, *(f"not known: {line}" for line in found.unknown)):
         print(f"  {line}")
+    if found.fault:
+        print(f"  what to do: docs/explain.md, cause {found.cause}")
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
@@ -76,14 +79,19 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     return explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
 
 
+def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
+    """Return why an ended run hung or failed; "" if that is unknown, in the state's message, or not the case."""
+    with suppress(DdpctlError):
+        found = explain_run(context, run, state) if state.outcome and state.outcome.code else None
+        if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
+            return found.sentence
+    return ""
+
+
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
     """Return why a run hung, for other subcommands; empty if it was not killed for that, or if that is unknown."""
-    if state.outcome is None or state.outcome.cause != "hang":
-        return []
-    with suppress(DdpctlError):
-        found = explain_run(context, run, state)
-        return [f"  why          {found.sentence}"] if found.cause != "unknown" else []
-    return []
+    sentence = why(context, run, state) if state.outcome and state.outcome.cause == "hang" else ""
+    return [f"  why          {sentence}"] if sentence else []
 
 
 def ask(

@@ -29,6 +29,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
     Prints a bar for each phase, such as rendezvous, imports, training and lost time. Below the bars it prints what went
     wrong, and when. Times and percentages do not include time in a queue.
     """
+    from ddpctl.commands.explain import why
     from ddpctl.launcher import find, open_context
     from ddpctl.watch import timeline as watch_timeline
     from ddpctl.watch.timeline import phase_totals
@@ -51,6 +52,8 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     for line in lines(found, width, plain=plain):
         print(line)
+    if sentence := why(context, found.run, found.status):
+        print(f"\nwhy: {sentence}")
     for line in (*found.silent, *found.torn):
         context.emit(line)
 
@@ -110,6 +113,7 @@ def report(
     replaced by [REDACTED]: the values of the job's secrets, and values beside a name such as token or password.
     """
     from ddpctl import check_job
+    from ddpctl.commands.explain import why
     from ddpctl.launcher import find, open_context
     from ddpctl.report.html import render_page
     from ddpctl.secrets import SHORTEST, can_be_sought
@@ -123,7 +127,8 @@ def report(
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
     checks = (check_job.last_result(context, record.target, check) for check in ("bench", "doctor"))
-    text = render_page(found, values=values.values(), unsought=unsought, checks=filter(None, checks))
+    sentence = why(context, record, found.status)
+    text = render_page(found, why=sentence, values=values.values(), unsought=unsought, checks=filter(None, checks))
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())

@@ -53,13 +53,14 @@ MOST_EVENTS = 300
 def render_page(
     found: Timeline,
     *,
+    why: str = "",
     values: Iterable[str] = (),
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
 ) -> str:
     """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that cannot be removed.
 
-    ``checks`` has the results of bench and doctor on the run's target.
+    ``why`` is the explanation of a failure. ``checks`` has the results of bench and doctor on the run's target.
     """
     known = tuple(values)
     sections = _sections(found, known, unsought)
@@ -68,7 +69,7 @@ def render_page(
         heading = one_line(f"ddpctl {one['check']} of {found.run.target}, {_date(one['time'])}")
         sections.append((heading, f"<pre>{escape(text)}</pre>"))
     run, status = found.run, found.status
-    ending = f" (exit code {status.code})" if status.code else ""
+    ending = (f" (exit code {status.code})" if status.code else "") + (f"; why: {why}" if why else "")
     return PAGE.substitute(
         policy=POLICY,
         name=escape(run.name),

@@ -1,0 +1,97 @@
+"""What it costs a step that ``ddpctl explain`` can ask a rank: the thread that answers, and torch's flight recorder.
+
+    python bench/explain_cost.py [--pairs 30] [--steps 800] [--recorded-steps 3000] [--json FILE]
+
+A pair is two launches of a plain DistributedDataParallel script with 2 gloo ranks under ddprun, once as it is and once
+without both, in reversed order in every second pair. Steady steps are measured in the ranks: CPU time of a step, of
+both ranks, and the median of rank 0's wall time. Wants an idle machine. The exit code is 1 if the 95 % interval of a
+ratio (bootstrap of the pairs' mean) ends above the goal of 1.02.
+
+With --recorded-steps at last, without a goal: steps while ``ddpctl profile`` records, and while the trace is written.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("explain_cases") / "steps.py"
+RANKS, TIMEOUT_S = 2, 300.0
+GOAL, RESAMPLES = 1.02, 10_000
+WITH, WITHOUT = "with", "without"
+
+
+def launch(way: str, steps: int) -> list[dict[str, float]]:
+    """What each rank has measured, in seconds."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_", "TORCH_"))}
+    environ |= {"OMP_NUM_THREADS": "1"} | ({"TORCH_FR_BUFFER_SIZE": "0"} if way == WITHOUT else {})
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=0", f"--run-dir={folder}/run"]
+        command = [sys.executable, "-m", "ddprun", *options, str(SCRIPT), way, str(steps), folder]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode:
+            raise SystemExit(f"explain_cost.py: a launch exited with {done.returncode}: {done.stderr[-2000:]}")
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def step(way: str, steps: int) -> dict[str, float]:
+    """Seconds of a step: CPU time of both ranks, wall time of rank 0."""
+    ranks = launch(way, steps)
+    return {"cpu": sum(rank["cpu"] for rank in ranks), "wall": ranks[0]["wall"]}
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean: percentiles of resampled means."""
+    draw = random.Random(0)  # noqa: S311
+    means = sorted(statistics.fmean(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--recorded-steps", type=int, default=0, help="with a recording of 1 s every 4 s")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    pairs = []
+    for number in range(args.pairs):
+        ways = (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH)
+        pairs.append({way: step(way, args.steps) for way in ways})
+    load, version = os.getloadavg()[0], metadata.version("torch")
+    print(
+        f"{RANKS} gloo ranks, {args.pairs} pairs of {args.steps} steps, {os.cpu_count()} cores, torch {version}, "
+        f"load {load:.1f}"
+    )
+    intervals = {}
+    for what in ("cpu", "wall"):
+        ms = {way: 1000 * statistics.median(pair[way][what] for pair in pairs) for way in (WITH, WITHOUT)}
+        ratios = [pair[WITH][what] / pair[WITHOUT][what] for pair in pairs]
+        intervals[what] = low, high = interval(ratios)
+        print(
+            f"{what:4} ms a step: with {ms[WITH]:.3f}, without {ms[WITHOUT]:.3f}; ratio {statistics.fmean(ratios):.4f}"
+        )
+        verdict = f"goal at most {GOAL}: {'NOT ' * (high > GOAL)}reached"
+        print(f"{what:4} 95 % interval {low:.4f} to {high:.4f}, {verdict}")
+    recorded = launch("recorded", args.recorded_steps)[0] if args.recorded_steps else {}
+    for what in ("cpu", "wall") if recorded else ():
+        outside = recorded[f"{what} outside"]
+        for phase in ("recording", "writing"):
+            seconds = recorded[f"{what} {phase}"]
+            print(f"{what:4} ms a step: {phase} {1000 * seconds:.3f}, outside {1000 * outside:.3f}; "
+                  f"ratio {seconds / outside:.3f}")  # fmt: skip
+    if args.json:
+        args.json.write_text(
+            json.dumps({"load": load, "intervals": intervals, "pairs": pairs, "recorded": recorded}, indent=1) + "\n"
+        )
+    sys.exit(any(high > GOAL for _, high in intervals.values()))
+
+
+if __name__ == "__main__":
+    main()
