@@ -10,6 +10,7 @@ import yaml
 from tests.wording import Wording
 
 from ddpctl import config, targets
+from ddpctl.commands.launch import Flags, request_of_flags
 from ddpctl.errors import ConfigError
 from ddpctl.schema import json_schema
 from ddpctl.targets.ssh import SshHost, SshOptions
@@ -78,3 +79,22 @@ def test_an_editor_knows_hosts() -> None:
     jsonschema.validate(yaml.safe_load(HEAD + WHOLE), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(HEAD + "    hosts: [{user: bob}]\n"), schema)
+
+
+def test_copies_of_checkpoints_are_for_hosts_without_a_shared_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    job = "job: {nodes: 2, checkpoint_copies: 2}\n"
+    hosts = "    hosts: [box1, box2]\n"
+    settings = load(f"{hosts}{job}", tmp_path)
+    assert settings.job.checkpoint_copies == 2
+    with pytest.raises(ConfigError) as error:
+        load(f"{hosts}    checkpoint_dir: /nfs\n{job}", tmp_path)
+    wording(error.value)
+    (tmp_path / "ddpctl.yaml").write_text(job)
+    monkeypatch.chdir(tmp_path)
+    for kind in ("local", "slurm", "kubernetes"):
+        with pytest.raises(ConfigError) as error:
+            request_of_flags(Flags(target=kind))
+        assert "checkpoint_copies" in error.value.message
+    wording(error.value)

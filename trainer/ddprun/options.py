@@ -115,6 +115,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that ranks get to save after SIGTERM (default 30)",
     )
+    add(
+        "--checkpoint-copies",
+        metavar="N",
+        help="how many nodes have the checkpoints: node 0, and others that copy its DDP_CHECKPOINT_DIR (default 1)",
+    )
     add("--deadline", metavar="S|TIME", help="seconds from the start, or an ISO time: the ranks save in time before it")
     add(
         "--join-timeout",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.errors import CannotWriteError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from ddpctl.config import TargetFlags
@@ -309,6 +309,8 @@ def request_of_flags(flags: Flags) -> "Request":
         default_kind=kind,
         default_why=why,
     )
+    if settings.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(settings.kind):
+        raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {settings.kind}, only with ssh")
     return Request(
         job=settings.job,
         target=settings.target,
