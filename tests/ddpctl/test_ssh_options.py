@@ -1,16 +1,17 @@
 """Hosts in a ddpctl.yaml: their short form, what is wrong with them by line and column, their record, their schema."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from tests.ddpctl.ssh_answers import RUN
 from tests.wording import Wording
 
 from ddpctl import config, targets
-from ddpctl.commands.launch import Flags, request_of_flags
+from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
 from ddpctl.schema import json_schema
 from ddpctl.targets.ssh import SshHost, SshOptions
@@ -98,3 +99,10 @@ def test_copies_of_checkpoints_are_for_hosts_without_a_shared_folder(
             request_of_flags(Flags(target=kind))
         assert "checkpoint_copies" in error.value.message
     wording(error.value)
+
+
+def test_a_run_with_copies_is_resumed_on_fewer_nodes() -> None:
+    run = replace(RUN, options=asdict(SshOptions(hosts=(SshHost(address="box1"),))))
+    run = replace(run, job=replace(run.job, nodes="2", checkpoint_copies=2))
+    job = request_to_resume(Flags(nodes="1"), run).job
+    assert (job.nodes, job.checkpoint_copies) == ("1", 2)

@@ -334,6 +334,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     _check_name(flags.name)
     given = {key: value for key, value in overrides(flags).items() if value is not None}
     env = {**run.job.env, **given.pop("env", {})}
+    given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies
     settings = config.load(
         file=None,
         profile=None,
@@ -348,7 +349,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
         raise UsageError("\n".join(wrong))
     other = "" if settings.job.command == run.job.command else f", which ran {command_line(run.job)}"
     return Request(
-        job=settings.job,
+        job=replace(settings.job, checkpoint_copies=run.job.checkpoint_copies),
         target=run.target,
         kind=run.kind,
         options=options,
