@@ -124,6 +124,8 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
         options += ["--join-timeout", f"{job.join_timeout:g}"]
     if job.hang_timeout is not None:
         options += ["--hang-timeout", f"{job.hang_timeout:g}"]
+    if job.checkpoint_copies > 1:
+        options += ["--checkpoint-copies", str(job.checkpoint_copies)]
     if deadline and job.time_limit_s is not None:
         options += ["--deadline", str(job.time_limit_s)]
     return (*options, *program(job.command))

@@ -319,6 +319,12 @@ class JobSpec:
         Ge(0),
         Le(1000),
     ] = None
+    checkpoint_copies: Annotated[
+        int,
+        Doc("On SSH hosts without a shared checkpoint_dir: how many nodes have each checkpoint; 1: only node 0."),
+        Ge(1),
+        Le(64),
+    ] = 1
 
     image: Annotated[
         str,
@@ -375,6 +381,9 @@ class JobSpec:
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
                 "give a divisor, or leave out ranks to get one rank per GPU",
             )
+
+        if self.checkpoint_copies > self.max_nodes:
+            yield "job.checkpoint_copies", f"{self.checkpoint_copies}, but nodes is {self.nodes}: one copy per node"
 
     @property
     def time_limit_s(self) -> int | None:

@@ -13,6 +13,8 @@ from tests.cluster.ssh_cluster import Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
 from tests.e2e.driver import wait_until
 
+from ddpwire.run_files import CHECKPOINTS, COPY
+
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(600)]
 HOLD = """\
 import os, pathlib, time
@@ -117,10 +119,12 @@ def test_launches_that_want_the_same_hosts_in_opposite_order(lab: Lab) -> None:
 
 
 def test_lost_hosts_are_replaced(lab: Lab) -> None:
-    """A spare takes the place of node 1; node 0's host is lost as well, and the resumed run takes those that live."""
-    options = f"    checkpoint_dir: {lab.folder}/shared\n"
-    write(lab, 0, 1, 2, 3, job="name: digits, nodes: 2, gpus: 2, device: cpu, join_timeout: 300", options=options)
-    program = ("--", "--deterministic", *exact.DIGITS)
+    """A spare takes node 1's place and copies; node 0's host is lost too: the resumed run goes on from the copy."""
+    job = "name: digits, nodes: 2, gpus: 2, device: cpu, join_timeout: 300, checkpoint_copies: 2"
+    write(lab, 0, 1, 2, 3, job=job)
+    copied = lab.boxes[2].home / f".ddpctl/runs/night/{CHECKPOINTS}/{COPY}"
+    training = ("--epochs=4", "--checkpoint-every=10")  # 45 steps an epoch
+    program = ("--", "--deterministic", *training)
     launched = lab.start("launch", "--name", "night", *program)
     try:
         wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch", timeout_s=180)
@@ -129,6 +133,7 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         spare = f"node 1 was on {lab.boxes[1].address}, which is lost, and starts again on {lab.boxes[2].address}"
         wait_until(lambda: spare in lab.said(), "the spare", timeout_s=180)
         wait_until(lambda: "ranks 0 to 1 of 4 started (attempt 2)" in lab.log("night"), "the ranks", timeout_s=180)
+        wait_until(copied.exists, "the spare's copy", timeout_s=180)
         lab.machines[0].cut()
         lab.machines[0].kill()
         assert launched.wait(180) != 0
@@ -136,10 +141,16 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         assert resumed.returncode == 0, resumed.stderr
         for number in (0, 1):
             assert f"{lab.boxes[number].address} is skipped: " in resumed.stderr
-        assert "continuing at step " in resumed.stdout
+        note = re.search(r"continues from the copy of step (\d+) on (\S+)", resumed.stderr)
+        assert note, resumed.stderr
+        assert note[2].strip(";") == lab.boxes[2].address
+        assert f"continuing at step {int(note[1]) + 1} of" in resumed.stdout
+        copies = [lab.boxes[box].home / f".ddpctl/runs/night/{CHECKPOINTS}" for box in (2, 3)]
+        assert [json.loads((copy / COPY).read_text())["step"] for copy in copies] == [180, 180]
+        assert len({(copy / "step-00000180.pt").read_bytes() for copy in copies}) == 1
         found = re.search(r"weights sha256 (\w+)", resumed.stdout)
         assert found
-        assert found[1] == exact.undisturbed((1, 4), exact.DIGITS)
+        assert found[1] == exact.undisturbed((1, 4), training)
     finally:
         for number in (0, 1):
             lab.machines[number].plug_in()

@@ -46,6 +46,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         join_timeout=7,
         hang_timeout=0,
         max_restarts=1,
+        checkpoint_copies=2,
     )
     plan = Plan(run="digits-otter", job=job, cwd="/p", run_dir="/r", checkpoint_dir="/r/checkpoints")
     assert plan.world_size == 12
@@ -67,7 +68,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         ("DDP_USER", "ann"),
     }
     assert " ".join(ddprun_args(plan)) == (
-        "--grace 2.5 --restart-limit 1 --join-timeout 7 --hang-timeout 0 train.py --lr 0.1"
+        "--grace 2.5 --restart-limit 1 --join-timeout 7 --hang-timeout 0 --checkpoint-copies 2 train.py --lr 0.1"
     )
 
 

@@ -71,6 +71,17 @@ def test_a_resumed_run_is_where_its_checkpoints_are(wording: Wording) -> None:
     choice, _ = chosen(again, box1=DEAD, box3=facts(3, checkpoint="step-00000040.pt"))
     assert choice.numbers == (2, 1)
     wording(choice.notes[0])
+    copies = {"box2": facts(2, checkpoint="z.pt", step="30"), "box4": facts(4, checkpoint="a.pt", step="40")}
+    choice, _ = chosen(again, box1=DEAD, **copies)
+    assert choice.numbers == (3, 1), "the newest complete copy"
+    wording(choice.notes[0])
+    copies["box3"] = facts(3, announced="50")  # a copy that was cut has no manifest: it is not a checkpoint
+    choice, _ = chosen(again, box1=DEAD, **copies)
+    assert choice.numbers == (3, 1)
+    wording(choice.notes[0])
+    choice, _ = chosen(again, box3=facts(3, checkpoint="step-00000040.pt", step="40"), box2=DEAD)
+    assert choice.numbers == (2, 0), "box1 lives, and its folder is empty"
+    wording(choice.notes[0])
     for options, dead in ((OPTIONS, DEAD), (replace(OPTIONS, exclude=("box1",)), facts(1))):
         with pytest.raises(UnavailableError) as error:
             chosen(again, options, box1=dead)

@@ -1,5 +1,6 @@
 """Nothing is started unless all hosts are ready."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from ddpctl.errors import ConfigError, DdpctlError, NotStartedError, Unavailable
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import parse_facts
 from ddpctl.targets.ssh.scripts import facts_script
+from ddpwire.run_files import COPY, COPY_PART
 
+MANIFEST = json.dumps({"step": 40, "files": [["a", 1, 2, "00"]]}, indent=1) + "\n"
 REFUSALS: list[tuple[dict[str, Any], type[DdpctlError]]] = [
     ({"end": None}, UnavailableError),
     ({"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"}, UnavailableError),
@@ -61,6 +64,33 @@ def test_nvidia_smi_lists_gpus_or_fails(code: int, gpus: tuple[str, ...], error:
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
     found = parse_facts(Output(returncode=0, stdout=done.stdout))
     assert (found.failure, found.gpus, found.get("gpu_error")) == ("", gpus, error)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        pytest.param({}, ("", 0, 0), id="empty"),
+        pytest.param({".lock": "", ".x.part": ""}, ("", 0, 0), id="hidden"),
+        pytest.param({"step-8.pt": ""}, ("step-8.pt", 0, 0), id="no-copies"),
+        pytest.param({"step-8.pt": "", COPY: MANIFEST}, ("step-8.pt", 40, 0), id="copy"),
+        pytest.param({"a/b": "", COPY_PART: MANIFEST}, ("", 0, 40), id="cut"),
+        pytest.param({"a/b": "", COPY: MANIFEST, COPY_PART: MANIFEST.replace("40", "50")}, ("a", 40, 50), id="newer"),
+        pytest.param({"a": "", COPY: MANIFEST.replace("40", "null")}, ("a", 0, 0), id="unknown-step"),
+    ],
+)
+def test_a_host_says_which_checkpoint_it_has(
+    files: dict[str, str], words: tuple[str, int, int], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "c" / name).write_text(text)
+    options = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
+    script = facts_script(options, image="", script=None, checkpoints="~/c")
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
+    found = parse_facts(Output(returncode=0, stdout=done.stdout))
+    assert found.failure == ""
+    assert (found.get("checkpoint"), found.number("step"), found.number("announced")) == words
 
 
 def test_an_image_is_the_same_by_a_registrys_digest() -> None:

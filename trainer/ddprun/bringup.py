@@ -49,6 +49,7 @@ def bring_up(
 
     with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         from ddprun.agent import NodeAgent, NodeContext
+        from ddprun.checkpoint_copies import start_copies
         from ddprun.consensus import Consensus
         from ddprun.peer_checks import PeerChecks
         from ddprun.rendezvous import FixedRankRendezvous
@@ -83,6 +84,7 @@ def bring_up(
         is_replaced=config.is_replaced,
     )
     consensus = start_consensus(rendezvous.control)
+    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, node_dir)
     node_facts.write_inventory(node_dir, config, environ)
     node_metrics.history.start()
     logs = RankLogs(console, config)
@@ -112,6 +114,8 @@ def bring_up(
     logs.drain(DRAIN_S)
     series.state("failed" if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot(node_dir)
+    if copies:
+        copies.finish(succeeded=agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
 

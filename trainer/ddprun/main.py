@@ -41,7 +41,7 @@ from ddpwire.run_files import NodeState, Outcome, rank_log, timed_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
-MEASURING_THREADS = ("clock", "history", "metrics", "resolver")
+HARMLESS_THREADS = ("clock", "copies", "history", "metrics", "resolver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +259,12 @@ def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
 
 
 def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
-    """End the node when one of its threads ends with an exception, unless that thread only takes measurements."""
+    """End the node when one of its threads ends with an exception, unless the training does not need that thread."""
     name = args.thread.name if args.thread else ""
     error = args.exc_value
     if error is None or args.exc_type is SystemExit:
         return
-    if name in MEASURING_THREADS:
+    if name in HARMLESS_THREADS:
         end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training continues")
         return
     end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))

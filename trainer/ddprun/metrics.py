@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ddprun import compat, host_metrics, node_facts, registration, run_identity
+from ddprun import compat, host_metrics, network, node_facts, registration, run_identity
 from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
@@ -188,53 +188,23 @@ class NodeSeries:
             self._series[metrics.JOB_STATE.name].labels(state=other).set(other == state)
 
 
-class Page:
-    """The page of metrics that is served. It is cached briefly, so that many scrapers cost no more than one."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._lock = threading.Lock()
-        self._body, self._made_at = b"", 0.0
-
-    def body(self) -> bytes:
-        """Return the page."""
-        with self._lock:
-            if not self._body or time.monotonic() - self._made_at > CACHE_S:
-                self._body, self._made_at = generate_latest(self._registry), time.monotonic()
-            return self._body
-
-
 def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
     """Serve scrapes in a thread, on ``port`` or, if that is taken, on a free port. Return the port. Raises OSError."""
-    page = Page(registry)
+    lock, body, made_at = threading.Lock(), b"", 0.0
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = SCRAPE_TIMEOUT_S
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        nonlocal body, made_at
+        with lock:  # a page is reused for a moment, so that many scrapers cost no more than one
+            if not body or time.monotonic() - made_at > CACHE_S:
+                body, made_at = generate_latest(registry), time.monotonic()
+            page = body
+        request.send_response(200)
+        request.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        request.send_header("Content-Length", str(len(page)))
+        request.end_headers()
+        request.wfile.write(page)
 
-        def do_GET(self) -> None:
-            body = page.body()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            pass  # the scraper has disconnected
-
-    try:
-        server = Server((host, port), Handler)
-    except OSError:
-        server = Server((host, 0), Handler)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return server.server_address[1]
+    return network.serve_http(host, port, answer, name="metrics", timeout_s=SCRAPE_TIMEOUT_S)
 
 
 class MetricHistory:

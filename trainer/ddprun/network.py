@@ -10,7 +10,10 @@ import os
 import random
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ddpwire.machine import resolve as resolve
 from ddpwire.machine import source_address as source_address
@@ -147,6 +150,37 @@ def listen_on_free_port(host: str) -> socket.socket:
     listener = bind_free_port(host)
     listener.listen(LISTEN_BACKLOG)
     return listener
+
+
+def serve_http(host: str, port: int, answer: Callable[[Any], None], *, name: str, timeout_s: float) -> int:
+    """Answer GET requests in threads, on ``port`` or, if it is taken, on a free port. Return the port. Raises OSError.
+
+    ``answer`` gets a BaseHTTPRequestHandler. ``timeout_s``: for a client that sends nothing, or does not read.
+    """
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # lazily, as psutil
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = timeout_s
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            pass  # the client has disconnected
+
+    try:
+        listener = listen(host, port)
+    except OSError:
+        listener = listen(host, 0)
+    server = Server(listener.getsockname(), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    threading.Thread(target=server.serve_forever, name=name, daemon=True).start()
+    return int(listener.getsockname()[1])
 
 
 def bind_free_port(host: str) -> socket.socket:

@@ -125,6 +125,7 @@ class NodeConfig:
     secret: bytes = field(repr=False)  # signs the nodes' values in the run's store; empty: they are not signed
     run_dir: Path | None  # None means a temporary folder
     checkpoint_dir: str | None
+    checkpoint_copies: int  # how many nodes have the checkpoints, with node 0
     max_restarts: int
     restarts_errors: bool  # whether ranks also start again after an error of the script
     hang_timeout_s: float  # 0 means no limit
@@ -216,6 +217,7 @@ def read_config(
         secret=read_secret(environ),
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
+        checkpoint_copies=_whole("--checkpoint-copies", options.checkpoint_copies or "1", "at least 1", least=1),
         max_restarts=_max_restarts(options, settings),
         restarts_errors=options.max_restarts is not None,
         hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else HANG_TIMEOUT_S),

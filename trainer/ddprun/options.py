@@ -125,6 +125,11 @@ def parser() -> argparse.ArgumentParser:
         "--deadline", metavar="S|TIME", help="seconds from the start, or an ISO time; the ranks save and stop before it"
     )
     add(
+        "--checkpoint-copies",
+        metavar="N",
+        help="number of nodes that keep the checkpoints: node 0, and others that copy its DDP_CHECKPOINT_DIR (default 1)",
+    )
+    add(
         "--join-timeout",
         metavar="S",
         help="seconds to wait for the other nodes (default 30 on one machine, 300 in Slurm, 600 in Kubernetes, "

@@ -5,6 +5,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
   starts                   one line per start by a queue (read_starts): a batch script writes it
   store.secret             with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR gives it the path
+    .ddprun-copy.json      the files of its last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
   node-0/
     ddprun.lock            held locked by the node's ddprun for as long as it lives
     node.json              who and where the node is: pid, state, metrics address, ranks
@@ -46,6 +47,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
+COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # what a copy of the checkpoints has, and is to have
 STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
 RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
 STARTS = "starts"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.errors import CannotWriteError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from ddpctl.config import TargetFlags
@@ -309,6 +309,8 @@ def request_of_flags(flags: Flags) -> "Request":
         default_kind=kind,
         default_why=why,
     )
+    if settings.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(settings.kind):
+        raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {settings.kind}, only with ssh")
     return Request(
         job=settings.job,
         target=settings.target,
@@ -332,6 +334,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     _check_name(flags.name)
     given = {key: value for key, value in overrides(flags).items() if value is not None}
     env = {**run.job.env, **given.pop("env", {})}
+    given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies
     settings = config.load(
         file=None,
         profile=None,
@@ -346,7 +349,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
         raise UsageError("\n".join(wrong))
     other = "" if settings.job.command == run.job.command else f", which ran {command_line(run.job)}"
     return Request(
-        job=settings.job,
+        job=replace(settings.job, checkpoint_copies=run.job.checkpoint_copies),
         target=run.target,
         kind=run.kind,
         options=options,

@@ -119,6 +119,7 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
 
 
 Capability = Literal[
+    "copies",  # nodes can have copies of the checkpoints, because each has a disk of its own
     "discovery",  # the nodes of its runs serve metrics, at addresses that they write into their files
     "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` can reach
     "interrupt",  # ddpctl can send SIGINT to the ranks of its runs, as Ctrl-C does

@@ -118,19 +118,25 @@ def _with_checkpoints(
     """Return the hosts, first one that has the checkpoints to resume from, and notes. Raises UnavailableError."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
-    if holder_first and usable[0] == 0:
-        return usable, []
-    why = f"is not ready ({found.why(0)})" if holder_first else "is excluded"
-    where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
     having = [place for place in usable if found.facts[place].get("checkpoint")]
+    if holder_first and usable[0] == 0 and (0 in having or not having):
+        return usable, []
+    why = "is excluded" if not holder_first else f"is not ready ({found.why(0)})" if found.wrong[0] else "has none now"
+    where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}; no other host has checkpoints",
-            hint="make it available, or launch without --resume; a checkpoint_dir that all hosts share prevents this",
+            hint="make it available, or launch without --resume; checkpoint_copies or a shared folder prevents this",
         )
-    best = max(having, key=lambda place: found.facts[place].get("checkpoint"))
-    name = found.facts[best].get("checkpoint")
-    note = one_line(f"{where}: the run continues from {name} of {found.hosts[best].address}, which may be older")
+    best = max(having, key=lambda place: (found.facts[place].number("step"), found.facts[place].get("checkpoint")))
+    fact, address = found.facts[best], found.hosts[best].address
+    step, announced = fact.number("step"), max(found.facts[place].number("announced") for place in usable)
+    what = f"{fact.get('checkpoint')} of {address}, which may be older"
+    if step:
+        what = f"the copy of step {step} on {address}"
+    if announced > step:
+        what += f"; steps {step + 1} to {announced} are lost, whose checkpoint was not copied completely"
+    note = one_line(f"{where}: the run continues from {what}")
     return [best, *(place for place in usable if place != best)], [note]
 
 

@@ -140,6 +140,8 @@ class SshOptions:
         for address in self.exclude:
             if address not in addresses:
                 yield "target.exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
+        if job.checkpoint_copies > 1 and self.checkpoint_dir:
+            yield "job.checkpoint_copies", f"{job.checkpoint_copies}, but all hosts share the target's checkpoint_dir"
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"

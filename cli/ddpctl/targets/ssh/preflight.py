@@ -108,10 +108,9 @@ class Facts:
         """Return the launches in line before the launch ``uid``, or all launches if it has no ticket."""
         return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
 
-    @property
-    def now(self) -> int:
-        """The host's time in seconds since the epoch, or 0 if it is unknown."""
-        return int(self.get("now")) if self.get("now").isdecimal() else 0
+    def number(self, word: str) -> int:
+        """Return the first value of a key as a whole number, or 0 if it is unknown."""
+        return int(self.get(word)) if self.get(word).isdecimal() else 0
 
     @property
     def image(self) -> Image | None:
@@ -237,7 +236,7 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
 def _taken(job: JobSpec, fact: Facts) -> str:
     verb = "is" if len(fact.free_gpus) == 1 else "are"
     who = [
-        f"run '{claim.run}' has used {len(claim.gpus)} for {format_duration(fact.now - claim.since)}"
+        f"run '{claim.run}' has used {len(claim.gpus)} for {format_duration(fact.number('now') - claim.since)}"
         for claim in fact.claims
         if claim.gpus
     ]
@@ -309,7 +308,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     load = fact.get("load").split()
     return HostReport(
         host=host.address,
-        time=fact.now,
+        time=fact.number("now"),
         load=float(load[0]) if len(load) == 2 else None,
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(

@@ -19,7 +19,7 @@ from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
 from ddpwire.history import HISTORY
-from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
+from ddpwire.run_files import COPY, COPY_PART, LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
@@ -127,8 +127,12 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
             folder = path_word(options.project)
             lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     if checkpoints:
-        names = f"ls -A {path_word(checkpoints)} 2>/dev/null | sort | tail -n 1"
-        lines.append(f'name=$({names}); if [ -n "$name" ]; then say checkpoint "$name"; fi')
+        read = "sed -n 's/^ \"step\": \\([0-9]*\\),$/\\1/p'"
+        lines += [
+            f"if cd {path_word(checkpoints)} 2>/dev/null; then name=$(ls | sort | tail -n 1)",
+            f'if [ -n "$name" ] && {{ [ -e {COPY} ] || [ ! -e {COPY_PART} ]; }}; then say checkpoint "$name"; fi',
+            f'say step "$({read} {COPY} 2>/dev/null)"; say announced "$({read} {COPY_PART} 2>/dev/null)"; fi',
+        ]
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 

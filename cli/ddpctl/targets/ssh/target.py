@@ -43,7 +43,7 @@ class SshTarget(Target):
     """A target whose nodes are on machines that are reached over SSH."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop", "wait"})
+    capabilities = frozenset[Capability]({"copies", "discovery", "hosts", "interrupt", "pull", "stop", "wait"})
 
     options: SshOptions
 

@@ -1,0 +1,276 @@
+"""Copies of node 0's checkpoint folder on other nodes, for a run whose nodes do not share that folder.
+
+When a rank of node 0 has reported a checkpoint (the event ``checkpoint_saved``), node 0 lists the folder's files in a
+manifest, and announces it in the run's store, where values are signed: its size and SHA-256, a port and a nonce. Other
+nodes fetch what they lack from node 0, each file by its SHA-256. A request needs an HMAC of the nonce and the SHA-256
+with the run's secret. A file is received as ``.NAME.part``, and so is the manifest. When all are verified, the manifest
+gets its name, then each file (after a kill by ``finish_copy``). So a manifest describes a complete checkpoint. Files
+that only the previous manifest has are deleted. A copy that fails does not end the training. Nothing is encrypted.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast
+
+from ddprun import network, stores
+from ddprun.errors import NodeError, config_error, node_error
+from ddprun.node_config import NodeConfig
+from ddprun.node_dir import EVENTS_TAIL_BYTES, Journal
+from ddpwire import names
+from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
+from ddpwire.exits import Exit
+from ddpwire.run_files import COPY, COPY_PART, open_regular, read_end, read_regular, sync_folder, write_atomic
+
+BYTES_PER_S = 50e6  # of all copies together, while ranks train
+LAST_COPY_S, STOPPED_COPY_S = 60.0, 4.0  # wait for the last copy; after a stop or failure, less than ddpctl stop waits
+POLL_S, LAST_POLL_S, RETRY_S = 1.0, 0.05, 5.0
+TIMEOUT_S = 30.0
+CHUNK_BYTES = 1 << 20
+PROOF = "DDP-Proof"
+ANNOUNCED, LAST, DONE = "copies", "copies/last", "copies/done/"  # keys of the store
+
+
+class File(NamedTuple):
+    """A file of a checkpoint folder; ``path`` is relative to the folder."""
+
+    path: str
+    size: int
+    modified_ns: int
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """The files of a checkpoint folder, the oldest first, and the step of its newest checkpoint, if known."""
+
+    step: int | None = None
+    files: tuple[File, ...] = ()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest in a file, or an empty one if there is none in which each path is below the folder."""
+    try:
+        values = json.loads(read_regular(path))
+        files = tuple(File(str(name), int(size), int(at), str(sha)) for name, size, at, sha in values["files"])
+        safe = all(file.path and all(part[0] not in "./" for part in PurePosixPath(file.path).parts) for file in files)
+        return Manifest(values["step"], files) if safe else Manifest()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return Manifest()
+
+
+def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
+    """Return the manifest of a folder's files, without hidden ones; ``known`` has the hashes of unchanged files."""
+    hashes = {file[:3]: file.sha256 for file in known.files}
+    found = []
+    for parent, folders, entries in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(parent, name) for name in entries if not name.startswith(".")):
+            with contextlib.suppress(OSError), open_regular(path) as data:  # else it is no file, or was deleted
+                info = os.fstat(data.fileno())
+                key = (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns)
+                found.append(File(*key, hashes.get(key) or _sha256(data)))
+    return Manifest(step, tuple(sorted(found, key=lambda file: (file.modified_ns, file.path))))
+
+
+def _sha256(data: Any) -> str:
+    return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def part_path(folder: Path, path: str) -> Path:
+    """Return the path that a file has until its checkpoint is complete."""
+    return (folder / path).with_name(f".{Path(path).name.lstrip('.')}.part")
+
+
+def finish_copy(folder: Path) -> None:
+    """Complete a copy that has its manifest, and remove what is left of one that has none. Raises OSError."""
+    for file in read_manifest(folder / COPY).files:
+        with contextlib.suppress(FileNotFoundError), open_regular(part := part_path(folder, file.path)) as data:
+            if _sha256(data) == file.sha256:
+                part.replace(folder / file.path)
+    for path in (*(file.path for file in read_manifest(folder / COPY_PART).files), COPY):
+        part_path(folder, path).unlink(missing_ok=True)
+
+
+class CheckpointCopies:
+    """One node's side of the copies, in threads: node 0 announces and sends, others fetch, while the store lives."""
+
+    def __init__(
+        self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
+        node_dir: Path,
+    ) -> None:  # fmt: skip
+        """``address``: node 0's. ``members`` returns the nodes of the attempt, the first of which keep copies.
+
+        Raises OSError and RuntimeError.
+        """
+        self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
+        self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
+        self._store, self._journal, self._said = store.clone(), journal, ""
+        self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
+        self._number = 0  # of the last announcement that this node has made, or of which it has a copy
+        self._manifest = read_manifest(self._folder / COPY)
+        self._nonce, self._saved, self._content = secrets.token_hex(32), cast(Event | None, None), dict[str, Path]()
+        self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
+        if not self._node:
+            self._port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread.start()
+
+    def finish(self, *, succeeded: bool) -> None:
+        """Once the ranks have ended, wait a limited time for the copy of the last checkpoint."""
+        self._ranks_ended.set()
+        self._thread.join(limit_s := LAST_COPY_S if succeeded else STOPPED_COPY_S)
+        if self._thread.is_alive() and not self._node:
+            self._failed(OSError(f"the last one took longer than {limit_s:g} s"))
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            while True:
+                pause_s, is_last = POLL_S, self._ranks_ended.is_set()
+                try:
+                    self._copy() if self._node else self._announce(is_last=is_last)
+                    if is_last and self._is_finished():
+                        return
+                except (OSError, HTTPException, NodeError) as error:
+                    self._failed(error)
+                    pause_s = RETRY_S
+                if self._ranks_ended.wait(pause_s):
+                    time.sleep(LAST_POLL_S)
+
+    def _is_finished(self) -> bool:
+        if self._node:
+            return self._node not in self._holders() or 0 <= self._read(LAST) <= self._number
+        return all(self._read(f"{DONE}{node}") >= self._number for node in self._holders())
+
+    def _read(self, key: str) -> int:
+        return stores.decode(key, self._store.get(key), int) if self._store.check([key]) else -1
+
+    def _failed(self, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or str(error)
+        if why != self._said:
+            self._said = why
+            self._journal.log(f"warning: a checkpoint was not copied: {why}; the training is not affected")
+            self._journal.emit("checkpoint_failed", message=f"it was not copied: {why}")
+
+    def proof(self, nonce: str, sha256: str) -> str:
+        """Return what shows that who asks for this content has the run's secret."""
+        text = "\0".join(("checkpoint copy", self._run_id, nonce, sha256))
+        return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
+
+    def _announce(self, *, is_last: bool) -> None:
+        """On node 0, announce the folder's state if a checkpoint was saved or an announced file deleted."""
+        saved, known = self._last_saved(), self._manifest
+        is_whole = all((self._folder / file.path).exists() for file in known.files)
+        if not self._content or saved != self._saved or not is_whole:
+            self._saved, manifest = saved, scan(self._folder, saved.step if saved else known.step, known)
+            if manifest.files and (manifest != known or not self._content):
+                self._manifest, self._number = manifest, self._number + 1
+                text = (
+                    json.dumps(manifest._asdict(), indent=1) + "\n"
+                ).encode()  # ddpctl's shell reads the step's line
+                write_atomic(self._folder / COPY, text)
+                name = hashlib.sha256(text).hexdigest()
+                paths = {file.sha256: self._folder / file.path for file in manifest.files}
+                self._content = paths | {name: self._folder / COPY}
+                place = {"number": self._number, "port": self._port, "nonce": self._nonce}
+                self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": name}))
+        if is_last:
+            self._store.set(LAST, str(self._number))
+
+    def _last_saved(self) -> Event | None:
+        texts = []
+        for name in (EVENTS_BEFORE, EVENTS):
+            with contextlib.suppress(OSError):
+                texts.append(read_end(self._node_dir / name, EVENTS_TAIL_BYTES))
+        return next((one for one in reversed(read_events(*texts)) if one.event == "checkpoint_saved"), None)
+
+    def _send(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request to node 0."""
+        sha256, proof = request.path[1:], request.headers.get(PROOF, "")
+        if sha256 not in self._content or not hmac.compare_digest(proof, self.proof(self._nonce, sha256)):
+            request.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with open_regular(self._content[sha256]) as data:
+            request.send_response(HTTPStatus.OK)
+            request.end_headers()
+            while chunk := data.read(CHUNK_BYTES):
+                with self._pacing:  # of all requests
+                    self._ranks_ended.wait(len(chunk) / BYTES_PER_S)
+                request.wfile.write(chunk)
+
+    def _copy(self) -> None:
+        """On another node, fetch what was announced, if it is new and this node keeps a copy.
+
+        If this fails, the previous copy stays.
+        """
+        if self._node not in self._holders() or not self._store.check([ANNOUNCED]):
+            return
+        place = stores.decode(ANNOUNCED, self._store.get(ANNOUNCED), dict)
+        if place["number"] == self._number:
+            return
+        began, folder, port, nonce = time.monotonic(), self._folder, place["port"], place["nonce"]
+        folder.mkdir(parents=True, exist_ok=True)
+        finish_copy(folder)
+        self._fetch(File(COPY, place["size"], time.time_ns(), place["sha256"]), port, nonce)
+        manifest, previous = read_manifest(folder / COPY_PART), read_manifest(folder / COPY)
+        here = set(scan(folder, None, previous).files)
+        lacking = [file for file in manifest.files if file not in here]
+        for file in lacking:
+            self._fetch(file, port, nonce)
+        (folder / COPY_PART).replace(folder / COPY)
+        sync_folder(folder)
+        for file in lacking:
+            part_path(folder, file.path).replace(folder / file.path)
+        for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
+            (folder / path).unlink(missing_ok=True)
+        self._number, self._said = place["number"], ""
+        self._store.set(f"{DONE}{self._node}", str(self._number))
+        seconds, num_bytes = time.monotonic() - began, sum(file.size for file in lacking)
+        self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)
+
+    def _fetch(self, file: File, port: int, nonce: str) -> None:
+        """Write a file's part, synced and verified."""
+        part, digest = part_path(self._folder, file.path), hashlib.sha256()
+        with contextlib.closing(HTTPConnection(self._address, port, timeout=TIMEOUT_S)) as connection:
+            connection.request("GET", f"/{file.sha256}", headers={PROOF: self.proof(nonce, file.sha256)})
+            answer = connection.getresponse()
+            if answer.status != HTTPStatus.OK:
+                raise OSError(f"node 0 answers {answer.status} for {file.path}")
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            with part.open("xb") as data:  # O_EXCL: it follows no link
+                while chunk := answer.read(min(CHUNK_BYTES, file.size - data.tell())):
+                    data.write(chunk)
+                    digest.update(chunk)
+                data.flush()
+                os.fsync(data.fileno())
+        if digest.hexdigest() != file.sha256:
+            raise OSError(f"what came of {file.path} is not what node 0 announced")
+        os.utime(part, ns=(file.modified_ns, file.modified_ns))
+
+
+def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
+    """Complete an interrupted copy, and start CheckpointCopies if the run has copies. Raises NodeError."""
+    folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
+    if is_copied and not (config.checkpoint_dir and config.secret):
+        raise config_error(f"--checkpoint-copies needs {names.CHECKPOINT_DIR} and {names.SECRET_FILE}")
+    if not config.checkpoint_dir or (config.node_rank and not is_copied):
+        return None
+    try:
+        finish_copy(folder)
+        if is_copied:
+            return CheckpointCopies(config, *more)
+        (folder / COPY).unlink(missing_ok=True)  # it does not describe what node 0 saves from now on
+    except OSError as error:
+        message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"
+        raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
+    return None
