@@ -122,6 +122,8 @@ def _with_checkpoints(
         return usable, []
     why = f"is not ready ({found.why(0)})" if holder_first else "is excluded"
     where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
+    if plan.job.checkpoint_dir:
+        return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     having = [place for place in usable if found.facts[place].get("checkpoint")]
     if not having:
         raise UnavailableError(
