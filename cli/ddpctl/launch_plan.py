@@ -35,6 +35,12 @@ class Plan:
         return {names.RUN_UID: self.uid, names.USER: self.user} if self.uid else {}
 
     @property
+    def store(self) -> dict[str, str]:
+        """The variable with the URL of the run's object store, if it has one. A rendered spec has only the job's."""
+        url = self.job.checkpoint_dir
+        return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
+
+    @property
     def world_size(self) -> int:
         """The number of ranks on all nodes, if all nodes join."""
         return self.job.world_size
@@ -107,6 +113,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
         names.RUN_DIR: plan.run_dir,
         names.CHECKPOINT_DIR: plan.checkpoint_dir,
         names.SECRET_FILE: f"{plan.run_dir}/{STORE_SECRET}",
+        **plan.store,
         **plan.identity,
     }
 

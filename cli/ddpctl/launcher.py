@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import interrupts, run_folders, run_store, targets
-from ddpctl.command import Verb
+from ddpctl.command import Command, Verb
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -26,7 +26,7 @@ from ddpctl.errors import (
     UsageError,
 )
 from ddpctl.executor import Executor
-from ddpctl.launch_plan import Plan, title
+from ddpctl.launch_plan import TRAINER, Plan, program, title
 from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.replacement import Replacement
 from ddpctl.run_status import RunStatus
@@ -123,9 +123,17 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
     old = _goes_on_from(request)
     checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
+    job = request.job
+    if job.checkpoint_dir and program(job.command)[:2] != TRAINER:
+        raise ConfigError(
+            "job.checkpoint_dir: only ddptrain copies its checkpoints to a store, and this is another script"
+        )
+    if job.checkpoint_dir and uid:  # the run's own place in the store, or that of the run that it resumes
+        own = f"{job.checkpoint_dir.rstrip('/')}/{run}"
+        job = replace(job, checkpoint_dir=(old and old.job.checkpoint_dir) or own)
     return Plan(
         run=run,
-        job=request.job,
+        job=job,
         cwd=request.cwd,
         run_dir=str(folder),
         checkpoint_dir=checkpoint_dir,
@@ -182,7 +190,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         target=request.target,
         kind=request.kind,
         options=asdict(options),
-        job=request.job,
+        job=plan.job,
         cwd=request.cwd,
         folder=str(folder),
         checkpoint_dir=plan.checkpoint_dir,
@@ -437,7 +445,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
-    verb = target_of(run).pull(run, str(folder), best=best)
+    verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -448,6 +456,20 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     if missing:
         raise UnavailableError("\n".join(["some files could not be fetched", *missing]))
     return folder
+
+
+def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
+    """Fetch the checkpoints from the run's object store, if it has one, and what is missing from where it ran."""
+    for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
+        into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
+        argv = (sys.executable, "-P", "-m", "ddpwire.object_store", str(one.job.checkpoint_dir), str(into))
+        (done,) = yield (Command(argv=(*argv, "--best") if best else argv, mode="stream", timeout_s=None),)
+        if done.returncode:
+            failure = ConfigError if done.returncode == Exit.CONFIG else UnavailableError
+            raise failure(f"{one.job.checkpoint_dir} was not fetched: see the line above")
+    if run.job.checkpoint_dir and not ("pull" in targets.capabilities(run.kind) and run.elsewhere):
+        return ()
+    return (yield from target_of(run).pull(run, str(folder), best=best))
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:

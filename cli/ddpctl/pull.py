@@ -37,8 +37,9 @@ _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
 _LIST = f"""\
 list() {{
   cd "$1" 2>/dev/null || return 0
-  find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o -type f -print0 |
-    xargs -0 -r stat --printf "%s %Y $2%n\\\\0" || true  # a file may have gone meanwhile
+  find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o \\
+    \\( -type f -o -type l \\) -print0 |
+    xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have gone meanwhile
 }}
 """
 _SEND = """\
@@ -80,8 +81,8 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     whole: dict[str, str] = {}  # the paths that this pull has fetched
     problem = ""
     for _ in range(TRIES):
-        files, silent = yield from _list(places)
-        here = yield from _here(into, {"survey": sorted(files)})
+        files, silent, links = yield from _list(places)
+        here = yield from _here(into, {"survey": sorted(files)}, say=links)
         wanted = [
             file
             for path, file in files.items()
@@ -107,8 +108,8 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     )
 
 
-def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...]]]:
-    """Return the files of all places, and lines about missing answers and skipped files. Raises DdpctlError."""
+def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...], str]]:
+    """Return the files of all places, lines about what is missing, and one about links. Raises DdpctlError."""
     answers = yield tuple(
         replace(
             place.shell,
@@ -119,7 +120,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
         for place in places
     )
     files: dict[str, File] = {}
-    silent = []
+    silent, links = [], []
     for number, (place, answer) in enumerate(zip(places, answers, strict=True)):
         if answer.returncode or (answer.stderr and not answer.stdout):
             silent.append(f"{place.name}: {one_line(answer.last_line())}")
@@ -129,7 +130,11 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
         for entry in answer.stdout.split("\0")[:-1]:
             if "\ufffd" in entry:
                 continue
-            size, modified, name = entry.split(" ", 2)
+            size, modified, kind_name = entry.split(" ", 2)
+            kind, _, name = kind_name.partition(":")
+            if kind == "symbolic link":
+                links.append(f"{place.name}:{name.replace('./', '', 1)}")
+                continue
             to, _, below = name.partition("./")
             path = f"{to}{below}"
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
@@ -137,7 +142,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
             word = f"{place.folders[to.removesuffix('/')]}/{shlex.quote(below)}"
             file = File(path=path, place=number, word=word, size=int(size), modified=int(modified))
             files.setdefault(path, file)
-    return files, tuple(silent)
+    return files, tuple(silent), one_line(f"symbolic links are not fetched: {', '.join(links)}") if links else ""
 
 
 def _fetch(
@@ -185,9 +190,9 @@ def _part(into: str, path: str) -> str:
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 
-def _here(into: str, asked: Mapping[str, Any]) -> Verb[dict[str, Any]]:
+def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[str, Any]]:
     argv = (sys.executable, "-P", "-m", "ddpctl.pull", into)
-    (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S),)
+    (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
     if done.returncode:
         raise CannotWriteError(f"cannot pull into {into}: {done.last_line()}")
     found: dict[str, Any] = json.loads(done.stdout)

@@ -135,7 +135,7 @@ def next_name(root: Path, name: str) -> str:
 
 def has_checkpoint(run: Run) -> bool:
     """Return whether there is a checkpoint to continue from; True for other machines, where only the trainer knows."""
-    if run.elsewhere:
+    if run.elsewhere or run.job.checkpoint_dir:
         return True
     try:
         with os.scandir(run.checkpoint_dir) as entries:
@@ -150,7 +150,8 @@ def checkpoints_here(run: Run) -> Path | None:
     The checkpoints of a run that resumed another run are in the other run's folder.
     """
     own = Path(run.checkpoint_dir)
-    if not run.elsewhere or (own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))):
+    is_there = own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))
+    if is_there or not (run.elsewhere or run.job.checkpoint_dir):
         return own
     fetched = {path.parent for path in Path(run.folder, PULLED).glob(f"**/{CHECKPOINTS}/{_CHECKPOINT_FILES}")}
     return max(fetched, key=lambda folder: (folder.parent.name == run.name, folder.stat().st_mtime), default=None)

@@ -156,7 +156,7 @@ OURS = frozenset({
     names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
     names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_UID, names.USER,
     names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.JOB_ENV, names.ATTEMPT, names.NODES_HERE,
-    names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
+    names.CHECKPOINT_STORE, names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -190,6 +190,7 @@ SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PORT = 65535
+STORE_PATTERN = r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}"  # no user, password or query
 
 
 def check_size(size: str) -> str:
@@ -357,6 +358,12 @@ class JobSpec:
         ),
         Rule(check_secrets),
     ] = ()
+    checkpoint_dir: Annotated[
+        str | None,
+        Doc("An object store, such as s3://BUCKET/PATH, that gets a copy of each checkpoint, in a folder named after "
+            "the run; null: none. It needs ddpctl[s3] where the nodes run."),
+        matching(STORE_PATTERN, "expected the URL of an object store, such as s3://BUCKET/PATH"),
+    ] = None  # fmt: skip
     time_limit: Annotated[
         str | None,
         Doc("Time limit of the run, such as 12h; the ranks save and stop before it. null: no limit."),

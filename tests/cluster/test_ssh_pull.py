@@ -117,6 +117,7 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
     weights = os.urandom(5 * PIECE)
     (checkpoints / "step-00000002.pt").write_bytes(weights)
     (checkpoints / "it's [odd] é").write_bytes(b"odd")
+    (checkpoints / "newest").symlink_to("step-00000002.pt")
     (lab.boxes[1].home / "go").touch()
     part = lab.output / "checkpoints/.step-00000002.pt.part"
     for number, end in enumerate((signal.SIGINT, signal.SIGKILL), 1):
@@ -135,6 +136,7 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
     (lab.boxes[0].home / "go").touch()
     code, said = lab.pull()
     assert code == 0, said
+    assert "127.0.0.1:checkpoints/newest" in said  # a symbolic link
     wanted = {
         "checkpoints/step-00000002.pt": weights,
         "checkpoints/it's [odd] é": b"odd",

@@ -113,7 +113,7 @@ def pull_from(listing: str, into: Path) -> None:
 @pytest.mark.parametrize("name", ["./../../.ssh/authorized_keys", ".//etc/passwd"])
 def test_a_host_cannot_name_a_file_outside_of_the_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(DdpctlError) as error:
-        pull_from(f"3 1700000000 {name}\0", tmp_path)
+        pull_from(f"3 1700000000 regular file:{name}\0", tmp_path)
     assert error.value.code == 70
 
 

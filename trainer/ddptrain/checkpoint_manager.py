@@ -3,6 +3,7 @@
 Rank 0 reads and writes the checkpoints; in a sharded training each rank writes its shard. All ranks share the result.
 """
 
+import contextlib
 import errno
 import math
 import os
@@ -27,6 +28,7 @@ from ddptrain.checkpoint import (
     manifest_path,
     map_tensors,
     parse_checkpoint,
+    read_manifest,
     whole,
     write_checkpoint,
 )
@@ -51,6 +53,7 @@ from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
+from ddpwire.object_store import ObjectStore, StoreError, Uploader
 from ddpwire.run_files import read_regular
 
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
@@ -126,6 +129,39 @@ class CheckpointManager:
         self._events.emit("checkpoint_loaded", step=step, seconds=self._goodput.lost_s["restore"], path=str(path))
         return path, step, shaping.get("epochs")
 
+    def _find(self) -> tuple[Path, Checkpoint] | None:
+        if self._finder is None:
+            return None
+        if self._finder.options.store and self._saver is not None:
+            self._saver.uploader = self._open_store(self._finder.directory, self._finder.options)
+        return self._finder.find(self._shaping)
+
+    def _open_store(self, directory: CheckpointDirectory, options: CheckpointOptions) -> Uploader:
+        """Fetch the newest checkpoint of the store, unless the folder has a newer one, and start the uploads."""
+        here = directory.checkpoints()[::-1]
+        try:
+            store = ObjectStore(options.store)
+            store.write_index(store.checkpoints())  # if it cannot be written, this is reported now
+            for one in store.checkpoints()[:1]:
+                if not here or one["step"] >= (step_of(here[-1]) or 0):
+                    store.fetch(one, directory.folder)
+        except OSError as error:
+            raise TrainError(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written: {error.strerror}") from None
+        except StoreError as error:
+            if not here or error.code == Exit.CONFIG:
+                raise TrainError(error.code, str(error)) from None
+            log_warning(f"{error}; the training continues with the checkpoints in {directory.folder}")
+        keep, best = options.keep, options.keep_best
+        uploader = Uploader(store, keep=keep, keep_best=best, events=self._events, warn=log_warning)
+        for path in here:
+            _upload(uploader, path)
+        return uploader
+
+    @property
+    def uploader(self) -> Uploader | None:
+        """What copies the checkpoints to an object store, on the rank that writes them."""
+        return self._saver.uploader if self._saver else None
+
     def is_due(self, step: int) -> bool:
         """Return whether to save after this step, in the middle of an epoch. It is False on ranks that do not write."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
@@ -181,8 +217,11 @@ class CheckpointManager:
         with self._goodput.time_lost("checkpoint"):
             return self._saver is None or self._saver.wait_for_write(step)
 
-    def _find(self) -> tuple[Path, Checkpoint] | None:
-        return self._finder.find(self._shaping) if self._finder else None
+
+def _upload(uploader: Uploader, path: Path) -> None:
+    """Copy a checkpoint to the store; not if it is incomplete."""
+    with contextlib.suppress(UnusableCheckpoint, OSError):
+        uploader.offer(step_of(path) or 0, [*data_files(path), manifest_path(path)], read_manifest(path).accuracy)
 
 
 def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
@@ -343,6 +382,7 @@ class CheckpointSaver:
         self._waited_s = 0.0  # how long the loop waited for the copy
         self._saved_at = time.monotonic()
         self.newest: Path | None = None  # the last checkpoint that was written or resumed from
+        self.uploader: Uploader | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the options ask for a checkpoint after this step in the middle of an epoch."""
@@ -391,6 +431,8 @@ class CheckpointSaver:
                 return
             keep, keep_best = self._options.keep, self._options.keep_best
             retained = self._directory.delete_old(keep=keep, keep_best=keep_best, written=path)
+            if self.uploader:
+                _upload(self.uploader, path)
         except Exception as error:  # a failed checkpoint does not end the training
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")

@@ -277,7 +277,17 @@ class CheckpointOptions:
     """Where and when checkpoints are saved, and from which one to resume."""
 
     folder: Path = option(
-        "folder of the checkpoints, which rank 0 writes", flag="--checkpoint-dir", default=Path("checkpoints")
+        "folder of the checkpoints, which rank 0 writes; a URL is used as --checkpoint-store",
+        flag="--checkpoint-dir",
+        type=str,
+        default=Path("checkpoints"),
+    )
+    store: str = option(
+        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied, and from which a start continues if "
+        "the folder has no newer checkpoint; needs ddpctl[s3]",
+        flag="--checkpoint-store",
+        default="",
+        metavar="URL",
     )
     every: int = option(
         "also save every N steps; 0: only at the end of each epoch and when the training is stopped",
@@ -424,7 +434,12 @@ class Options:
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
 TITLES = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
-_VARIABLES = {"device": names.DEVICE, "checkpoint_dir": names.CHECKPOINT_DIR}  # options that the environment may give
+# Options that the environment may give.
+_VARIABLES = {
+    "device": names.DEVICE,
+    "checkpoint_dir": names.CHECKPOINT_DIR,
+    "checkpoint_store": names.CHECKPOINT_STORE,
+}
 
 
 class Parser(commandline.Parser):
@@ -455,7 +470,11 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
     if given.get("spawn", 1) > 1 and given_ranks:
         parser.error(f"--spawn starts its ranks by itself: leave out --{given_ranks[0].replace('_', '-')}")
     name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
+    if "://" in given.get("checkpoint_dir", ""):
+        given["checkpoint_store"] = given.pop("checkpoint_dir")
     values = _recipe_values(name, parser) | _environment_values(environ, parser) | given
+    if "checkpoint_dir" in values:
+        values["checkpoint_dir"] = Path(values["checkpoint_dir"])
     required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
     if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
         names_of_missing = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
@@ -500,8 +519,6 @@ def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str,
     values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
     if values.get("device", "auto") not in DEVICES:
         parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
-    if "checkpoint_dir" in values:
-        values["checkpoint_dir"] = Path(values["checkpoint_dir"])
     return values
 
 
@@ -542,4 +559,4 @@ def _default_text(item: Field[Any]) -> str:
         return " (default)" if default else ""
     if isinstance(default, tuple):
         default = ("x" if key.endswith("shape") else ",").join(str(part) for part in default)
-    return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default})"
+    return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default or 'none'})"

@@ -188,11 +188,13 @@ def _train(
         heartbeat.stopped_for(stop.requested_by)
     callbacks.stragglers.read_answer(result.step)
     _save_and_report(state, result, manager, callbacks, progress, stop)
+    uploader = manager.uploader
     if rank_info.size > 1:
         del state, manager  # they keep DDP's reference to gloo, which may abort the process at its end
         gc.collect()
         dist.barrier()
-    return result.exit_code
+    failed = uploader.wait(lambda: bool(result.exit_code or signals.code)) if uploader else Exit.OK
+    return result.exit_code or failed
 
 
 def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirectory | None:

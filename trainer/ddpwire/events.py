@@ -41,6 +41,8 @@ KINDS: Mapping[str, str] = {
     "started_over": "restarted ranks begin at the first step again, as there is no checkpoint yet; steps: taken before",
     "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: of the loop; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written, or ddprun could not copy it; message",
+    "checkpoint_uploaded": "a checkpoint is in the object store, and was read back; seconds: duration; bytes; url",
+    "upload_failed": "a checkpoint could not be uploaded, and will be tried again; message",
     "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: its steps",
     "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",
     "straggler_gone": "the slow rank is as fast as the others again",

@@ -32,6 +32,7 @@ USER: Final = "DDP_USER"  # who launched the run; unset: the user that ddprun ru
 PROJECT: Final = "DDP_PROJECT"  # whose work it is: set by the user, for Prometheus
 RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files lists its files
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
+CHECKPOINT_STORE: Final = "DDP_CHECKPOINT_STORE"  # URL of the object store that gets a copy of each checkpoint
 JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)
 SECRET_FILE: Final = "DDP_SECRET_FILE"  # noqa: S105 -- has the secret with which the nodes sign values
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu

@@ -166,6 +166,8 @@ def removed_lines(
     lines += [f"  kept    {path}, to which a link in {one} points" for one in found for path in one.stays]
     if has_files and run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
         lines.append(f"  kept    {run.checkpoint_dir}, its checkpoints")
+    if run.job.checkpoint_dir:
+        lines.append(f"  kept    {run.job.checkpoint_dir}, copies of its checkpoints")
     return lines
 
 

@@ -383,7 +383,7 @@ def export(
     context, record = _find(run)
     folder = run_store.checkpoints_here(record)
     if folder is None:
-        fetched = "pull" in targets.capabilities(record.kind)
+        fetched = record.job.checkpoint_dir or "pull" in targets.capabilities(record.kind)
         raise NoInputError(
             f"the checkpoints of run '{record.name}' are not on this machine, but in {record.checkpoint_dir}",
             hint=f"fetch them with ddpctl pull {record.name}" if fetched else "run ddptrain export FOLDER there",

@@ -74,6 +74,8 @@ class KaggleOptions:
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
         if job.device != "cpu" and job.gpus > GPUS.get(self.accelerator, job.gpus):
             yield "job.gpus", f"a session with {self.accelerator} has {GPUS[self.accelerator]} GPUs, not {job.gpus}"
+        if job.checkpoint_dir:
+            yield "job.checkpoint_dir", "a Kaggle session keeps its checkpoints as its output, and in no other store"
         if job.secrets:
             yield (
                 "job.secrets",

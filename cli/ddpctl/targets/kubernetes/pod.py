@@ -195,6 +195,7 @@ def _environment(draft: Draft) -> list[Object]:
         **draft.plan.identity,
         names.RUN_DIR: f"{RUNS}/{draft.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
+        **draft.plan.store,
         names.METRICS_PORT: str(options.metrics_port),
         **({names.IMAGE: job.image} if draft.plan.uid else {}),  # in a rendered spec, kustomize may change the image
         **({names.NODE_REPLACED: "1"} if job.max_nodes > 1 and options.restart != "Never" else {}),

@@ -63,6 +63,8 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's checkpoints
         checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
+    store = shlex.quote(job.checkpoint_dir or "") + ("" if rendered else "/$_ddp_run")
+    store = f"export {names.CHECKPOINT_STORE}={store}{task}\n" if job.checkpoint_dir else ""
     targets = shlex.quote(options.prometheus) if options.prometheus else f"${{_ddp_run_dir%/*}}/{TARGETS}"
     device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
     image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
@@ -81,7 +83,7 @@ export {names.RUN_ID}=${{_ddp_run//[^A-Za-z0-9._-]/_}}
 {uid}export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 _ddp_run_dir+={task}
 export {names.RUN_DIR}=$_ddp_run_dir {names.CHECKPOINT_DIR}={checkpoints}
-export {names.SECRET_FILE}=$_ddp_run_dir/{STORE_SECRET}
+{store}export {names.SECRET_FILE}=$_ddp_run_dir/{STORE_SECRET}
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
 # signal: which one; woken: a signal has ended the wait for srun
 _ddp_stopped=0 _ddp_warned=0 _ddp_told=0 _ddp_wanted=0 _ddp_signal=TERM _ddp_telling=0 _ddp_woken=0 _ddp_srun=0

@@ -311,7 +311,11 @@ def _task_run(run: Run, task: str) -> Run:
         name=f"{run.name}.{name}",
         folder=f"{run.folder}/{name}",
         checkpoint_dir=str(checkpoints.parent / name / checkpoints.name),
-        job=replace(run.job, env={**run.job.env, "SLURM_ARRAY_TASK_ID": task}),
+        job=replace(
+            run.job,
+            env={**run.job.env, "SLURM_ARRAY_TASK_ID": task},
+            checkpoint_dir=run.job.checkpoint_dir and f"{run.job.checkpoint_dir}/{name}",
+        ),
         handle=handle,
     )
 

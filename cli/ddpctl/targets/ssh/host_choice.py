@@ -123,6 +123,8 @@ def _with_checkpoints(
         return usable, []
     why = "is excluded" if not holder_first else f"is not ready ({found.why(0)})" if found.wrong[0] else "has none now"
     where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
+    if plan.job.checkpoint_dir:
+        return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}; no other host has checkpoints",

@@ -1,0 +1,224 @@
+"""Checkpoints in an object store (s3://, gs://, ...), through fsspec: copied there in the background, and fetched.
+
+    URL/step-00000450/step-00000450.pt    the files of a checkpoint, under their own names
+    URL/checkpoints.json                  the index: [{"step", "accuracy", "files": [{"name", "bytes", "modified",
+                                          "sha256"}, ...]}, ...], the newest first; a manifest is the last file
+
+A checkpoint is in the store once the index lists it: the index is written last, and replaced as a whole.
+``python -m ddpwire.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ddpwire.events import EventLog
+from ddpwire.exits import Exit
+
+INDEX = "checkpoints.json"
+CHUNK = 8 << 20  # bytes of a request
+LONGEST_PAUSE_S = 60.0  # between two attempts to upload; the first pause is 1 s, and doubles
+STALL_S = 300.0  # a wait for an upload ends after this time without a file that is written or a chunk that is read,
+STOP_WAIT_S = 15.0  # and after this time if the run is being stopped: half of the default grace period
+SHOW_S = 5.0
+
+
+class StoreError(Exception):
+    """A store that cannot be used. ``code``: CONFIG, UNAVAILABLE, or NO_INPUT and DATA for a missing or bad object."""
+
+    def __init__(self, code: Exit, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ObjectStore:
+    """The checkpoints of one run in a store. The methods raise StoreError, and OSError of the local files."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.num_bytes = 0  # moved so far
+        self._index: list[dict[str, Any]] | None = None  # None: not read yet
+        try:
+            import fsspec
+
+            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            extra = {"s3": "'ddpctl[s3]'", "gs": "'ddpctl[gs]'"}.get(url.partition(":")[0], "fsspec and its driver")
+            raise StoreError(Exit.CONFIG, f"{url} needs pip install {extra}: {error}") from None
+        self._root = str(root).rstrip("/")
+
+    @contextlib.contextmanager
+    def _at(self, name: str, step: int | None = None) -> Iterator[str]:
+        """Yield the driver's name of an object; turn the errors of drivers and their libraries into StoreError."""
+        path = name if step is None else f"step-{step:08d}/{name}"
+        try:
+            yield f"{self._root}/{path}"
+        except Exception as error:
+            code = Exit.NO_INPUT if isinstance(error, FileNotFoundError) else Exit.UNAVAILABLE
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise StoreError(code, f"{self.url}/{path}: {reason}") from error
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Return the index. A new store has none."""
+        if self._index is None:
+            try:
+                with self._at(INDEX) as path:
+                    self._index = json.loads(self._fs.cat_file(path))
+            except StoreError as error:
+                if error.code != Exit.NO_INPUT:
+                    raise
+        return self._index or []
+
+    def write_index(self, checkpoints: Iterable[dict[str, Any]]) -> None:
+        """Replace the index."""
+        kept = sorted(checkpoints, key=lambda one: -int(one["step"]))
+        with self._at(INDEX) as path:
+            self._fs.pipe_file(path, json.dumps(kept, indent=1).encode())
+        self._index = kept
+
+    def delete(self, checkpoints: Iterable[dict[str, Any]]) -> None:
+        """Delete the files of checkpoints that the index does not list."""
+        for one in checkpoints:
+            for file in one["files"]:
+                with self._at(file["name"], one["step"]) as name:
+                    self._fs.rm_file(name)
+
+    def put(self, step: int, path: Path) -> dict[str, Any]:
+        """Write a file, which exists only once it is whole, and read it back. Return its entry in the index."""
+        with path.open("rb") as data:
+            found, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
+        file = {"name": path.name, "bytes": found.st_size, "modified": int(found.st_mtime), "sha256": sha256}
+        with self._at(path.name, step) as name:
+            self._fs.put_file(str(path), name)
+        self._verify(file, self._chunks(step, file))
+        return file
+
+    def fetch(self, one: dict[str, Any], folder: Path) -> None:
+        """Fetch the files that the folder lacks, each under its name once it is verified. Continue what was cut off."""
+        for file in one["files"]:
+            part, target = folder / f"{file['name']}.fetched", folder / file["name"]
+            with contextlib.suppress(OSError):
+                if (target.stat().st_size, int(target.stat().st_mtime)) == (file["bytes"], file["modified"]):
+                    continue
+            with part.open("ab") as out:
+                for chunk in self._chunks(one["step"], file, out.tell()):
+                    out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())
+            try:
+                with part.open("rb") as data:
+                    self._verify(file, iter(lambda data=data: data.read(CHUNK), b""))  # type: ignore[misc]
+            except StoreError:
+                part.unlink()
+                raise
+            os.utime(part, (file["modified"], file["modified"]))
+            part.replace(target)
+
+    def _chunks(self, step: int, file: dict[str, Any], start: int = 0) -> Iterator[bytes]:
+        for at in range(start, file["bytes"], CHUNK):
+            with self._at(file["name"], step) as name:
+                data = bytes(self._fs.cat_file(name, start=at, end=min(at + CHUNK, file["bytes"])))
+            self.num_bytes += len(data)
+            yield data
+
+    def _verify(self, file: dict[str, Any], chunks: Iterable[bytes]) -> None:
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            digest.update(chunk)
+        if digest.hexdigest() != file["sha256"]:
+            raise StoreError(Exit.DATA, f"{file['name']} of {self.url} does not have its SHA-256, {file['sha256']}")
+
+
+def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
+    """Return the step of the most accurate checkpoint, or None if no accuracy is known."""
+    return max(
+        ((one["accuracy"], one["step"]) for one in checkpoints if one["accuracy"] is not None), default=(0, None)
+    )[1]
+
+
+class Uploader:
+    """Copies checkpoints to a store in a thread, and retries what fails. ``keep`` and ``keep_best``: as in a folder."""
+
+    def __init__(
+        self, store: ObjectStore, *, keep: int, keep_best: bool, events: EventLog, warn: Callable[[str], None]
+    ) -> None:
+        self._store, self._keep, self._keep_best = store, keep, keep_best
+        self._events, self._warn = events, warn
+        self._offered: queue.Queue[tuple[int, list[Path], float | None]] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True, name="upload").start()
+
+    def offer(self, step: int, paths: list[Path], accuracy: float | None) -> None:
+        """Copy a complete checkpoint, unless it has been deleted when its turn comes."""
+        self._offered.put((step, paths, accuracy))
+
+    def wait(self, stopping: Callable[[], bool]) -> int:
+        """Wait until all is in the store; return CANNOT_WRITE if that takes too long and the run is not stopped."""
+        began = moved_at = shown_at = time.monotonic()
+        moved, what = self._store.num_bytes, f"the last checkpoint is not in {self._store.url}"
+        while self._offered.unfinished_tasks:
+            time.sleep(0.05)
+            now = time.monotonic()
+            if self._store.num_bytes > moved:
+                moved, moved_at = self._store.num_bytes, now
+            if now - moved_at > STALL_S or (stopping() and now - began > STOP_WAIT_S):
+                self._warn(f"{what} after {now - began:.0f} s: the same command uploads it, where it was saved")
+                return Exit.OK if stopping() else Exit.CANNOT_WRITE
+            if now - shown_at > SHOW_S:
+                self._warn(f"{what} yet: waiting for it")
+                shown_at = now
+        return Exit.OK
+
+    def _run(self) -> None:
+        while True:
+            (step, paths, accuracy), pause = self._offered.get(), 1.0
+            while True:
+                try:
+                    with contextlib.suppress(FileNotFoundError):  # it was deleted, as newer ones were saved
+                        self._copy(step, paths, accuracy)
+                    break
+                except (StoreError, OSError) as error:
+                    self._warn(f"step {step} is not uploaded: {error}; the next try is in {pause:g} s")
+                    self._events.emit("upload_failed", step=step, message=str(error))
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            self._offered.task_done()
+
+    def _copy(self, step: int, paths: list[Path], accuracy: float | None) -> None:
+        began, known = time.monotonic(), {one["step"]: one for one in self._store.checkpoints()}
+        if step in known:
+            return
+        files = [self._store.put(step, path) for path in paths]
+        known[step] = {"step": step, "accuracy": accuracy, "files": files}
+        kept = {*sorted(known, reverse=True)[: self._keep or None], self._keep_best and best_of(known.values())}
+        self._store.write_index(one for one in known.values() if one["step"] in kept)
+        size, seconds = sum(file["bytes"] for file in files), time.monotonic() - began
+        self._events.emit("checkpoint_uploaded", step=step, seconds=seconds, bytes=size, url=self._store.url)
+        self._store.delete(known[old] for old in known.keys() - kept)
+
+
+def main(url: str, folder: Path, *, best: bool) -> int:
+    """Fetch all checkpoints into a folder, or the most accurate one; return the exit code."""
+    try:
+        store = ObjectStore(url)
+        folder.mkdir(parents=True, exist_ok=True)
+        step = best_of(store.checkpoints()) if best else None
+        for one in store.checkpoints():
+            if step in (None, one["step"]):
+                print(f"fetching step {one['step']} of {url} into {folder}", file=sys.stderr, flush=True)
+                store.fetch(one, folder)
+    except (StoreError, OSError) as error:
+        print(error, file=sys.stderr)
+        return error.code if isinstance(error, StoreError) else Exit.CANNOT_WRITE
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), best="--best" in sys.argv))
