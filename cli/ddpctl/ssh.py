@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -38,7 +38,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
-_FILES = "ddpctl: configuration files"  # no name of a setting
+_FILES = "ddpctl: configuration files"  # that OpenSSH has read; not the name of a setting
 _UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH leaves as they are
 _EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G leaves their %-tokens as they are
 _OPTIONS = (  # of OpenSSH's client, for connections like our own
@@ -51,17 +51,26 @@ MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """Return OpenSSH's settings for a host (``ssh -G``); several values of one key are lines. Raises ConfigError.
-
-    The files that it has read are added as ``_FILES``.
-    """
-    own, settings = _own_home(home), dict[str, str]()
-    done = _ask([*_login_flags(host), "--", host.address], home)
+    """Return a host's settings by ``ssh -G``, and ``_FILES``; several values of a key are lines. Raises ConfigError."""
+    own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
+    argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
+    try:
+        done = subprocess.run(
+            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
+        )
+    except FileNotFoundError:
+        raise ConfigError(f"{what} is read by ssh, which is not installed here: install the OpenSSH client") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("debug1: ", "OpenSSH_"))]
+        raise ConfigError(f"{what}: {(lines or ['it cannot be read'])[0]}")
     for key, _, value in (line.partition(" ") for line in done.stdout.splitlines()):
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
-    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them
-        paths = re.split(" (?=/)", settings.get(key, "none"))  # it does not quote a path with a blank
-        settings[key] = "\n".join(_at_home(Path(path), own, home) for path in paths if path != "none")
+    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them, and no quotes around a path
+        paths = [Path(path) for path in re.split(" (?=/)", settings.get(key, "none")) if path != "none"]
+        at_home = [home / path.relative_to(own) if path.is_relative_to(own) else path for path in paths]
+        settings[key] = "\n".join(map(str, at_home))
     settings[_FILES] = "\n".join(re.findall(r"(?m)^debug1: Reading configuration data (.*)$", done.stderr))
     return settings
 
@@ -69,7 +78,8 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
     """Return which other hosts have the same settings as a host, but for their names."""
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
-    given = [words for line in text.splitlines() if (words := re.sub('[="]', " ", line).split())]
+    lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
+    given = [words for words in lines if words]
     patterns = {pattern.removeprefix("!") for key, *words in given if key == "host" for pattern in words}
     depends = settings["hostname"] != host.address or any(
         key in ("match", "canonicalizehostname")
@@ -77,16 +87,11 @@ def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
         or (key not in _EXPANDED_HERE and "%" in "".join(words))
         for key, *words in given
     )
-
-    def blocks(name: str) -> list[bool]:
-        return [_matches(name, pattern) for pattern in patterns]
-
-    own = blocks(host.address)
     return lambda other: (
         not depends
         and re.fullmatch(_UNCHANGED, other.address) is not None
         and replace(other, address=host.address) == host
-        and blocks(other.address) == own
+        and all(_matches(other.address, pattern) == _matches(host.address, pattern) for pattern in patterns)
     )
 
 
@@ -106,33 +111,6 @@ def _own_home(home: Path) -> Path:
     with suppress(KeyError):  # the system does not know the user, which OpenSSH reports
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     return home
-
-
-def _at_home(path: Path, own: Path, home: Path) -> str:
-    return str(home / path.relative_to(own) if path.is_relative_to(own) else path)
-
-
-def _ask(argv: Sequence[str], home: Path) -> "subprocess.CompletedProcess[str]":
-    """Run ``ssh -G``. Raises ConfigError."""
-    what, argv = "~/.ssh/config", ["ssh", "-G", "-T", "-v", *config_of(home), *argv]
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CONFIG_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise ConfigError(f"{what} is read by ssh, which is not installed here: install the OpenSSH client") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("debug1: ", "OpenSSH_"))]
-        raise ConfigError(f"{what}: {(lines or ['it cannot be read'])[0]}")
-    return done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +138,9 @@ def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
                 continue
             if not _is_named(name.lower(), words[0]):
                 continue
-            if (key := _key(" ".join(words))) is not None:
-                (revoked if marker == "@revoked" else keys).append(key)
+            with suppress(SSHException, InvalidHostKey):
+                if entry := HostKeyEntry.from_line(" ".join(words)):
+                    (revoked if marker else keys).append(entry.key)
     return KnownKeys(keys=tuple(keys), revoked=tuple(revoked))
 
 
@@ -178,14 +157,6 @@ def _is_named(name: str, patterns: str) -> bool:
 def _matches(name: str, pattern: str) -> bool:
     """Return whether a name matches a pattern of OpenSSH, in which only ``*`` and ``?`` are special."""
     return name == pattern or (not {*"*?"}.isdisjoint(pattern) and fnmatchcase(name, pattern.replace("[", "[[]")))
-
-
-def _key(line: str) -> PKey | None:
-    try:
-        entry = HostKeyEntry.from_line(line)
-    except (SSHException, InvalidHostKey):
-        return None
-    return entry.key if entry else None
 
 
 # Connections
@@ -256,8 +227,8 @@ class Connector:
         known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
         words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
         options = [word for option in (*words, f"UserKnownHostsFile={known or 'none'}") for word in ("-o", option)]
-        keys = [word for key in self.keys_of(settings, host) for word in ("-i", key)]
-        return ["ssh", "-T", *config_of(self.home), *options, *keys, *_login_flags(host)]
+        options += [word for key in self.keys_of(settings, host) for word in ("-i", key)]
+        return ["ssh", "-T", *config_of(self.home), *options, *_login_flags(host)]
 
     def _settings(self, host: Host) -> dict[str, str]:
         """Return a host's settings. Hosts that the configuration does not distinguish share the first one's."""
@@ -374,12 +345,9 @@ def _split(place: str) -> tuple[str, int | None]:
     return address.strip("[]"), int(port)
 
 
-def _login(host: Host) -> str:
-    return f"{host.user}@{host.address}" if host.user else host.address
-
-
 def _typed(host: Host) -> str:
-    return shlex.join([*(("-p", str(host.port)) if host.port else ()), _login(host)])
+    login = f"{host.user}@{host.address}" if host.user else host.address
+    return shlex.join([*(("-p", str(host.port)) if host.port else ()), login])
 
 
 def _why(error: Exception, hop: _Hop) -> str:
@@ -393,17 +361,13 @@ def _why(error: Exception, hop: _Hop) -> str:
             return str(error)
         case PasswordRequiredException():
             return "its key is encrypted and no agent has it: ssh-add it first"
-        case AuthenticationException() | SSHException() if _is_about_keys(error):
+        case SSHException() if isinstance(error, AuthenticationException) or "authentication methods" in str(error):
             return _refused_keys(hop)
         case ChannelException():
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
         case SSHException():
             return f"{place}: {str(error).lower()}: is it an SSH server?"
     return _why_not_there(error, connection.host, place)
-
-
-def _is_about_keys(error: Exception) -> bool:
-    return isinstance(error, AuthenticationException) or "authentication methods" in str(error)
 
 
 def _why_not_there(error: Exception, host: str, place: str) -> str:

@@ -71,11 +71,10 @@ _ddp_held() {{
 """
 
 
-def _lock(what: str) -> str:
-    return f"""\
+_LOCK = f"""\
 mkdir -p "$_ddp_c"
 exec 8>>"$_ddp_c/mutex"
-flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
+flock -w {MUTEX_S} 8 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
 """
 
 
@@ -117,7 +116,7 @@ def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) 
     hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
     words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
     return f"""\
-{_functions(folder)}{_lock("another launch is starting a run there")}\
+{_functions(folder)}{_LOCK}\
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
   _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
@@ -129,7 +128,7 @@ done
 def take_ticket(folder: str, run: str, uid: str) -> str:
     """Return a script that takes the next ticket, prints its number, and holds it until stdin ends or it expires."""
     return f"""\
-{_functions(folder)}{_lock("another launch is starting a run there")}\
+{_functions(folder)}{_LOCK}\
 last=0
 for _ddp_f in "$_ddp_c"/ticket-*; do
   [ -e "$_ddp_f" ] || continue
