@@ -94,11 +94,13 @@ def test_a_day_with_four_boxes(lab: Lab, record_property: Callable[[str, object]
     lab.machines[3].kill()
     try:
         cut = time.monotonic()
-        wait_until(lambda: "node 3 was lost: its ddprun stopped responding" in lab.log("day"), "the loss")
-        wait_until(lambda: f"{last}: the connection was lost: " in lab.said(), "the follower's word")
+        wait_until(
+            lambda: "node 3 was lost: its ddprun stopped responding" in lab.log("day"), "the loss", timeout_s=300
+        )
+        wait_until(lambda: f"{last}: the connection was lost: " in lab.said(), "the follower's word", timeout_s=300)
         record_property("took", f"{time.monotonic() - cut:.1f} s")
-        wait_until(lambda: "rank 0 of 3 started (attempt 2)" in lab.log("day"), "three nodes", timeout_s=120)
-        wait_until(lambda: "training again at step " in lab.log("day"), "their first step", timeout_s=120)
+        wait_until(lambda: "rank 0 of 3 started (attempt 2)" in lab.log("day"), "three nodes", timeout_s=300)
+        wait_until(lambda: "training again at step " in lab.log("day"), "their first step", timeout_s=300)
         state = ddpctl("status", "day")
         assert f"training: 3 of 4 nodes alive; {last} (node 3) does not answer: " in state
 
