@@ -82,7 +82,8 @@ class Box:
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
     def start(self) -> None:
-        """Start sshd, and wait until it listens."""
+        """Start sshd, again if it was killed, and wait until it listens."""
+        self.kill()
         said = self.folder / "sshd.log"
         with said.open("wb") as log:
             self.process = subprocess.Popen(
