@@ -52,7 +52,7 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """Return the arguments for OpenSSH's client, with the settings of our connections."""
+        """Return the arguments for OpenSSH's client that correspond to the settings of our connections."""
         assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
         return self._connector.openssh(host)
 

@@ -122,7 +122,7 @@ class KnownKeys:
 
 
 def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
-    """Return a host's keys. ``name``: its name in known_hosts: ``box1`` or ``[box1]:2222``.
+    """Return a host's keys. ``name`` is its name in known_hosts, ``box1`` or ``[box1]:2222``.
 
     Host certificates are not supported, because paramiko does not support them: a host with one counts as unknown.
     """
@@ -222,7 +222,7 @@ class Connector:
     _shared: tuple[dict[str, str], Callable[[Host], bool]] | None = None
 
     def openssh(self, host: Host) -> list[str]:
-        """Return the arguments for OpenSSH's client with the settings of our own connections. Raises ConfigError."""
+        """Return arguments for OpenSSH's client that give it the settings of our connections. Raises ConfigError."""
         settings = self._settings(host)
         known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
         words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()

@@ -54,7 +54,7 @@ def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
 
 
 def _functions(folder: str) -> str:
-    """Return shell code that sets ``$_ddp_c``, the claims' folder, and defines ``_ddp_held FILE``: is a claim valid.
+    """Return code that sets ``$_ddp_c`` to the claims' folder and defines ``_ddp_held FILE``, which tests a claim.
 
     A claim also counts as valid if its container engine does not answer.
     """

@@ -375,7 +375,7 @@ class SshTarget(Target):
 
 
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """Return the facts, with ``<words>`` for what a host did not report or does not have. Only for a dry run."""
+    """Return the facts, with ``<words>`` for what a host lacks or did not report. This is only for a dry run."""
     image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
     guesses = {
         "id": ("<uid>:<gid>",),
