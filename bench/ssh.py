@@ -1,23 +1,28 @@
-"""How long a status of many SSH hosts takes, against Fabric's bare group call and `xargs -P ssh`.
+"""How long the verbs of ddpctl take on many SSH hosts, beside Fabric's bare group call and `xargs -P ssh`.
 
-One sshd answers for 127.0.1.1, .2, ...; each of them is a host with a key in known_hosts and a node that is alive.
-Every turn starts a new process and new connections; the three are interleaved.
+Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script stands in for ddprun
+there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run` is
+`true` on all hosts by what ddpctl uses for its verbs; Fabric's group call, which checks no host key, and OpenSSH's
+client run the same. Once more, ~/.ssh/config has a Host block for each host, which costs a call of `ssh -G` for each.
+Every measurement is a new process with new connections. A turn runs all of them, every other turn in reverse order.
+A ratio is the median over the turns of a time over Fabric's in the same turn; CPU time is that of the client.
 
     python bench/ssh.py --hosts 64 --turns 5
 """
 
 import argparse
-import fcntl
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -26,15 +31,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
 from tests.cluster.ssh_lab import MISSING, Person, box, free_port, user  # noqa: E402
 
-from ddpctl import run_store  # noqa: E402
-from ddpctl.run_store import Run  # noqa: E402
-from ddpctl.spec import JobSpec  # noqa: E402
-from ddpwire.run_files import (  # noqa: E402
-    LOCK,
-    NodeState,
-    node_name,
-)
+from ddpwire import names  # noqa: E402
+from ddpwire.run_files import LOCK, NODE, OUTCOME, NodeState, Outcome  # noqa: E402
 
+GOAL = 1.1  # times Fabric, to connect and run
 GROUP = """
 import sys
 from fabric import ThreadingGroup
@@ -42,65 +42,130 @@ key, port, *hosts = sys.argv[1:]
 done = ThreadingGroup(*hosts, port=int(port), connect_kwargs={"key_filename": key}).run("true", hide=True)
 assert len(done) == len(hosts)
 """
+OURS = """
+import os, sys
+from ddpctl.command import Command, Host
+from ddpctl.executor import Executor
+_, port, *hosts = sys.argv[1:]
+def verb():
+    return (yield tuple(Command(argv=("true",), host=Host(address=host, port=int(port))) for host in hosts))
+assert not any(output.returncode for output in Executor(os.environ).perform(verb()))
+"""
+CONNECT, BLOCKS, FABRIC, XARGS = "connect and run", "  a Host block each", "fabric group", "xargs ssh"
+VERBS: Mapping[str, tuple[str, ...]] = {
+    "preflight": ("launch", "--name", "night", "--dry-run", "--", "train.py"),
+    "start": ("launch", "--name", "night", "--detach", "--", "train.py"),
+    "status": ("status", "night"),
+    "logs": ("logs", "night"),
+    "stop": ("stop", "night"),
+}
+ROWS = (FABRIC, XARGS, CONNECT, BLOCKS)
+PYTHON = f"""#!/bin/sh
+case "$*" in
+  -V) echo "Python 3.11.7" ;;
+  *nodectl\\ port*) echo '{{"port": 29500}}' ;;
+  *nodectl\\ signal*) kill "$(cat "$HOME/pid")" 2>/dev/null; echo '{{"alive": false}}' ;;
+  *-m\\ ddprun*)
+    cd "${names.RUN_DIR}/node-${names.NODE_RANK}"
+    exec 7>{LOCK}
+    flock 7
+    cp "$HOME/{NODE}" {NODE}
+    echo "[node${names.NODE_RANK} rank0] step 1"
+    echo $$ >"$HOME/pid"
+    trap 'cp "$HOME/{OUTCOME}" .; exit' TERM
+    sleep 600 7>&- 9>&- & sleep=$!
+    wait
+    kill $sleep ;;
+esac
+"""
+Times = dict[str, list[tuple[float, float]]]  # by what was measured: seconds of wall and CPU time of every turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """The hosts, and who may log in there."""
+
+    folder: Path
+    person: Person
+    port: int
+    places: Sequence[str]
+
+    def time(self, argv: Sequence[str]) -> tuple[float, float, str]:
+        """Seconds of wall time and of CPU time that a program takes, and what it prints."""
+        env = {"HOME": str(self.person.home), "PATH": os.defpath, "USER": user(),
+               "DDPCTL_STATE_DIR": f"{self.folder}/runs",
+               "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        done = subprocess.run(argv, env=env, cwd=self.folder, capture_output=True, text=True, timeout=240)
+        took, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+    def connect(self, row: str) -> tuple[float, float]:
+        """Time `true` on all hosts."""
+        key = str(self.person.home / ".ssh" / "id_ed25519")
+        blocks = "".join(f"Host {place}\n  User {user()}\n" for place in self.places) if row == BLOCKS else ""
+        (self.person.home / ".ssh/config").write_text(blocks)
+        ssh = (
+            f"printf '%s\\n' {' '.join(self.places)} | xargs -P{len(self.places)} -I{{}} ssh -F none -p {self.port} "
+            f"-i {key} -o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes {{}} true"
+        )
+        program = (sys.executable, "-P", "-c", GROUP if row == FABRIC else OURS, key, str(self.port), *self.places)
+        return self.time(("/bin/sh", "-c", ssh) if row == XARGS else program)[:2]
+
+    def verbs(self) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Time each verb on a run of its own."""
+        (self.person.home / ".ssh/config").unlink(missing_ok=True)
+        for verb, words in VERBS.items():
+            *took, said = self.time((sys.executable, "-P", "-m", "ddpctl", *words))
+            if verb == "start":
+                self.wait_for_nodes()
+            if verb == "status":
+                assert f"{len(self.places)} of {len(self.places)} nodes alive" in said, said
+            if verb == "logs":
+                assert said.count("step 1\n") == len(self.places), said
+            yield verb, (took[0], took[1])
+        self.time((sys.executable, "-P", "-m", "ddpctl", "rm", "night"))
+
+    def wait_for_nodes(self) -> None:
+        """Wait until every node has written what it starts with."""
+        deadline = time.monotonic() + 120
+        while len(list(self.folder.glob("box*/home/pid"))) < len(self.places):
+            assert time.monotonic() < deadline, "a node did not start"
+            time.sleep(0.05)
 
 
 @contextmanager
-def hosts(folder: Path, number: int) -> Iterator[tuple[Person, int, list[str]]]:
-    """That many hosts on one sshd, each with a node of the run `night` that is alive."""
+def hosts(folder: Path, number: int) -> Iterator[Lab]:
+    """That many hosts, and a configuration that lists them."""
     person, port = Person(folder / "me"), free_port()
-    addresses = [f"127.0.1.{i}" for i in range(1, number + 1)]
+    places = [f"127.0.1.{i}" for i in range(1, number + 1)]
+    python = folder / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
     with ExitStack() as stack:
-        made = stack.enter_context(box(folder / "box", person, address="0.0.0.0", port=port))  # noqa: S104
-        for address in addresses:
-            person.trusts(f"[{address}]:{port}", made.host_key)
-        for node in range(number):
-            there = made.home / ".ddpctl" / "runs" / "night" / node_name(node)
-            there.mkdir(parents=True)
-            NodeState(run="night", node=node, pid=os.getpid(), state="training", started=time.time()).write(there)
-            lock = stack.enter_context((there / LOCK).open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        record = Run(
-            name="night",
-            created=time.time(),
-            target="boxes",
-            kind="ssh",
-            options={"hosts": [{"address": address, "port": port} for address in addresses], "runtime": "none"},
-            job=JobSpec(nodes=str(number)),
-            cwd="/",
-            folder=str(run_store.create(folder / "runs", "night")),
-            checkpoint_dir="",
-            version="bench",
-            handle={"logs": "ddpctl logs night"},
+        for node, place in enumerate(places):
+            made = stack.enter_context(box(folder / f"box{node}", person, address=place, port=port))
+            (made.home / "train.py").touch()
+            NodeState(run="night", node=node, pid=1, state="training", started=time.time()).write(made.home)
+            Outcome(code=143, cause="stopped", message="stopped").write(made.home)
+        listed = ", ".join(f"{place}:{port}" for place in places)
+        (folder / "ddpctl.yaml").write_text(
+            f"job: {{nodes: {number}, gpus: 1, device: cpu}}\ntarget: boxes\ntargets:\n  boxes:\n    kind: ssh\n"
+            f"    runtime: none\n    python: {python}\n    hosts: [{listed}]\n"
         )
-        run_store.save(record)
-        yield person, port, addresses
+        yield Lab(folder=folder, person=person, port=port, places=places)
 
 
-def seconds(argv: list[str], env: dict[str, str]) -> tuple[float, str]:
-    started = time.monotonic()
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
-    took = time.monotonic() - started
-    assert done.returncode == 0, done.stderr
-    return took, done.stdout
-
-
-def measure(number: int, turns: int) -> dict[str, list[float]]:
-    """Seconds of every turn, by what was measured."""
-    found: dict[str, list[float]] = {"ddpctl status": [], "fabric group": [], "xargs ssh": []}
-    with tempfile.TemporaryDirectory(prefix="bench-ssh-") as name, hosts(Path(name), number) as (person, port, places):
-        env = {"HOME": str(person.home), "PATH": os.defpath, "USER": user(), "DDPCTL_STATE_DIR": f"{name}/runs",
-               "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip
-        key = str(person.home / ".ssh" / "id_ed25519")
-        ssh = (
-            f"printf '%s\\n' {' '.join(places)} | xargs -P{number} -I{{}} ssh -F none -p {port} -i {key} "
-            f"-o UserKnownHostsFile={person.known_hosts} -o BatchMode=yes {{}} true"
-        )
-        for _ in range(turns):
-            took, said = seconds([sys.executable, "-P", "-m", "ddpctl", "status", "night"], env)
-            assert f"{number} of {number} nodes alive" in said, said
-            found["ddpctl status"].append(took)
-            found["fabric group"].append(seconds([sys.executable, "-c", GROUP, key, str(port), *places], env)[0])
-            found["xargs ssh"].append(seconds(["/bin/sh", "-c", ssh], env)[0])
+def measure(number: int, turns: int) -> Times:
+    """Measure everything in every turn."""
+    found: Times = {row: [] for row in (*ROWS, *VERBS)}
+    with tempfile.TemporaryDirectory(prefix="bench-ssh-") as name, hosts(Path(name), number) as lab:
+        for turn in range(turns):
+            for row in ROWS if turn % 2 == 0 else ROWS[::-1]:
+                found[row].append(lab.connect(row))
+            for verb, times in lab.verbs():
+                found[verb].append(times)
     return found
 
 
@@ -113,16 +178,22 @@ def main() -> None:
     if MISSING:
         sys.exit(MISSING)
     found = measure(args.hosts, args.turns)
-    medians = {name: statistics.median(times) for name, times in found.items()}
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return
     cores = len(os.sched_getaffinity(0))
     print(f"{args.hosts} hosts, {platform.machine()}, {cores} cores, python {platform.python_version()}, "
-          f"fabric {metadata.version('fabric')}, load {os.getloadavg()[0]:.1f}, n = {args.turns}")  # fmt: skip
-    for name, times in found.items():
-        ratio = medians["ddpctl status"] / medians[name]
-        print(f"  {name:<14} median {medians[name]:5.2f} s, worst {max(times):5.2f} s; ddpctl is {ratio:.2f} x")
+          f"fabric {metadata.version('fabric')}, load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) "
+          "seconds, times Fabric's")  # fmt: skip
+    for row, times in found.items():
+        cells = []
+        for what, mine, theirs in zip(("wall", "CPU"), zip(*times, strict=True), zip(*found[FABRIC], strict=True),
+                                      strict=True):  # fmt: skip
+            ratio = statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+            cells.append(f"{what} {statistics.median(mine):6.2f} ({max(mine):6.2f}), {ratio:5.2f} x")
+            if row == CONNECT:
+                cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"
+        print(f"  {row:<20} {'; '.join(cells)}")
 
 
 if __name__ == "__main__":

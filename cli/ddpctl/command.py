@@ -109,6 +109,11 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
+def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) -> Command:
+    """Return the command that runs a script on a host."""
+    return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=timeout_s, secret=secret)
+
+
 def once(command: Command) -> Verb[Output]:
     """Run a single command, and return its output. This is a verb."""
     (output,) = yield (command,)

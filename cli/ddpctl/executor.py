@@ -170,7 +170,7 @@ class Executor:
     def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         """Run commands in parallel, some on other machines. This thread waits for all of them and receives Ctrl-C."""
         streams = sum(command.mode == "stream" for command in commands)
-        if any(command.host for command in commands):
+        if any(command.host or (command.transfer and command.transfer.rsync_to) for command in commands):
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
         numbers = count()

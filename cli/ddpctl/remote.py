@@ -97,9 +97,8 @@ class Remote:
 
     def openssh(self, host: Host) -> list[str]:
         """Return the arguments for OpenSSH's client that correspond to the settings of our connections."""
-        from ddpctl.ssh import openssh
-
-        return openssh(host, self._home)
+        assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
+        return self._connector.openssh(host)
 
     def capture(self, command: Command) -> Output:
         """Wait for a command and keep its output."""

@@ -5,6 +5,7 @@ unknown host keys, so this module checks them. A failed connection raises ``NoCo
 """
 
 import getpass
+import hmac
 import logging
 import os
 import pwd
@@ -12,9 +13,12 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+import threading
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fabric import Config, Connection
@@ -34,45 +38,65 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
+_FILES = "ddpctl: configuration files"  # that OpenSSH has read; not the name of a setting
+_UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH leaves as they are
+_EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G leaves their %-tokens as they are
+_OPTIONS = (  # of OpenSSH's client, for connections like our own
+    "BatchMode=yes StrictHostKeyChecking=yes ForwardAgent=no ClearAllForwardings=yes ControlPath=none "
+    "RemoteCommand=none ServerAliveInterval=4 ServerAliveCountMax=2"
+)
 CONFIG_S = 10.0  # a Match in the configuration may run a program
 CONNECT_S = 6.0  # for each of TCP, the banner and the login
 MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """Return OpenSSH's settings for a host (``ssh -G``), with several values of a key as lines. Raises ConfigError."""
-    argv, own = ["ssh", "-G", "-T", *config_of(home)], _own_home(home)
-    argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
-    lines = _ask([*argv, "--", host.address], "~/.ssh/config").splitlines()
-    settings: dict[str, str] = {}
-    for key, _, value in (line.partition(" ") for line in lines):
+    """Return a host's settings by ``ssh -G``, and ``_FILES``; several values of a key are lines. Raises ConfigError."""
+    own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
+    argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
+    try:
+        done = subprocess.run(
+            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
+        )
+    except FileNotFoundError:
+        raise ConfigError(f"{what} is read by ssh, which is not installed here: install the OpenSSH client") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("debug1: ", "OpenSSH_"))]
+        raise ConfigError(f"{what}: {(lines or ['it cannot be read'])[0]}")
+    for key, _, value in (line.partition(" ") for line in done.stdout.splitlines()):
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
-    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them
-        words = settings.get(key, "").split()
-        settings[key] = " ".join(_at_home(Path(word), own, home) for word in words if word != "none")
+    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them, and no quotes around a path
+        paths = [Path(path) for path in re.split(" (?=/)", settings.get(key, "none")) if path != "none"]
+        at_home = [home / path.relative_to(own) if path.is_relative_to(own) else path for path in paths]
+        settings[key] = "\n".join(map(str, at_home))
+    settings[_FILES] = "\n".join(re.findall(r"(?m)^debug1: Reading configuration data (.*)$", done.stderr))
     return settings
 
 
-def openssh(host: Host, home: Path) -> list[str]:
-    """Return the arguments for OpenSSH's client that give it the settings of our connections. Raises ConfigError."""
-    settings = read_settings(host, home)
-    own = Connector(home)
-    fixed = {
-        "BatchMode": "yes",
-        "StrictHostKeyChecking": "yes",
-        "UserKnownHostsFile": settings["userknownhostsfile"],
-        "ForwardAgent": "no",
-        "ClearAllForwardings": "yes",
-        "ControlPath": "none",
-        "RemoteCommand": "none",
-        "ConnectTimeout": f"{CONNECT_S:.0f}",
-        "ServerAliveInterval": "4",
-        "ServerAliveCountMax": "2",
-    }
-    argv = ["ssh", "-T", *config_of(home), *(word for key, value in fixed.items() for word in ("-o", f"{key}={value}"))]
-    argv += [word for key in own.keys_of(settings, host) for word in ("-i", key)]
-    argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
-    return argv
+def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
+    """Return which other hosts have the same settings as a host, but for their names."""
+    text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
+    lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
+    given = [words for words in lines if words]
+    patterns = {pattern.removeprefix("!") for key, *words in given if key == "host" for pattern in words}
+    depends = settings["hostname"] != host.address or any(
+        key in ("match", "canonicalizehostname")
+        or (key == "hostname" and host.address in words)
+        or (key not in _EXPANDED_HERE and "%" in "".join(words))
+        for key, *words in given
+    )
+    return lambda other: (
+        not depends
+        and re.fullmatch(_UNCHANGED, other.address) is not None
+        and replace(other, address=host.address) == host
+        and all(_matches(other.address, pattern) == _matches(host.address, pattern) for pattern in patterns)
+    )
+
+
+def _login_flags(host: Host) -> list[str]:
+    return [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
 
 
 def config_of(home: Path) -> list[str]:
@@ -89,33 +113,6 @@ def _own_home(home: Path) -> Path:
     return home
 
 
-def _at_home(path: Path, own: Path, home: Path) -> str:
-    return str(home / path.relative_to(own) if path.is_relative_to(own) else path)
-
-
-def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
-    """Return the output of an OpenSSH program. The exit code ``none`` means an empty result. Raises ConfigError."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CONFIG_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{what} is read by {argv[0]}, which is not installed here: install the OpenSSH client"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what}: {argv[0]} did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
-    if done.returncode not in (0, none):
-        raise ConfigError(f"{what}: {(done.stderr.strip().splitlines() or ['it cannot be read'])[0]}")
-    return done.stdout
-
-
 @dataclass(frozen=True, kw_only=True)
 class KnownKeys:
     """The keys that known_hosts has for one host."""
@@ -125,7 +122,7 @@ class KnownKeys:
 
 
 def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
-    """Return a host's keys. ``name`` is its name in known_hosts, ``box1`` or ``[box1]:2222``. Raises ConfigError.
+    """Return a host's keys. ``name`` is its name in known_hosts, ``box1`` or ``[box1]:2222``.
 
     Host certificates are not supported, because paramiko does not support them: a host with one counts as unknown.
     """
@@ -134,22 +131,32 @@ def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
     for path in files:
         if not path.is_file() or not os.access(path, os.R_OK):
             continue  # like OpenSSH: most of the four files do not exist
-        for line in _ask(["ssh-keygen", "-F", name, "-f", str(path)], str(path), none=1).splitlines():
+        for line in path.read_text(errors="replace").splitlines():
             words = line.split()
             marker = words.pop(0) if words and words[0].startswith("@") else ""
-            if words[:1] == ["#"] or marker == "@cert-authority":
+            if marker not in ("", "@revoked") or line.startswith("#") or len(words) < 3:
                 continue
-            if (key := _key(" ".join(words))) is not None:
-                (revoked if marker == "@revoked" else keys).append(key)
+            if not _is_named(name.lower(), words[0]):
+                continue
+            with suppress(SSHException, InvalidHostKey):
+                if entry := HostKeyEntry.from_line(" ".join(words)):
+                    (revoked if marker else keys).append(entry.key)
     return KnownKeys(keys=tuple(keys), revoked=tuple(revoked))
 
 
-def _key(line: str) -> PKey | None:
-    try:
-        entry = HostKeyEntry.from_line(line)
-    except (SSHException, InvalidHostKey):
-        return None
-    return entry.key if entry else None
+def _is_named(name: str, patterns: str) -> bool:
+    """Return whether a host is meant by the first word of a line in known_hosts."""
+    if patterns.startswith("|1|"):
+        salt, _, digest = patterns[3:].partition("|")
+        with suppress(ValueError):  # it is not base64
+            return hmac.digest(b64decode(salt), name.encode(), "sha1") == b64decode(digest)
+    found = [pattern for pattern in patterns.lower().split(",") if _matches(name, pattern.removeprefix("!"))]
+    return bool(found) and not any(pattern.startswith("!") for pattern in found)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a name matches a pattern of OpenSSH, in which only ``*`` and ``?`` are special."""
+    return name == pattern or (not {*"*?"}.isdisjoint(pattern) and fnmatchcase(name, pattern.replace("[", "[[]")))
 
 
 # Connections
@@ -211,6 +218,29 @@ class Connector:
     """Opens connections for one user."""
 
     home: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _shared: tuple[dict[str, str], Callable[[Host], bool]] | None = None
+
+    def openssh(self, host: Host) -> list[str]:
+        """Return arguments for OpenSSH's client that give it the settings of our connections. Raises ConfigError."""
+        settings = self._settings(host)
+        known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
+        words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
+        options = [word for option in (*words, f"UserKnownHostsFile={known or 'none'}") for word in ("-o", option)]
+        options += [word for key in self.keys_of(settings, host) for word in ("-i", key)]
+        return ["ssh", "-T", *config_of(self.home), *options, *_login_flags(host)]
+
+    def _settings(self, host: Host) -> dict[str, str]:
+        """Return a host's settings. Hosts that the configuration does not distinguish share the first one's."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = {}, lambda _: False  # in case that it cannot be read
+                settings = read_settings(host, self.home)
+                with suppress(OSError):
+                    self._shared = settings, _sharers(host, settings)
+                return settings
+            settings, same = self._shared
+        return {**settings, "hostname": host.address} if same(host) else read_settings(host, self.home)
 
     def open(self, host: Host) -> Connection:
         """Open a connection and return it. Raises NoConnectionError, ConfigError."""
@@ -226,7 +256,7 @@ class Connector:
         """Prepare the connections to a host and its jump hosts. Raises NoConnectionError, ConfigError."""
         if host.address in inner or len(inner) > MAX_HOPS:
             raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
-        settings = read_settings(host, self.home)
+        settings = self._settings(host)
         before = self._jumps(settings, (*inner, host.address))
         connection = Connection(
             settings["hostname"],
@@ -264,7 +294,7 @@ class Connector:
             "r": settings["user"],
             "u": getpass.getuser(),
         }
-        text = re.sub(r"^~(?=/)", lambda _: str(self.home), text)
+        text = os.path.expanduser(re.sub(r"^~(?=/)", lambda _: str(self.home), text))  # noqa: PTH111 -- of any text
         text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)
         return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
 
@@ -287,7 +317,7 @@ class Connector:
         """Give the client only the keys that known_hosts has for this host; return the host's name in known_hosts."""
         shown = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         name = settings.get("hostkeyalias", shown)
-        known = known_keys((Path(word) for key in _KNOWN_HOSTS for word in settings[key].split()), name)
+        known = known_keys((Path(line) for key in _KNOWN_HOSTS for line in settings[key].splitlines()), name)
         for key in known.keys:
             if key not in known.revoked:
                 connection.client.get_host_keys().add(shown, key.get_name(), key)
@@ -315,12 +345,9 @@ def _split(place: str) -> tuple[str, int | None]:
     return address.strip("[]"), int(port)
 
 
-def _login(host: Host) -> str:
-    return f"{host.user}@{host.address}" if host.user else host.address
-
-
 def _typed(host: Host) -> str:
-    return shlex.join([*(("-p", str(host.port)) if host.port else ()), _login(host)])
+    login = f"{host.user}@{host.address}" if host.user else host.address
+    return shlex.join([*(("-p", str(host.port)) if host.port else ()), login])
 
 
 def _why(error: Exception, hop: _Hop) -> str:
@@ -334,17 +361,13 @@ def _why(error: Exception, hop: _Hop) -> str:
             return str(error)
         case PasswordRequiredException():
             return "its key is encrypted and no agent has it: ssh-add it first"
-        case AuthenticationException() | SSHException() if _is_about_keys(error):
+        case SSHException() if isinstance(error, AuthenticationException) or "authentication methods" in str(error):
             return _refused_keys(hop)
         case ChannelException():
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
         case SSHException():
             return f"{place}: {str(error).lower()}: is it an SSH server?"
     return _why_not_there(error, connection.host, place)
-
-
-def _is_about_keys(error: Exception) -> bool:
-    return isinstance(error, AuthenticationException) or "authentication methods" in str(error)
 
 
 def _why_not_there(error: Exception, host: str, place: str) -> str:

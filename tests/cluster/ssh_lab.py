@@ -73,12 +73,23 @@ class Box:
     port: int
     host_key: str  # public
     home: Path  # what HOME is for who logs in
+    argv: Sequence[str]
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def known_name(self) -> str:
         """What known_hosts calls it."""
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+
+    def start(self) -> None:
+        """Start sshd, again if it was killed, and wait until it listens."""
+        self.kill()
+        said = self.folder / "sshd.log"
+        with said.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.argv, stdout=log, stderr=log, env={"PATH": PATH}, start_new_session=True
+            )
+        wait_until(lambda: b"Server listening" in said.read_bytes(), "sshd", timeout_s=30)
 
     def kill(self) -> None:
         """sshd and its sessions, at once."""
@@ -124,19 +135,12 @@ def box(
     (folder / "sshd_config").write_text("\n".join(settings) + "\n")
     Path("/run/sshd").mkdir(exist_ok=True)
     argv = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
-    made = Box(folder=folder, address=address, port=port, host_key=host_key, home=home)
-    with (folder / "sshd.log").open("wb") as log:
-        made.process = subprocess.Popen(
-            machine.command(*argv) if machine else argv,
-            stdout=log,
-            stderr=log,
-            env={"PATH": PATH},
-            start_new_session=True,
-        )
+    argv = machine.command(*argv) if machine else argv
+    made = Box(folder=folder, address=address, port=port, host_key=host_key, home=home, argv=argv)
     if trusted:
         person.trusts(made.known_name, host_key)
     try:
-        wait_until(lambda: b"Server listening" in (folder / "sshd.log").read_bytes(), "sshd", timeout_s=30)
+        made.start()
         yield made
     finally:
         made.kill()

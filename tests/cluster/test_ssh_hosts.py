@@ -5,7 +5,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import exact
 import pytest
@@ -65,6 +66,61 @@ def seen(lab: Lab, run: str, box: int, node: int = 0) -> str:
     """What a run's first rank there sees."""
     path = lab.boxes[box].home / f".ddpctl/runs/{run}/node-{node}/rank-{node * 2}.log"
     return path.read_text() if path.exists() else ""
+
+
+def test_a_day_with_four_boxes(lab: Lab, record_property: Callable[[str, object], None]) -> None:
+    """Launch, look, lose a box, go on with three, pull, stop; the box comes back, and nothing is left anywhere."""
+
+    def ddpctl(*words: str, code: int = 0) -> str:
+        done = lab.ddpctl(*words)
+        assert done.returncode == code, (words, done.stderr)
+        return done.stdout + done.stderr
+
+    write(lab, 0, 1, 2, 3, job="name: digits, nodes: '3:4', gpus: 1, device: cpu")
+    last = lab.boxes[3].address
+
+    launched = lab.start("launch", "--name", "day", "--", "--epochs", "5000")
+    wait_until(lambda: re.search(r"epoch +2/", lab.log("day")), "the second epoch", timeout_s=300)
+
+    assert re.search(r"(?m)^day +training .* 3:4 x 1 +boxes ", ddpctl("ps"))
+    assert "training: 4 of 4 nodes alive" in ddpctl("status", "day")
+    hosts = json.loads(ddpctl("hosts", "--json"))
+    assert [(one["host"], [run["run"] for run in one["cpu_runs"]]) for one in hosts] == [
+        (one.address, ["day"]) for one in lab.boxes
+    ]
+    shown = ddpctl("logs", "day", "--tail", "2")
+    assert sorted(shown.splitlines(), key=lambda line: line[:6]) == shown.splitlines()
+    assert {line[:6] for line in shown.splitlines()} == {f"[node{node}" for node in range(4)}
+
+    lab.machines[3].cut()
+    lab.machines[3].kill()
+    try:
+        cut = time.monotonic()
+        wait_until(
+            lambda: "node 3 was lost: its ddprun stopped responding" in lab.log("day"), "the loss", timeout_s=300
+        )
+        wait_until(lambda: f"{last}: the connection was lost: " in lab.said(), "the follower's word", timeout_s=300)
+        record_property("took", f"{time.monotonic() - cut:.1f} s")
+        wait_until(lambda: "rank 0 of 3 started (attempt 2)" in lab.log("day"), "three nodes", timeout_s=300)
+        wait_until(lambda: "training again at step " in lab.log("day"), "their first step", timeout_s=300)
+        state = ddpctl("status", "day")
+        assert f"training: 3 of 4 nodes alive; {last} (node 3) does not answer: " in state
+
+        said = ddpctl("pull", "day", "--into", str(lab.folder / "results"), code=69)
+        assert f"some files could not be fetched\n{last}: " in said
+        assert {path.name for path in (lab.folder / "results").glob("node-*")} == {"node-0", "node-1", "node-2"}
+        assert list((lab.folder / "results/checkpoints").glob("step-*.pt"))
+
+        assert f"{last} (node 3): " in ddpctl("stop", "day", code=69)
+        assert launched.wait(90) == 143, lab.said()
+        assert "stopped, exit code 143" in ddpctl("status", "day")
+    finally:
+        lab.machines[3].plug_in()
+        lab.boxes[3].start()
+    ddpctl("rm", "day")
+    assert lab.alive("day") == {}
+    assert not [path for one in lab.boxes for path in one.home.glob(".ddpctl/runs/*/*")]
+    assert "day" not in ddpctl("ps")
 
 
 def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:

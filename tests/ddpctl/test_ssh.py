@@ -38,7 +38,7 @@ mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkp
 (umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.0 \
 && mv -f "$HOME"/.ddpctl/runs/night/store.secret.0 "$HOME"/.ddpctl/runs/night/store.secret)
 _ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
-held() {{
+_ddp_held() {{
   flock -n -s "$1" true || return 0
   read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
   case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
@@ -51,7 +51,7 @@ exec 8>>"$_ddp_c/mutex"
 flock -w 60 8 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
-  held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}
+  _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}
   read -r _ddp_run _ _ _ _ddp_gpus <"$_ddp_f"
   for _ddp_gpu in GPU-0 GPU-2; do
     case " $_ddp_gpus " in *" $_ddp_gpu "*) echo "the run $_ddp_run has $_ddp_gpu" >&2; exit 75 ;; esac
@@ -121,7 +121,7 @@ mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkp
 (umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.1 \
 && mv -f "$HOME"/.ddpctl/runs/night/store.secret.1 "$HOME"/.ddpctl/runs/night/store.secret)
 _ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
-held() {
+_ddp_held() {
   flock -n -s "$1" true || return 0
   read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
   case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
@@ -134,7 +134,7 @@ exec 8>>"$_ddp_c/mutex"
 flock -w 60 8 || { echo "another launch is starting a run there" >&2; exit 75; }
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
-  held "$_ddp_f" || { rm -f "$_ddp_f"; continue; }
+  _ddp_held "$_ddp_f" || { rm -f "$_ddp_f"; continue; }
 done
 exec 9>>"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.1
 flock -w 10 9 || { echo "night is there already" >&2; exit 75; }

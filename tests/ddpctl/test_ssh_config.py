@@ -1,5 +1,6 @@
 """~/.ssh/config and known_hosts are read as OpenSSH reads them."""
 
+import getpass
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ from paramiko import PKey, RSAKey
 from paramiko.hostkeys import HostKeys
 from tests.wording import Wording
 
+from ddpctl import ssh
 from ddpctl.command import Host
 from ddpctl.errors import ConfigError
-from ddpctl.ssh import known_keys, read_settings
+from ddpctl.ssh import Connector, known_keys, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,8 @@ def test_openssh_reads_the_configuration(home: Path) -> None:
     (home / ".ssh/config").write_text(
         f"Include {home}/.ssh/conf.d/*.conf\nHost box*\n  User alice\n  Include {home}/.ssh/late\n  Port 2200\n"
         f'Match host matched exec "test %n = matched"\n  User carol\n  IdentityFile {home}/%r-%h.key\n'
-        f"Host *\n  User bob\n  UserKnownHostsFile ~/a /b\n  GlobalKnownHostsFile none\n"
+        f'Host *\n  User bob\n  UserKnownHostsFile "~/a b" /b\n  GlobalKnownHostsFile none\n'
+        f'  IdentityFile "~{getpass.getuser()}/a key"\n'
     )
     (home / ".ssh/conf.d/a.conf").write_text("Host box1\n  HostName 10.0.0.1\n")
     (home / ".ssh/conf.d/b.conf").write_text("Host box2\n  HostName 10.0.0.2\n  ProxyJump gate:2222\n")
@@ -42,12 +45,46 @@ def test_openssh_reads_the_configuration(home: Path) -> None:
         "none": ("none", "bob", "22"),
     }
     assert found["box2"]["proxyjump"] == "gate:2222"
-    assert found["box1"]["identityfile"] == "/keys/box"
-    assert found["matched"]["identityfile"] == f"{home}/%r-%h.key"
-    assert found["none"]["userknownhostsfile"] == f"{home}/a /b"
+    assert found["box1"]["identityfile"].splitlines()[0] == "/keys/box"
+    assert found["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
+    assert found["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
     assert found["none"]["globalknownhostsfile"] == ""
+    assert Connector(home)._expand(found["none"]["identityfile"], Host(address="none"), found["none"]) == str(
+        Path("~").expanduser() / "a key"
+    )
     given = read_settings(Host(address="box1", user="dave", port=7), home)
     assert (given["user"], given["port"]) == ("dave", "7")
+
+
+def test_hosts_that_the_configuration_does_not_distinguish_share_one_answer(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same settings as each would get by itself, by fewer calls of ssh."""
+    asked: list[str] = []
+
+    def counted(host: Host, home: Path) -> dict[str, str]:
+        asked.append(host.address)
+        return read_settings(host, home)
+
+    monkeypatch.setattr(ssh, "read_settings", counted)
+    blocks = "Host box* !box9\n  User alice\n  ProxyCommand nc %h %p\nHost gate\n  HostName 10.0.0.1\n"
+    names = ["box1", "box2", "box9", "10.0.0.2", "gate", "BOX3", "box4"]
+    for text, alone in (
+        (blocks, ["box1", "box9", "10.0.0.2", "gate", "BOX3"]),
+        (f"{blocks}Host *\n  UserKnownHostsFile ~/%h\n", names),
+        (f"{blocks}Match host box2\n  Port 7\n", names),
+        (f"{blocks}Host box4\n  Include {home}/.ssh/conf.d/a\n", [name for name in names if name != "box2"]),
+        ("Host box*\n  HostName box1\n", names),
+    ):
+        (home / ".ssh/config").write_text(text)
+        (home / ".ssh/conf.d/a").write_text("User bob\n")
+        connector = Connector(home)
+        for name in names:
+            got, own = connector._settings(Host(address=name)), read_settings(Host(address=name), home)
+            own = {key: value for key, value in own.items() if key != "host"}
+            assert {key: value for key, value in got.items() if key != "host"} == own
+        assert asked == alone
+        asked.clear()
 
 
 def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
@@ -81,7 +118,8 @@ def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
     wide = key_line(two).replace(" ", "  ")
     path = home / "known_hosts"
     path.write_text(
-        f"# a comment\n\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
+        f"# a comment\n#none,box1 {key_line(three)}\n@other box1 {key_line(three)}\n"
+        f"\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
         f"*.lab,!evil.lab {key_line(three)}\n[box1]:2222 {key_line(two)}\n"
         f"@revoked  *   {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
         f"spaced  {wide}\nbox1 ssh-rsa AAAAB\n"

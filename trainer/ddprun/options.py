@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--checkpoint-copies",
         metavar="N",
-        help="number of nodes that keep the checkpoints: node 0, and others that copy its DDP_CHECKPOINT_DIR (default 1)",
+        help="number of nodes that keep the checkpoints; all but node 0 copy its DDP_CHECKPOINT_DIR (default 1)",
     )
     add(
         "--join-timeout",

@@ -283,8 +283,8 @@ class CheckpointOptions:
         default=Path("checkpoints"),
     )
     store: str = option(
-        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied, and from which a start continues if "
-        "the folder has no newer checkpoint; needs ddpctl[s3]",
+        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied, and from which a start continues "
+        "if the folder has no newer checkpoint; needs ddpctl[s3]",
         flag="--checkpoint-store",
         default="",
         metavar="URL",

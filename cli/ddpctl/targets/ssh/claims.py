@@ -54,13 +54,13 @@ def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
 
 
 def _functions(folder: str) -> str:
-    """Return shell code that sets ``$_ddp_c`` to the claims' folder and defines ``held FILE``, which tests a claim.
+    """Return code that sets ``$_ddp_c`` to the claims' folder and defines ``_ddp_held FILE``, which tests a claim.
 
     A claim also counts as valid if its container engine does not answer.
     """
     return f"""\
 _ddp_c={folder}
-held() {{
+_ddp_held() {{
   flock -n -s "$1" true || return 0
   read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
   case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
@@ -71,11 +71,10 @@ held() {{
 """
 
 
-def _lock(what: str) -> str:
-    return f"""\
+_LOCK = f"""\
 mkdir -p "$_ddp_c"
 exec 8>>"$_ddp_c/mutex"
-flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
+flock -w {MUTEX_S} 8 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
 """
 
 
@@ -86,7 +85,7 @@ def list_claims(folder: str) -> str:
   exec 8>>"$_ddp_c/mutex"
   flock -w 20 8 || {{ say claims_error "another launch is starting a run there"; exit 0; }}
   for _ddp_f in "$_ddp_c"/run-* "$_ddp_c"/ticket-*; do
-    if ! [ -e "$_ddp_f" ] || ! held "$_ddp_f"; then continue; fi
+    if ! [ -e "$_ddp_f" ] || ! _ddp_held "$_ddp_f"; then continue; fi
     case ${{_ddp_f##*/}} in
       run-*) say claim "$(cat "$_ddp_f")" ;;
       *) say ticket "${{_ddp_f##*/ticket-}} $(cat "$_ddp_f")" ;;
@@ -117,10 +116,10 @@ def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) 
     hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
     words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
     return f"""\
-{_functions(folder)}{_lock("another launch is starting a run there")}\
+{_functions(folder)}{_LOCK}\
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
-  held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
+  _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
 {hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
 """
@@ -129,11 +128,11 @@ done
 def take_ticket(folder: str, run: str, uid: str) -> str:
     """Return a script that takes the next ticket, prints its number, and holds it until stdin ends or it expires."""
     return f"""\
-{_functions(folder)}{_lock("another launch is starting a run there")}\
+{_functions(folder)}{_LOCK}\
 last=0
 for _ddp_f in "$_ddp_c"/ticket-*; do
   [ -e "$_ddp_f" ] || continue
-  if held "$_ddp_f"; then last=${{_ddp_f##*/ticket-}}; else rm -f "$_ddp_f"; fi
+  if _ddp_held "$_ddp_f"; then last=${{_ddp_f##*/ticket-}}; else rm -f "$_ddp_f"; fi
 done
 t=$_ddp_c/ticket-$(echo "$last" | awk '{{ printf "%09d", $1 + 1 }}')
 exec 9>"$t"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.command import Command, Output, Verb
+from ddpctl.command import Command, Output, Verb, sh
 from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.launch_plan import Plan, counted, script_of
 from ddpctl.spec import JobSpec
@@ -153,7 +153,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
     The launch keeps its tickets until this verb ends.
     """
     order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
-    folder = scripts.claims_folder(options.home)
+    folder, poll = scripts.claims_folder(options.home), f"sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"
     tickets: list[int] = []
     started: int | None = None
     waiting = ""
@@ -168,7 +168,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         date, *answers = yield (
             Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
             *(
-                Command(argv=("/bin/sh",), stdin=_poll(options, number), host=hosts[place].host, timeout_s=POLL_S)
+                sh(hosts[place].host, claims.renew(folder, number) + poll, timeout_s=POLL_S)
                 for place, number in zip(order, tickets, strict=False)
             ),
         )
@@ -181,11 +181,6 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
                 f"nothing was started: no free GPUs within {format_duration(plan.wait_s or 0)}: {waiting}",
                 hint="give a longer --wait, or see ddpctl hosts",
             )
-
-
-def _poll(options: SshOptions, number: int) -> str:
-    renew = claims.renew(scripts.claims_folder(options.home), number)
-    return f"{renew}sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"
 
 
 def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:

@@ -110,9 +110,6 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
             f'elif [ "$?" -eq 1 ] && [ -z "$out" ]; then say engine_error "no ddpctl[train] in it"; '
             f'else say engine_error "$(last "$out")"; fi',
         ]
-        if script and options.project != "sync":
-            folder = path_word("~/" if options.project == "none" else options.project)
-            lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     else:
         version = "{{.Server.Version}}" if engine == "docker" else "{{.Client.Version}}"
         lines += [
@@ -123,9 +120,9 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
             f"if out=$(timeout 10 {shlex.join(inspect_line(engine, image))} 2>/dev/null); then "
             "say image \"$(printf '%s' \"$out\" | tr -d '\\n')\"; fi",
         ]
-        if script and options.project.startswith(("/", "~")):
-            folder = path_word(options.project)
-            lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
+    folder = "~/" if engine == options.project == "none" else options.project
+    if script and folder.startswith(("/", "~")):
+        lines.append(f"if cd {path_word(folder)} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     if checkpoints:
         read = "sed -n 's/^ \"step\": \\([0-9]*\\),$/\\1/p'"
         lines += [

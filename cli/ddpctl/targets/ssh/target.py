@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import PurePath
 
 from ddpctl import run_store
-from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, sh
 from ddpctl.errors import DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
@@ -106,26 +106,16 @@ class SshTarget(Target):
                 yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.run, run_dir=plan.run_dir)
             except DdpctlError as error:
                 raise NotStartedError(error) from None
-        address = hosts[0].peer or facts[0].address or hosts[0].address
-        first = hosts[0].host
+        first, address = hosts[0].host, hosts[0].peer or facts[0].address or hosts[0].address
         port, secret = yield port_command(options, first, job, facts[0], address), self._secret_command(plan.run, first)
         for output, missing in ((port, "no free port"), (secret, "no secret")):
             if output.returncode:
                 raise UnavailableError(f"{hosts[0].address}: {output.last_line(missing)}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
-        nodes = node_scripts(
-            options, plan, hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets,
+        failed = yield from self._start_nodes(
+            plan, range(len(hosts)), hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets,
             secret=secret.stdout,
         )  # fmt: skip
-        outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
-            for host, text in zip(hosts, nodes, strict=True)
-        )
-        failed = [
-            f"{host.address}: {output.last_line()}"
-            for host, output in zip(hosts, outputs, strict=True)
-            if output.returncode
-        ]
         if failed:
             raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
         notes = [*choice.notes]
@@ -146,6 +136,30 @@ class SshTarget(Target):
             nodes=job.nodes,
             checkpoint_dir=f"{hosts[0].address}:{checkpoint_folder(options, plan)}",
         )
+
+    def _start_nodes(
+        self,
+        plan: Plan,
+        nodes: Sequence[int],
+        hosts: Sequence[SshHost],
+        facts: Sequence[Facts],
+        *,
+        cuda: bool,
+        address: str,
+        port: str,
+        secrets: Mapping[str, str],
+        secret: str,
+    ) -> Verb[list[str]]:
+        """Start these nodes; return a sentence for each that could not be started. Raises ConfigError."""
+        commands = []
+        for node, host, fact in zip(nodes, hosts, facts, strict=True):
+            gpus = _share(plan.job, host, fact) if cuda else ()
+            text = node_script(self.options, plan, node, fact, gpus=gpus, cuda=cuda, address=address, port=port,
+                               secrets=secrets, secret=secret)  # fmt: skip
+            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(secrets)))
+        outputs = yield tuple(commands)
+        found = zip(hosts, outputs, strict=True)
+        return [f"{host.address}: {output.last_line()}" for host, output in found if output.returncode]
 
     def _secret_command(self, run: str, host: Host) -> Command:
         folder = path_word(run_path(self.options.home, run))
@@ -179,10 +193,7 @@ class SshTarget(Target):
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Query every host of every run."""
         asked = [(run, node, host) for run in runs for node, host in enumerate(self._hosts_of(run))]
-        outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=scripts.show(self.options, run.name, node), host=host.host)
-            for run, node, host in asked
-        )
+        outputs = yield tuple(sh(host.host, scripts.show(self.options, run.name, node)) for run, node, host in asked)
         answers: dict[str, list[tuple[SshHost, Output]]] = {run.name: [] for run in runs}
         for (run, _, host), output in zip(asked, outputs, strict=True):
             answers[run.name].append((host, output))
@@ -201,6 +212,8 @@ class SshTarget(Target):
             for node, ranks in query.places(run)
         )
         outputs: list[Output] = []
+        if not query.follow and len(commands) > 1:  # one after the other, through connections that are made in parallel
+            yield tuple(Command(argv=("true",), host=command.host) for command in commands)
         for batch in [commands] if query.follow else [(command,) for command in commands]:
             outputs += yield batch
         if all(output.returncode == Exit.NO_INPUT for output in outputs):
@@ -225,8 +238,7 @@ class SshTarget(Target):
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
-            Command(argv=("/bin/sh",), stdin=scripts.show(self.options, run.name, n), host=host.host, timeout_s=SHOW_S)
-            for n, host in enumerate(hosts)
+            sh(host.host, scripts.show(self.options, run.name, n), timeout_s=SHOW_S) for n, host in enumerate(hosts)
         )
         first = report(answers[0])
         lost = [node for node, answer in enumerate(answers) if answer.returncode in (UNREACHED, TIMED_OUT)]
@@ -242,7 +254,6 @@ class SshTarget(Target):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
             why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
             return replace(nothing, note=one_line(f"{gone} is lost, and no spare host is ready: {why}"))
-        cuda = found.cuda
         taken = [at[place] for place in ready]
         secrets = yield from read_secrets(plan.job)
         if self.options.project == "sync":
@@ -252,18 +263,11 @@ class SshTarget(Target):
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
         handle, where = run.handle, {name: run.handle[name] for name in ("address", "port")} | {"secret": secret.stdout}
-        texts = []
-        for node, place in zip(lost, ready, strict=True):
-            gpus = _share(job, at[place], facts[place]) if cuda else ()
-            text = _node_script(self.options, plan, node, facts[place], gpus=gpus, cuda=cuda, secrets=secrets, **where)
-            texts.append(text)
-        outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
-            for host, text in zip(taken, texts, strict=True)
-        )
-        for host, output in zip(taken, outputs, strict=True):
-            if output.returncode:
-                raise UnavailableError(f"{host.address}: a lost node cannot be started there: {output.last_line()}")
+        at_facts = [facts[place] for place in ready]
+        if failed := (
+            yield from self._start_nodes(plan, lost, taken, at_facts, cuda=found.cuda, secrets=secrets, **where)
+        ):
+            raise UnavailableError("\n".join(["a lost node cannot be started on a spare", *failed]))
         left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
@@ -276,9 +280,7 @@ class SshTarget(Target):
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
         """Query every host, including the hosts that are excluded."""
         text = f"{scripts.gpus_text(self.options, load=True)}\nsay end yes\n"
-        outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=FACTS_S) for host in self.options.hosts
-        )
+        outputs = yield tuple(sh(host.host, text, timeout_s=FACTS_S) for host in self.options.hosts)
         return tuple(map(host_report, self.options.hosts, outputs))
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
@@ -286,7 +288,7 @@ class SshTarget(Target):
         hosts = self._hosts_of(run)
         folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
         outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=probe_script(probe, (folder,)), host=host.host, timeout_s=TIMEOUT_S)
+            sh(host.host, probe_script(probe, (folder,)), timeout_s=TIMEOUT_S)
             for host, folder in zip(hosts, folders, strict=True)
         )
         return tuple(one for node, output in enumerate(outputs) for one in read_probe(output, (node,)))
@@ -335,7 +337,7 @@ class SshTarget(Target):
         else:
             word = json.dumps(asdict(replace(run_files.KILLED_ON_REQUEST, node=node)))
             text = scripts.signal_container(engine, home, run.name, node, signal, wait_s=wait_s, last_word=word)
-        return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
+        return sh(host, text, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run the command in the node's container or, without one, in the ranks' folder with the job's variables."""
@@ -374,15 +376,13 @@ class SshTarget(Target):
 
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
     """Return the facts, with ``<words>`` for what a host lacks or did not report. This is only for a dry run."""
-    image = json.dumps(
-        [{"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}]
-    )
+    image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
     guesses = {
         "id": ("<uid>:<gid>",),
         "home": ("<home>",),
         "ssh": ("- - <address>",),
         "asked": (job.image,),
-        "image": () if options.runtime == "none" else (image,),
+        "image": () if options.runtime == "none" else (json.dumps([image]),),
     }
     gpus = tuple(f"<GPU {number}>" for number in range(job.gpus))
     return tuple(
@@ -429,32 +429,12 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     return scripts.run_path(options.home, plan.run, CHECKPOINTS)
 
 
-def node_scripts(
-    options: SshOptions,
-    plan: Plan,
-    hosts: Sequence[SshHost],
-    facts: Sequence[Facts],
-    *,
-    cuda: bool,
-    address: str,
-    port: str,
-    secrets: Mapping[str, str],
-    secret: str,
-) -> tuple[str, ...]:
-    """Return the scripts that start the nodes, in order. Raises ConfigError."""
-    return tuple(
-        _node_script(options, plan, node, fact, gpus=_share(plan.job, host, fact) if cuda else (), cuda=cuda,
-              address=address, port=port, secrets=secrets, secret=secret)
-        for node, (host, fact) in enumerate(zip(hosts, facts, strict=True))
-    )  # fmt: skip
-
-
 def _share(job: JobSpec, host: SshHost, fact: Facts) -> tuple[str, ...]:
     allowed = fact.gpus if host.gpus is None else fact.gpus[: host.gpus]
     return tuple(gpu for gpu in (*allowed, *fact.gpus) if gpu in fact.free_gpus)[: job.gpus]
 
 
-def _node_script(
+def node_script(
     options: SshOptions,
     plan: Plan,
     node: int,
@@ -467,6 +447,8 @@ def _node_script(
     secrets: Mapping[str, str],
     secret: str,
 ) -> str:
+    """Return the script that starts a node. Raises ConfigError."""
+
     def there(path: str) -> str:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
 
