@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
 START_TIMEOUT_S = 120.0
 ANY = -1  # any rank may be named, or none
+NO_RANK = None
 # case → the causes of ddpctl.explain that are right, and the rank
-CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
+CAUSES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "sleeps": (("missing",), 1),
     "other_size": (("mismatch",), ANY),
     "other_type": (("mismatch",), ANY),
@@ -69,9 +70,26 @@ CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
     "unused_parameters_in_one_rank": (("missing", "unused_parameters"), ANY),
     "straggler": (("straggler",), 1),
     "sleeps_before_backward": (("missing",), 1),
+    "receives_in_a_ring": (("send_recv",), NO_RANK),
+    "sender_sleeps": (("missing",), 1),
+    "reports_nan": (("nan",), 1),
+    "ddptrain_diverges": (("nan",), ANY),
+    # from here on with 2 nodes: a link is at fault, and no rank
+    "ports_blocked": (("network",), NO_RANK),
+    "link_is_down": (("network",), NO_RANK),
+    "link_of_ranks_is_down": (("network",), NO_RANK),
+    "link_is_half_open": (("network",), NO_RANK),
+    "link_is_slow": (("network",), NO_RANK),
+    "memory_limit": (("oom",), 1),
+    "node_at_half_speed": (("straggler",), NO_RANK),
+    "disk_does_not_write": (("checkpoint",), 1),
+    "disk_reads_slowly": (("missing",), 1),
 }
-NOT_INJECTED = ("a port blocked between two nodes", "a link down, slow or half-open", "a memory limit", "a slow disk",
-                "a node at half speed", "NCCL and GPU faults")  # fmt: skip
+# what a sentence must contain besides
+WORDS = {"reports_nan": "step 12", "node_at_half_speed": "node 1", "disk_reads_slowly": "disk"} | dict.fromkeys(
+    ("ports_blocked", "link_is_down", "link_of_ranks_is_down", "link_is_half_open", "link_is_slow"), "node 1"
+)
+NOT_INJECTED = ("NCCL and GPU faults",)
 
 
 ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer"}
