@@ -6,6 +6,7 @@ The script has a few good steps first, so that there is a usual pace; rank 1 of 
 import ctypes
 import fcntl
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -246,10 +247,8 @@ def reports_nan() -> None:
 
 @case
 def ddptrain_diverges() -> None:
-    from ddptrain.main import main
-
     sys.argv = ["ddptrain", "--epochs", "100", "--lr", "1e30", "--device", "cpu"]
-    sys.exit(main())
+    runpy.run_module("ddptrain", run_name="__main__", alter_sys=True)
 
 
 # ---- Ranks that wait for something else

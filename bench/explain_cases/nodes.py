@@ -1,7 +1,8 @@
 """What bench/explain.py injects from outside the ranks: into links, disks and limits of two machines (bench/lab.py).
 
-Each is a generator: what comes before its first ``yield`` is done before the ranks start, what comes before its second
-one while they train, and the rest after they have ended. ``SCRIPTS`` names the case of cases.py that the ranks run.
+Each is a generator: what comes before its first ``yield`` is done before the ranks start, before its second one while
+they train, before its third one after the question, and the rest after they have ended. ``SCRIPTS`` names the case of
+cases.py that the ranks run.
 """
 
 import contextlib
@@ -98,14 +99,16 @@ def memory_limit(site: Site) -> Iterator[None]:
     with group("memory", {"memory.limit_in_bytes": str(MEMORY_BYTES)}) as site.enter[0]:
         yield
         yield
+        yield
 
 
 @injects("computes_a_little")
 def node_at_half_speed(site: Site) -> Iterator[None]:
-    with group("cpu", {}) as site.enter[1]:
+    with group("cpu", {}) as site.enter[0], group("cpu", {}) as site.enter[1]:  # with the same weight
         yield
-        (own,) = (GROUPS / "cpu").glob(f"explain-{os.getpid()}-*")
+        *_, own = sorted((GROUPS / "cpu").glob(f"explain-{os.getpid()}-*"))
         (own / "cpu.cfs_quota_us").write_text(str(int(NODE_CORES * 100_000)))
+        yield
         yield
 
 
@@ -118,13 +121,14 @@ def disk_does_not_write(site: Site) -> Iterator[None]:
             yield
         finally:
             subprocess.run(["fsfreeze", "--unfreeze", folder], check=True, timeout=10)
+        yield
 
 
 @injects("reads_from_disk")
 def disk_reads_slowly(site: Site) -> Iterator[None]:
     limit = "blkio.throttle.read_bps_device"
     with disk(site) as folder, group("blkio", {}) as site.enter[0]:
-        device = os.stat(folder).st_dev
+        device = folder.stat().st_dev
         (own,) = (GROUPS / "blkio").glob(f"explain-{os.getpid()}-*")
         (own / limit).write_text(f"{os.major(device)}:{os.minor(device)} {DISK_BYTES_PER_S}")
         try:
@@ -132,6 +136,7 @@ def disk_reads_slowly(site: Site) -> Iterator[None]:
             yield
         finally:
             (own / limit).write_text(f"{os.major(device)}:{os.minor(device)} 0")
+        yield
 
 
 @injects("goes_on")
@@ -191,11 +196,11 @@ def disk(site: Site) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def launched(name: str, folder: Path) -> Iterator[tuple[Callable[[], None], list[subprocess.Popen[bytes]]]]:
-    """Start the ranks on two machines; yield the function that injects the cause into the run, and the processes."""
+def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
+    """Start the ranks on two machines with the run folder ``folder``/run; yield the function that injects the cause."""
     processes: list[subprocess.Popen[bytes]] = []
     folder.mkdir()
-    with machines(2, prefix="ex") as made:
+    with machines(2, prefix=f"x{[*INJECTIONS].index(name)}-") as made:
         site = Site(machines=made, folder=folder)
         inject = INJECTIONS[name](site)
         next(inject)
@@ -212,11 +217,12 @@ def launched(name: str, folder: Path) -> Iterator[tuple[Callable[[], None], list
                             env=os.environ | environ,
                             stdout=output,
                             stderr=output,
-                            preexec_fn=site.enter.get(node),  # noqa: PLW1509
+                            preexec_fn=site.enter.get(node),
                         )
                     )
-            yield lambda: next(inject), processes
+            yield lambda: next(inject)
         finally:
+            next(inject, None)
             for machine in made:
                 machine.kill()
             for process in processes:
