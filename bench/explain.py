@@ -1,6 +1,6 @@
 """How many causes ``ddpctl explain`` names rightly, and whether it accuses a rank of a healthy run.
 
-    python bench/explain.py [--wait 35] [CASE...]
+    python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
 Each case is a launch of bench/explain_cases/cases.py with 4 ranks on this machine, with one cause injected; those of
 explain_cases/nodes.py have 2 ranks on each of two machines out of network namespaces, and need root.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
 INJECTED = SCRIPT.with_name("nodes.py")
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
+GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
 ANY = -1  # any rank may be named, or none
 NO_RANK = None
 # case → the causes of ddpctl.explain that are right, and the rank
@@ -144,14 +145,70 @@ def judge(name: str, found: dict[str, Any]) -> str:
     return "named" if is_right else "wrong"
 
 
+@contextlib.contextmanager
+def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the same ranks with torchrun, with a short time-out of their group, and dumps of the flight recorder."""
+    folder.mkdir()
+    env = ENV | {
+        "EXPLAIN_TIMEOUT_S": str(GROUP_TIMEOUT_S),
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump_"),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen([*command, str(SCRIPT), name], env=env, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) -> tuple[str, str]:
+    """Return torchrun's root cause, the last error line, and what torchfrtrace makes of the dumps."""
+    text = (folder / "output").read_text(errors="replace")
+    errors = [line for line in text.splitlines() if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception)\b", line)]
+    root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
+    said = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
+    said += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
+    ended = "it waits on" if process.poll() is None else f"exit code {process.returncode}"
+    runs_s = f"nothing in {time.monotonic() - began:.0f} s"
+    if not [*folder.glob("dump_*")]:
+        return f"{'; '.join(said) or runs_s} ({ended})", "no dump"
+    command = [str(Path(sys.executable).with_name("torchfrtrace")), "--prefix", "dump_", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return f"{'; '.join(said) or runs_s} ({ended})", (done.stdout + done.stderr).strip().rpartition("\n")[2][:90]
+
+
+def compare_with_torchrun(names: Sequence[str], at_once: int, wait_s: float) -> None:
+    """Print what torchrun and torchfrtrace say of each case."""
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+        for first in range(0, len(names), at_once):
+            with contextlib.ExitStack() as stack:
+                batch = {name: Path(folder, name) for name in names[first : first + at_once]}
+                began = time.monotonic()
+                launched = {name: stack.enter_context(by_torchrun(name, path)) for name, path in batch.items()}
+                deadline = began + START_TIMEOUT_S / 2 + wait_s
+                while any(one.poll() is None for one in launched.values()) and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                for name, process in launched.items():
+                    print(f"{name:32} {' | '.join(torchrun_says(process, batch[name], began))}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--wait", type=float, default=32.0, help="seconds between the start and the question")
     parser.add_argument("--at-once", type=int, default=8, help="runs at the same time")
+    parser.add_argument("--torchrun", action="store_true", help="show instead what torchrun and torchfrtrace say")
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
     healthy = re.findall(r"^def (healthy_\w+)", SCRIPT.read_text() + INJECTED.read_text(), re.MULTILINE)
     names = args.cases or [*CAUSES, *healthy]
+    if args.torchrun:
+        here = [name for name in names if name in CAUSES and name not in nodes.INJECTIONS]
+        compare_with_torchrun(here, args.at_once, args.wait)
+        return
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
         for first in range(0, len(names), args.at_once):

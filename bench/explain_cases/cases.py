@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 RANK = int(os.environ["RANK"])
 FOR_EVER_S = 10_000
+TIMEOUT = timedelta(seconds=int(os.environ.get("EXPLAIN_TIMEOUT_S", "1800")))  # 1800 is torch's default for gloo
 AT_FAULT = 1
 CASES: dict[str, Callable[[], None]] = {}
 
@@ -41,7 +43,7 @@ def reduce(size: int = 13, times: int = 1, dtype: torch.dtype = torch.float32, p
 
 
 def join() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     reduce(times=5)
 
 
