@@ -363,7 +363,7 @@ def last_error(log: str) -> str:
 
     Earlier tracebacks are from exceptions that were caught, so they are not the cause.
     """
-    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log)
+    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log).partition("Fatal Python error: ")[0]  # stacks follow it
     *earlier, last = text.split(HEADER)
     if not earlier:
         return text.rstrip().rpartition("\n")[2]

@@ -268,6 +268,9 @@ def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(
     log = f"{caught}{header}OSError: No space left on device\n{chain}{header}ValueError: X\n"
     assert facts(explain_outcome(failed, (), log, (), 2))[0] == "disk_full"
     assert facts(explain_outcome(failed, (), re.sub("(?m)^", "[rank0]: ", log), (), 2))[0] == "disk_full"
+    killed = replace(failed, code=134, cause="killed", message="rank 0 on node 0 was killed by SIGABRT")
+    log = "  what(): op.preamble.length <= op.nbytes. 8 vs 4.\nFatal Python error: Aborted\n\nThread 0x7f:\n  File\n"
+    assert facts(explain_outcome(killed, (), log, (), 2)) == ("mismatch", None, True)
     lost = Outcome(code=1, cause="error", message="rank 0: RuntimeError: Connection closed by peer", node=0, rank=0)
     exits = [
         Event(event="rank_exited", time=NOW, node=1, rank=3, facts={"status": 0}),

@@ -187,10 +187,9 @@ def read_links(process: Path) -> list[list[Any]]:
             fields = line.split()
             here, there = (address.partition(":")[0] for address in fields[1:3])
             if here != there and fields[3] in TCP_STATES and f"socket:[{fields[9]}]" in own:
-                size, again = int(fields[4].partition(":")[0], 16), int(fields[6], 16)
                 link = found.setdefault((here, there), [0, 0])
                 if fields[5].startswith(TCP_RESENDS):  # with any other timer, the other side accepts no data
-                    link[:] = link[0] + size, max(link[1], again)
+                    link[:] = link[0] + int(fields[4].partition(":")[0], 16), max(link[1], int(fields[6], 16))
     return [[*addresses, *link] for addresses, link in found.items()]
 
 
