@@ -189,7 +189,7 @@ def compare_with_torchrun(names: Sequence[str], at_once: int, wait_s: float) -> 
                 batch = {name: Path(folder, name) for name in names[first : first + at_once]}
                 began = time.monotonic()
                 launched = {name: stack.enter_context(by_torchrun(name, path)) for name, path in batch.items()}
-                deadline = began + START_TIMEOUT_S / 2 + wait_s
+                deadline = began + START_TIMEOUT_S + GROUP_TIMEOUT_S + wait_s
                 while any(one.poll() is None for one in launched.values()) and time.monotonic() < deadline:
                     time.sleep(0.5)
                 for name, process in launched.items():
