@@ -168,7 +168,7 @@ def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) -> tuple[str, str]:
     """Return torchrun's root cause, the last error line, and what torchfrtrace makes of the dumps."""
     text = (folder / "output").read_text(errors="replace")
-    errors = [line for line in text.splitlines() if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception)\b", line)]
+    errors = [line for line in text.splitlines() if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception)\b(?<!ChildFailedError)", line)]
     root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
     said = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
     said += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
