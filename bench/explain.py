@@ -30,6 +30,7 @@ SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
 INJECTED = SCRIPT.with_name("nodes.py")
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
 GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
+ERROR = re.compile(r"(\[rank\d\]: )?(?!.*ChildFailedError)[\w.]*(Error|Exception)\b")
 ANY = -1  # any rank may be named, or none
 NO_RANK = None
 # case → the causes of ddpctl.explain that are right, and the rank
@@ -168,7 +169,7 @@ def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) -> tuple[str, str]:
     """Return torchrun's root cause, the last error line, and what torchfrtrace makes of the dumps."""
     text = (folder / "output").read_text(errors="replace")
-    errors = [line for line in text.splitlines() if re.match(r"(\[rank\d\]: )?[\w.]*(Error|Exception)\b(?<!ChildFailedError)", line)]
+    errors = [line for line in text.splitlines() if ERROR.match(line)]
     root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
     said = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
     said += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
