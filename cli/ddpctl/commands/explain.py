@@ -73,7 +73,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
         if outcome.node in lost and lost[outcome.node] != outcome.node:
-            why = f"; its ddprun was alive, and lost node {lost[outcome.node]}: the network between them failed"
+            why = f"; it lost node {lost[outcome.node]}: their network failed, or a machine was suspended or overloaded"
             return replace(found, cause="network", sentence=found.sentence + why)
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
