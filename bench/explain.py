@@ -1,14 +1,16 @@
 """How many causes ``ddpctl explain`` names rightly, and whether it accuses a rank of a healthy run.
 
-    python bench/explain.py [--wait 35] [CASE...]
+    python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
-Each case is a launch of bench/explain_cases/cases.py with 4 ranks on this machine, with one cause injected.
+Each case is a launch of bench/explain_cases/cases.py with 4 ranks on this machine, with one cause injected; those of
+explain_cases/nodes.py have 2 ranks on each of two machines out of network namespaces, and need root.
 CAUSES was written before the code that names them; what could not be injected here is in NOT_INJECTED. A line a case:
 named (the cause and the rank), wrong (another cause, or another rank, said to be at fault), unknown; at the end the
 counts.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -17,15 +19,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from explain_cases import nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
-START_TIMEOUT_S = 120.0
+INJECTED = SCRIPT.with_name("nodes.py")
+START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
+GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
+ERROR = re.compile(r"(\[rank\d\]: )?(?!.*ChildFailedError)[\w.]*(Error|Exception)\b")
 ANY = -1  # any rank may be named, or none
+NO_RANK = None
 # case → the causes of ddpctl.explain that are right, and the rank
-CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
+CAUSES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "sleeps": (("missing",), 1),
     "other_size": (("mismatch",), ANY),
     "other_type": (("mismatch",), ANY),
@@ -69,36 +78,54 @@ CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
     "unused_parameters_in_one_rank": (("missing", "unused_parameters"), ANY),
     "straggler": (("straggler",), 1),
     "sleeps_before_backward": (("missing",), 1),
+    "receives_in_a_ring": (("send_recv",), NO_RANK),
+    "sender_sleeps": (("missing",), 1),
+    "reports_nan": (("nan",), 1),
+    "ddptrain_diverges": (("nan",), ANY),
+    # from here on with 2 nodes: a link is at fault, and no rank
+    "ports_blocked": (("network", "failed"), NO_RANK),
+    "link_is_down": (("network",), NO_RANK),
+    "link_of_ranks_is_down": (("network",), NO_RANK),
+    "link_is_half_open": (("network",), NO_RANK),
+    "link_is_slow": (("network",), NO_RANK),
+    "memory_limit": (("oom",), 1),
+    "node_at_half_speed": (("straggler",), NO_RANK),
+    "disk_does_not_write": (("checkpoint", "missing"), 1),
+    "disk_reads_slowly": (("missing",), 1),
 }
-NOT_INJECTED = ("a port blocked between two nodes", "a link down, slow or half-open", "a memory limit", "a slow disk",
-                "a node at half speed", "NCCL and GPU faults")  # fmt: skip
+# what a sentence must contain besides
+WORDS = {
+    "disk_does_not_write": "disk",
+    "reports_nan": "step 12",
+    "node_at_half_speed": "node 1",
+    "disk_reads_slowly": "disk",
+    "ports_blocked": "10.77.0.10:",
+} | dict.fromkeys(("link_is_down", "link_of_ranks_is_down", "link_is_half_open", "link_is_slow"), "node 1")
+NOT_INJECTED = ("NCCL and GPU faults",)
 
 
 ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer"}
 
 
-def launch(runs: Path, name: str) -> subprocess.Popen[bytes]:
-    options = [
-        "--standalone",
-        "--nproc-per-node",
-        "4",
-        "--max-restarts",
-        "0",
-        "--grace",
-        "1",
-        "--run-dir",
-        str(runs / name),
-    ]
-    command = [sys.executable, "-P", "-m", "ddprun", *options, str(SCRIPT), name]
-    return subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@contextlib.contextmanager
+def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
+    """Start 4 ranks on this machine; what is yielded does nothing, as the script injects the cause itself."""
+    options = ["--standalone", "--nproc-per-node", "4", "--max-restarts", "0", "--grace", "1"]
+    command = [sys.executable, "-P", "-m", "ddprun", *options, "--run-dir", str(folder / "run"), str(SCRIPT), name]
+    process = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield lambda: None
+    finally:
+        process.terminate()
+        process.wait()
 
 
-def wait_until_started(run: Path) -> None:
-    """Until its ranks have met, but for one of them, or the run has ended."""
+def wait_until_started(run: Path, ranks_met: int) -> None:
+    """Until that many of its ranks begin to meet, or the run has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    node = run / "node-0"
     while time.monotonic() < deadline:
-        if (node / "outcome.json").exists() or len([*node.glob("heartbeat/rank-*.group")]) > 2:
+        ended = [*run.glob("node-*/outcome.json")]
+        if ended or len([*run.glob("node-*/heartbeat/rank-*.group")]) >= ranks_met:
             return
         time.sleep(0.2)
 
@@ -115,39 +142,95 @@ def judge(name: str, found: dict[str, Any]) -> str:
     causes, rank = CAUSES[name]
     if found["cause"] in ("unknown", "none"):
         return "unknown"
-    return "named" if found["cause"] in causes and rank in (ANY, found["rank"]) else "wrong"
+    is_right = found["cause"] in causes and rank in (ANY, found["rank"]) and WORDS.get(name, "") in found["sentence"]
+    return "named" if is_right else "wrong"
+
+
+@contextlib.contextmanager
+def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the same ranks with torchrun, with a short time-out of their group, and dumps of the flight recorder."""
+    folder.mkdir()
+    env = ENV | {
+        "EXPLAIN_TIMEOUT_S": str(GROUP_TIMEOUT_S),
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump_"),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen([*command, str(SCRIPT), name], env=env, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) -> tuple[str, str]:
+    """Return torchrun's root cause, the last error line, and what torchfrtrace makes of the dumps."""
+    text = (folder / "output").read_text(errors="replace")
+    errors = [line for line in text.splitlines() if ERROR.match(line)]
+    root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
+    said = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
+    said += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
+    ended = "it waits on" if process.poll() is None else f"exit code {process.returncode}"
+    runs_s = f"nothing in {time.monotonic() - began:.0f} s"
+    if not [*folder.glob("dump_*")]:
+        return f"{'; '.join(said) or runs_s} ({ended})", "no dump"
+    command = [str(Path(sys.executable).with_name("torchfrtrace")), "--prefix", "dump_", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return f"{'; '.join(said) or runs_s} ({ended})", (done.stdout + done.stderr).strip().rpartition("\n")[2][:90]
+
+
+def compare_with_torchrun(names: Sequence[str], at_once: int, wait_s: float) -> None:
+    """Print what torchrun and torchfrtrace say of each case."""
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+        for first in range(0, len(names), at_once):
+            with contextlib.ExitStack() as stack:
+                batch = {name: Path(folder, name) for name in names[first : first + at_once]}
+                began = time.monotonic()
+                launched = {name: stack.enter_context(by_torchrun(name, path)) for name, path in batch.items()}
+                deadline = began + START_TIMEOUT_S + GROUP_TIMEOUT_S + wait_s
+                while any(one.poll() is None for one in launched.values()) and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                for name, process in launched.items():
+                    print(f"{name:32} {' | '.join(torchrun_says(process, batch[name], began))}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--wait", type=float, default=32.0, help="seconds between the start and the question")
     parser.add_argument("--at-once", type=int, default=8, help="runs at the same time")
+    parser.add_argument("--torchrun", action="store_true", help="show instead what torchrun and torchfrtrace say")
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
-    healthy = re.findall(r"^def (healthy_\w+)", SCRIPT.read_text(), re.MULTILINE)
+    healthy = re.findall(r"^def (healthy_\w+)", SCRIPT.read_text() + INJECTED.read_text(), re.MULTILINE)
     names = args.cases or [*CAUSES, *healthy]
+    if args.torchrun:
+        here = [name for name in names if name in CAUSES and name not in nodes.INJECTIONS]
+        compare_with_torchrun(here, args.at_once, args.wait)
+        return
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
-        runs = Path(folder)
         for first in range(0, len(names), args.at_once):
-            batch = {name: launch(runs, name) for name in names[first : first + args.at_once]}
-            try:
-                for name in batch:
-                    wait_until_started(runs / name)
+            batch = {name: Path(folder, name) for name in names[first : first + args.at_once]}
+            with contextlib.ExitStack() as stack:
+                launch = {name: nodes.launched if name in nodes.INJECTIONS else launched for name in batch}
+                inject = [stack.enter_context(launch[name](name, path)) for name, path in batch.items()]
+                for path in batch.values():
+                    wait_until_started(path / "run", ranks_met=3)
+                time.sleep(TRAINED_S)
+                for act in inject:
+                    act()
                 time.sleep(args.wait)
-                for name in batch:
+                for name, path in batch.items():
                     began = time.monotonic()
-                    found = explained(runs / name)
+                    found = explained(path / "run")
                     took_s = time.monotonic() - began
                     result = judge(name, found)
                     counts[f"{'faults' if name in CAUSES else 'healthy'}: {result}"] += 1
                     line = f"{result:8} {name:32} {found['cause']:16} {took_s:4.1f} s  {found['sentence']}"
                     print(line, flush=True)
-            finally:
-                for process in batch.values():
-                    process.terminate()
-                for process in batch.values():
-                    process.wait()
     print(dict(counts), "load", os.getloadavg())
     print(f"not injected here: {', '.join(NOT_INJECTED)}")
 

@@ -6,6 +6,7 @@ The script has a few good steps first, so that there is a usual pace; rank 1 of 
 import ctypes
 import fcntl
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 RANK = int(os.environ["RANK"])
 FOR_EVER_S = 10_000
+TIMEOUT = timedelta(seconds=int(os.environ.get("EXPLAIN_TIMEOUT_S", "1800")))  # 1800 is torch's default for gloo
 AT_FAULT = 1
 CASES: dict[str, Callable[[], None]] = {}
 
@@ -40,7 +43,7 @@ def reduce(size: int = 13, times: int = 1, dtype: torch.dtype = torch.float32, p
 
 
 def join() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     reduce(times=5)
 
 
@@ -151,6 +154,21 @@ def new_group_in_one_rank() -> None:
     reduce(times=3)
 
 
+@case
+def receives_in_a_ring() -> None:
+    join()
+    dist.recv(torch.ones(3), src=(RANK + 1) % 4)
+    dist.send(torch.ones(3), dst=(RANK - 1) % 4)
+
+
+@case
+def sender_sleeps() -> None:
+    join()
+    if RANK == AT_FAULT:
+        time.sleep(FOR_EVER_S)
+    dist.recv(torch.ones(3), src=AT_FAULT)
+
+
 # ---- Ranks that end
 
 
@@ -215,6 +233,24 @@ def loss_is_nan() -> None:
             raise FloatingPointError("the loss is NaN at step 6")
 
     only_here(check)
+
+
+@case
+def reports_nan() -> None:
+    """The loss of one rank is NaN at step 12; at the next step, after the all-reduce, it is NaN everywhere."""
+    import ddpwire.script as ddp
+
+    join()
+    for step in range(1, 100_000):
+        loss = torch.tensor(float("nan") if step > 12 or (step == 12 and RANK == AT_FAULT) else 1 / step)
+        ddp.progress(step, loss=loss)
+        reduce()
+
+
+@case
+def ddptrain_diverges() -> None:
+    sys.argv = ["ddptrain", "--epochs", "100", "--lr", "1e30", "--device", "cpu"]
+    runpy.run_module("ddptrain", run_name="__main__", alter_sys=True)
 
 
 # ---- Ranks that wait for something else
@@ -380,6 +416,55 @@ def slow_data() -> None:
     train(lambda _: time.sleep(0.1), workers=1)
 
 
+# ---- What bench/explain_cases/nodes.py injects from outside
+
+
+@case
+def goes_on() -> None:
+    go_on(lambda _: 0.02)
+
+
+@case
+def sends_much() -> None:
+    join()
+    reduce(size=250_000, times=100_000)
+
+
+@case
+def eats_memory() -> None:
+    def eat() -> None:
+        kept = []
+        while True:
+            kept.append(torch.ones(10_000_000))
+            time.sleep(0.05)
+
+    only_here(eat)
+
+
+@case
+def computes_a_little() -> None:
+    join()
+    for _ in range(100_000):
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+        reduce(pause_s=0.08)
+
+
+@case
+def writes_to_disk() -> None:
+    join()
+    for _ in range(100_000):
+        if RANK == AT_FAULT:
+            torch.save(torch.ones(10), f"{os.environ['DISK']}/checkpoint.pt")
+        reduce()
+
+
+@case
+def reads_from_disk() -> None:
+    only_here(lambda: Path(os.environ["DISK"], "large.bin").read_bytes())
+
+
 # ---- DDP
 
 
@@ -468,6 +553,22 @@ def healthy_slightly_uneven() -> None:
 @case
 def healthy_evaluation() -> None:
     go_on(lambda step: 8.0 if RANK == 0 and step > 10 else 0.05)
+
+
+@case
+def healthy_long_evaluation() -> None:
+    """Rank 0 alone evaluates for 105 s, while the others wait in a collective."""
+    join()
+    model = nn.Sequential(nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    while True:
+        end = time.monotonic() + 105
+        while RANK == 0 and time.monotonic() < end:
+            for batch in DataLoader(Items(lambda _: time.sleep(0.001)), batch_size=32):
+                with torch.no_grad():
+                    found = model(batch.sum().expand(32, 200)).argmax(1)
+                if (found == 3).sum() < 0 or time.monotonic() > end:
+                    break
+        reduce(times=20)
 
 
 @case

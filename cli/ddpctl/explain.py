@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ddpctl.text import format_duration, one_line
 from ddpwire.events import Event
+from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome
 
 Cause = Literal[
@@ -24,11 +25,14 @@ Cause = Literal[
     "stopped_process",  # a rank is stopped by a signal
     "ended_early",  # a rank has ended while others wait for it
     "mismatch",  # ranks called different collectives, or the same one with different sizes or types
+    "network",  # data between two nodes does not arrive, or slowly
     "order",  # ranks wait for each other in collectives of different groups
     "missing",  # a rank has not entered a collective
+    "send_recv",  # all ranks wait in send or recv
     "no_group",  # a rank has not created the process group
     "data_loader",  # one rank, or all ranks, wait for their data
     "unused_parameters",  # DDP waits for gradients that never arrive
+    "nan",  # a loss or a gradient is not finite
     "disk_full",
     "checkpoint",  # a rank is saving while others wait
     "straggler",
@@ -37,9 +41,11 @@ Cause = Literal[
 HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
 LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
+NOT_BLOCKED = "; it is not blocked: it may be in an evaluation, or wait in a loop"
 MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
+RESENT = 4  # so often within 3 s, if nothing is acknowledged
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
-MOSTLY = 0.5  # share of the samples
+MOSTLY, BUSY_LINK = 0.5, 0.8  # share of the samples
 DEFAULT_GROUP = "0"
 SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
@@ -47,7 +53,9 @@ SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/che
 LOADER = "torch/utils/data/dataloader.py"
 READING = "torch/utils/data/_utils/fetch.py"
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
-BUSY_CORES = 0.5
+SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+WAITING = re.compile(rf"/lib/python\d[.\d]*/(?!(site|dist)-packages/)|{LOADER}$|^<")
+BUSY_CORES, WAKES_PER_S = 0.5, 10  # a blocked rank wakes up for each sample
 TICKS_PER_S = 100
 # The kernel functions in which a process waits, and what they mean.
 WAITS = (
@@ -163,10 +171,17 @@ class RankView:
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
-    def share(self, path: str) -> float:
-        """Return the share of the rank's stacks that have a frame in this file."""
+    def share(self, path: str, functions: Sequence[str] = ()) -> float:
+        """Return the share of the rank's stacks that have a frame in this file, and in one of its ``functions``."""
         known = [stack for stack in self.stacks if stack]
-        return sum(has_file(stack, path) for stack in known) / len(known) if known else 0.0
+        return sum(has_file(stack, path, functions) for stack in known) / len(known) if known else 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether the rank was at several places, apart from the ways in which libraries wait, or often woke up."""
+        woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
+        places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
+        return len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
 
     @property
     def saves(self) -> bool:
@@ -214,9 +229,9 @@ class RankView:
         return ""
 
 
-def has_file(stack: Sequence[Frame], path: str) -> bool:
-    """Return whether a frame of the stack is in a file whose path ends with ``path``."""
-    return any(file.endswith(path) for file, _, _ in stack)
+def has_file(stack: Sequence[Frame], path: str, functions: Sequence[str] = ()) -> bool:
+    """Return whether a frame is in a file whose path ends with ``path``, and in one of its ``functions``."""
+    return any(file.endswith(path) and (not functions or name in functions) for file, _, name in stack)
 
 
 def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
@@ -297,10 +312,27 @@ def explain_outcome(
             sentence = f"rank {rank} on node {node} exited with 0 while others waited for it: {sentence}"
         else:
             sentence += "; its connection to another rank was lost, but no other rank is known to have ended before"
+    if nan := explain_not_finite(events):
+        sentence += f"; {nan.sentence}"
+        if outcome.code == Exit.DATA:
+            cause, rank, node = nan.cause, nan.rank, nan.node
     return Explanation(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node, unknown=unknown,
         evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
     )  # fmt: skip
+
+
+def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
+    """Return at which step, and on which rank, the ranks of the last attempt have first reported NaN or infinity."""
+    found = [one for one in events if one.event == "not_finite" and None not in (one.step, one.rank)]
+    if not found:
+        return None
+    first = min(found, key=lambda one: (-one.attempt, one.step, one.rank))
+    num_ranks = sum((one.attempt, one.step) == (first.attempt, first.step) for one in found)
+    who, more = f"rank {first.rank} (node {first.node})", f" (and of {num_ranks - 1} more)" * (num_ranks > 1)
+    text = f"the {first.facts.get('what')} of {who}{more} is not finite since step {first.step}, the first one reported"
+    rank, node = (first.rank, first.node) if num_ranks == 1 else (None, None)
+    return Explanation(cause="nan", sentence=one_line(text), rank=rank, node=node)
 
 
 # Error messages of libraries, each with the cause of the failure and a phrase that explains it to the user.
@@ -331,7 +363,7 @@ def last_error(log: str) -> str:
 
     Earlier tracebacks are from exceptions that were caught, so they are not the cause.
     """
-    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log)
+    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log).partition("Fatal Python error: ")[0]  # stacks follow it
     *earlier, last = text.split(HEADER)
     if not earlier:
         return text.rstrip().rpartition("\n")[2]
@@ -345,7 +377,7 @@ def last_error(log: str) -> str:
 
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     """Explain what the ranks do in a run that has not ended, or that was killed because of a hang."""
-    reasons = (_stopped, _mismatch, _missing, _no_group, _straggler, _slow_data)
+    reasons = (_stopped, _network, _mismatch, _missing, _no_group, _straggler, _slow_data, _send_recv)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
     unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
@@ -370,6 +402,48 @@ def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None: 
         how = "by a signal (SIGSTOP): continue it with kill -CONT" if stopped[0].state == "T" else "by a debugger"
         return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
     return None
+
+
+def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    """Find two nodes between which data is not acknowledged for long, or is on its way whenever the ranks wait."""
+    links = [(view, link) for view in ranks for one in view.states for link in one.get("links", ())]
+    nodes = {here: f"node {view.node}" for view, (here, *_) in links}
+    cut: set[frozenset[str]] = set()
+    busy: Counter[tuple[int, frozenset[str]]] = Counter()
+    for view, (here, there, size, again) in links:
+        if there in nodes or len(ranks) < world_size:  # or the other machine is not of this run
+            pair = frozenset((nodes[here], nodes.get(there, "another machine")))
+            busy[view.rank, pair] += size > 0
+            cut |= {pair} if again >= RESENT else set()
+    joining = [view.read_at - view.group_at for view in ranks if view.group_at and not view.collectives]
+    waited_s = max([for_s for *_, for_s in _waiting(ranks)] or joining or [0.0])
+    is_cut = bool(cut) and waited_s > MIN_WAIT_S
+    most = BUSY_LINK * max((len(view.states) for view in ranks), default=0)
+    bad = cut if is_cut else {pair for (_, pair), count in busy.items() if count >= most}
+    if not bad or (not is_cut and sum(bool(view.waits_in) for view in ranks) <= MOSTLY * len(ranks)):
+        return None
+    names = sorted(frozenset.intersection(*bad))
+    between = f"between {' and '.join(names if len(names) > 1 else [*names, f'{len(bad)} others'])}"
+    text = f"the ranks wait for the network: data was on its way {between} in nearly all samples; see ddpctl bench"
+    if is_cut:
+        text = (
+            f"data {between} is sent again and again, but is not acknowledged: a link, a firewall or a machine is at "
+        )
+        text += f"fault, and no rank; ranks have been waiting for {format_duration(waited_s)}"
+    return Explanation(cause="network", sentence=text, fault=is_cut and waited_s >= HANG_S)
+
+
+def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    """Find the rank that the others wait for in send or recv. How long is not known: gloo has no record of them."""
+    waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
+    others = [view for view in ranks if view not in waiting and not view.waits_in]
+    if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
+        return None
+    if others:
+        text = f"{others[0].who} is the only one that is not in send, recv or a collective; {others[0].doing()}"
+        return _about(others[0], "missing", text, fault=False)
+    text = "all ranks wait in send, recv or a collective; which of them waits for which is not known"
+    return Explanation(cause="send_recv", sentence=text, fault=False)
 
 
 def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -> Explanation:
@@ -444,9 +518,9 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     more = f" (nor have {len(roots) - 1} more)" if len(roots) > 1 else ""
     text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
     has_ended = view.state in ("", "Z", "X")
-    fault = has_ended or waited_s >= HANG_S
+    fault = has_ended or (waited_s >= HANG_S and not view.runs)
     if not fault:
-        text += NOT_YET
+        text += NOT_BLOCKED if waited_s >= HANG_S else NOT_YET
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
     return _about(view, "ended_early" if has_ended else cause, text, fault=fault)
 
@@ -467,31 +541,44 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank that is last in nearly all collectives and keeps the others waiting for much of the time."""
+    """Find the rank or node that is last in nearly all collectives and delays the others for much of the time."""
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     whole = [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
     if len(whole) < MIN_COLLECTIVES:
         return None
-    rank, times = Counter(one[-1][1] for one in whole).most_common(1)[0]
-    waited_s, until = 0.0, 0.0
-    for one in whole:
-        if one[-1][1] == rank:
-            waited_s += max(0.0, one[-1][0] - max(one[-2][0], until))
-            until = max(until, one[-1][0])
-    share = waited_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0)
-    if times < STRAGGLER_LAST * len(whole) or share < STRAGGLER_SHARE:
+    by_rank, by_node = {view.rank: view.rank for view in ranks}, {view.rank: view.node for view in ranks}
+    for owners in (by_rank, by_node):
+        number, times, share = _last(whole, owners)
+        views = [view for view in ranks if owners[view.rank] == number]
+        is_late = times >= STRAGGLER_LAST * len(whole) and share >= STRAGGLER_SHARE
+        if is_late and sum(view.share(COLLECTIVES) for view in views) <= MOSTLY * len(views):
+            break
+    else:
         return None
-    view = next(one for one in ranks if one.rank == rank)
-    places = Counter(place for stack in view.stacks if (place := place_of(stack)))
-    where = ", ".join(f"{place} in {count} of {len(view.stacks)} samples" for place, count in places.most_common(2))
+    view, num_samples = views[0], sum(len(view.stacks) for view in views)
+    places = Counter(place for view in views for stack in view.stacks if (place := place_of(stack)))
+    where = ", ".join(f"{place} in {count} of {num_samples} samples" for place, count in places.most_common(2))
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "straggler"
     loads = "; it was waiting for its data loader" if cause == "data_loader" else ""
     text = (
-        f"{view.who} is slow: it was last in {times} of {len(whole)} collectives, and the others waited for "
-        f"it {100 * share:.0f} % of the time{loads}; it was at {where or 'a place that is not known'}"
+        f"{view.who if owners is by_rank else f'node {number}'} is slow: it was last in {times} of {len(whole)} "
+        f"collectives, and the others waited for it {100 * share:.0f} % of the time{loads}; it was at "
+        f"{where or 'a place that is not known'}"
     )
-    return _about(view, cause, text)
+    return replace(_about(view, cause, text), rank=view.rank if owners is by_rank else None)
+
+
+def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
+    """Return who is last most often, how often, and for which share of the time the others wait for it."""
+    number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
+    waited_s, until = 0.0, 0.0
+    for one in whole:
+        others = [at for at, rank in one if owners[rank] != number]
+        if others and owners[one[-1][1]] == number:
+            waited_s += max(0.0, one[-1][0] - max(others[-1], until))
+            until = max(until, one[-1][0])
+    return number, times, waited_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0)
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001

@@ -158,7 +158,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     """Return a run's status from the reports of its nodes. ``young``: whether its nodes may not have started yet."""
-    outcome = next((report.outcome for report in nodes if report.outcome), None)
+    outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]
     status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))

@@ -1,12 +1,17 @@
 """What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_hang.py."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tests.ddpctl.test_run_store import make
+from tests.in_process import ddpctl
+from tests.wording import Wording
 
-from ddpctl.explain import Cause, Explanation, explain_outcome, explain_ranks, read_answer
+from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks, read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
@@ -149,6 +154,109 @@ def test_clocks_that_differ_make_no_straggler():
     assert facts(explained(*ranks, clocks=(0.0, 0.1)))[0] == "unknown"
 
 
+def linked(view: Any, *links: list[Any]) -> Any:
+    return view | {"samples": [one | {"links": [*links]} for one in view["samples"]]}
+
+
+def test_a_link_that_is_down_is_named_and_no_rank(wording):
+    """Some ranks are in the next collective, as their part of the last one arrived."""
+    ahead = [*BEFORE, entered(8, NOW - 40, op="reduce"), entered(9, NOW - 39, done=False)]
+    behind = [*BEFORE, entered(8, NOW - 40, op="reduce", done=False)]
+    to_1, to_0 = ["0A", "0B", 90, 7], ["0B", "0A", 0, 0]
+    found = explained(
+        linked(rank(0, ahead), to_1), rank(1, ahead), linked(rank(2, behind), to_0), linked(rank(3, behind), to_0)
+    )
+    assert (facts(found), found.node) == (("network", None, True), None)
+    wording(found.sentence)
+    elsewhere = linked(rank(0, BEFORE, state="R"), ["0A", "7F", 90, 15])  # a service that no longer answers
+    assert facts(explained(elsewhere, rank(1, BEFORE))) == ("none", None, False)
+    short = [*BEFORE, entered(8, NOW - 8, done=False)]
+    ranks = (linked(rank(0, short), to_1), rank(1, short), linked(rank(2, short), to_0), rank(3, short))
+    assert facts(explained(*ranks)) == ("network", None, False)
+    joining = (linked(rank(0, []), to_1), rank(1, []), linked(rank(2, []), to_0), rank(3, []))
+    assert facts(explained(*joining)) == ("network", None, True)
+
+
+def test_a_link_that_is_slow_is_named(wording):
+    now = [*BEFORE, entered(8, NOW - 0.5, done=False)]
+    ranks = [linked(rank(0, now), ["0A", "0B", 90, 1]), rank(1, now), linked(rank(2, now), ["0B", "0A", 0, 0])]
+    found = explained(*ranks, rank(3, now))
+    assert facts(found) == ("network", None, False)
+    wording(found.sentence)
+    assert facts(explained(linked(ranks[0], ["0A", "0B", 0, 0]), *ranks[1:], rank(3, now)))[0] != "network"
+
+
+def test_a_rank_that_is_not_blocked_is_a_wait_and_no_fault(wording):
+    evaluates = rank(1, BEFORE, IN_SCRIPT, state="R")
+    evaluates["samples"][0]["threads"] = [[["/home/me/dataset.py", 91, "read"], *IN_SCRIPT[1:]]]
+    found = explained(rank(0, WAITS), evaluates)
+    assert facts(found) == ("missing", 1, False)
+    wording(found.sentence)
+    wakes = rank(1, BEFORE, IN_SCRIPT)
+    for number, sample in enumerate(wakes["samples"]):
+        sample["switches"] = 100 * number
+    assert facts(explained(rank(0, WAITS), wakes)) == ("missing", 1, False)
+    polls = rank(1, BEFORE, IN_LOADER)  # a stalled loader wakes up now and then
+    polls["samples"][0]["threads"] = [[["/usr/lib/python3.11/selectors.py", 4, "select"], *IN_LOADER]]
+    assert facts(explained(rank(0, WAITS), polls)) == ("data_loader", 1, True)
+
+
+def test_send_and_recv(wording):
+    def receives(number: int) -> Any:
+        return rank(number, BEFORE, [[f"{TORCH}distributed/distributed_c10d.py", 9, "recv"], *IN_SCRIPT])
+
+    found = explained(*map(receives, range(4)))
+    assert facts(found) == ("send_recv", None, False)
+    wording(found.sentence)
+    sender = rank(1, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep")
+    found = explained(receives(0), sender, receives(2), receives(3))
+    assert facts(found) == ("missing", 1, False)
+    wording(found.sentence)
+    assert explained(receives(0), sender, sender | {"rank": 2}, receives(3)).rank is None
+
+
+def test_a_slow_node_is_named_if_its_ranks_are_last_by_turns(wording):
+    def late(even: bool) -> list[dict[str, Any]]:
+        return [entered(seq, NOW - 60 + seq * 0.2 + (0.1 if even == (seq % 2 == 0) else 0.05)) for seq in range(1, 30)]
+
+    slow = (rank(2, late(True), IN_SCRIPT), rank(3, late(False), IN_SCRIPT))
+    found = explained(rank(0, steps(0)), rank(1, steps(0.001)), *slow)
+    assert (facts(found), found.node) == (("straggler", None, True), 1)
+    wording(found.sentence)
+
+
+def test_where_nan_began(wording):
+    def seen(number: int, step: int, attempt: int = 1) -> Event:
+        told = {"what": "loss"}
+        return Event(event="not_finite", time=NOW, node=0, rank=number, step=step, attempt=attempt, facts=told)
+
+    found = explain_not_finite([seen(0, 13), seen(1, 12), seen(2, 13), seen(3, 2, attempt=0)])
+    assert found is not None
+    assert facts(found) == ("nan", 1, True)
+    wording(found.sentence)
+    both = explain_not_finite([seen(0, 12), seen(1, 12)])
+    assert both is not None
+    assert both.rank is None
+    assert explain_not_finite([]) is None
+    data = Outcome(code=65, cause="error", message="rank 0 exited with 65", node=0, rank=0)
+    assert facts(explain_outcome(data, (), "", [seen(1, 12)], 2)) == ("nan", 1, True)
+    later = explain_outcome(replace(data, code=1), (), "", [seen(1, 12)], 2)  # perhaps for another reason
+    assert (facts(later), "step 12" in later.sentence) == (("failed", 0, True), True)
+
+
+def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Path, wording: Wording) -> None:
+    run = Path(make(tmp_path / "runs", "night", NOW).folder)
+    for node, lost in enumerate((1, 0)):
+        (run / f"node-{node}").mkdir()
+        Outcome(code=137, cause="node_lost", message=f"node {lost} was lost", node=lost).write(run / f"node-{node}")
+    found = json.loads(ddpctl("explain", "night", "--json").stdout)
+    assert (found["cause"], found["rank"], found["fault"]) == ("network", None, True)
+    wording(found["sentence"])
+    why = Outcome(code=69, cause="unavailable", message="node 0 does not answer", node=1)
+    why.write(run / "node-1")
+    assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == why.message
+
+
 def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(wording):
     failed = Outcome(code=1, cause="error", message="rank 0 on node 0 exited with 1: X", node=0, rank=0, step=4)
     found = explain_outcome(failed, (), "one\nOSError: [Errno 28] No space left on device\n", (), 2)
@@ -160,6 +268,9 @@ def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(
     log = f"{caught}{header}OSError: No space left on device\n{chain}{header}ValueError: X\n"
     assert facts(explain_outcome(failed, (), log, (), 2))[0] == "disk_full"
     assert facts(explain_outcome(failed, (), re.sub("(?m)^", "[rank0]: ", log), (), 2))[0] == "disk_full"
+    killed = replace(failed, code=134, cause="killed", message="rank 0 on node 0 was killed by SIGABRT")
+    log = "  what(): op.preamble.length <= op.nbytes. 8 vs 4.\nFatal Python error: Aborted\n\nThread 0x7f:\n  File\n"
+    assert facts(explain_outcome(killed, (), log, (), 2)) == ("mismatch", None, True)
     lost = Outcome(code=1, cause="error", message="rank 0: RuntimeError: Connection closed by peer", node=0, rank=0)
     exits = [
         Event(event="rank_exited", time=NOW, node=1, rank=3, facts={"status": 0}),

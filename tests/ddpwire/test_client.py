@@ -129,6 +129,7 @@ import sys
 import ddpwire.script as ddp
 import torch
 loss = torch.ones((), requires_grad=True) * 2
+ddp.progress(6, loss=loss / 0)
 ddp.progress(7, total=9, loss=loss)
 ddp.saved(sys.argv[1])
 ddp.saved(sys.argv[1] + ".gone", step=8)
@@ -156,7 +157,8 @@ def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path:
     assert (values["ddp_loss"], values["ddp_planned_steps"]) == (2, 9)
     assert (values["ddp_checkpoint_last_step"], values["ddp_checkpoint_bytes"]) == (7, 7)
     assert before <= values["ddp_checkpoint_last_success_timestamp_seconds"] <= time.time()
-    (event,) = read_events(events.read_text())
+    first, event = read_events(events.read_text())
+    assert (first.event, first.step, first.facts) == ("not_finite", 6, {"what": "loss"})
     assert (event.event, event.step, event.facts) == ("checkpoint_saved", 7, {"bytes": 7, "path": str(path)})
 
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from ddprun import processes
 from ddprun.rank_server import STACKS, STACKS_SIGNAL, ask
-from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import (
     DIAGNOSIS,
     DIAGNOSIS_REQUEST,
@@ -53,6 +52,7 @@ MAX_REQUEST_CHARS = 64
 PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
 MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+TCP_STATES, TCP_RESENDS = ("01", "02"), "01:"  # of /proc/net/tcp: established and connecting; the timer
 Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -126,7 +126,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
     children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
     for number in range(num_samples):
         time.sleep(SAMPLE_INTERVAL_S if number else 0)
-        states = [_state(rank.pid) for rank in ranks]
+        states = [_state(rank.pid) | {"links": read_links(Path(f"/proc/{rank.pid}"))} for rank in ranks]
         stacks = read_stacks([rank.pid for rank in ranks])
         for rank, state, stack in zip(found, states, stacks, strict=True):
             rank["samples"].append(state | {"time": time.time(), "threads": stack})
@@ -150,12 +150,9 @@ def _shorten(rank: dict[str, Any], most: int) -> None:
 
 def _about(rank: RankProcess, node_dir: Path) -> dict[str, Any]:
     heartbeat = node_dir / rank_heartbeat(rank.rank)
-    beat = read_beat(heartbeat)
     return {
         "rank": rank.rank,
         "pid": rank.pid,
-        "step": beat.step if beat else None,
-        "silent_s": round(time.monotonic() - beat.at_s, 3) if beat else None,
         "group_at": _modified_at(heartbeat.with_name(heartbeat.name + GROUP_SUFFIX)),
         "samples": [],
         "children": [],
@@ -175,8 +172,25 @@ def _state(pid: int) -> dict[str, Any]:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
         fields = rest.split()
         found |= {"name": name.partition("(")[2], "state": fields[0], "ticks": int(fields[11]) + int(fields[12])}
+        switches = re.search(r"(?m)^voluntary\w+:\s(\d+)", Path(f"/proc/{pid}/task/{pid}/status").read_text())
+        found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has begun to wait
         found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
     return found
+
+
+def read_links(process: Path) -> list[list[Any]]:
+    """Return a process's links to other machines: both addresses, the bytes not acknowledged, how often sent again."""
+    found: dict[tuple[str, str], list[int]] = {}
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or this is not Linux
+        own = {str(link.readlink()) for link in (process / "fd").iterdir()}
+        for line in "".join(table.read_text() for table in (process / "net").glob("tcp*")).splitlines():
+            fields = line.split()
+            here, there = (address.partition(":")[0] for address in fields[1:3])
+            if here != there and fields[3] in TCP_STATES and f"socket:[{fields[9]}]" in own:
+                link = found.setdefault((here, there), [0, 0])
+                if fields[5].startswith(TCP_RESENDS):  # with any other timer, the other side accepts no data
+                    link[:] = link[0] + int(fields[4].partition(":")[0], 16), max(link[1], int(fields[6], 16))
+    return [[*addresses, *link] for addresses, link in found.items()]
 
 
 def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:

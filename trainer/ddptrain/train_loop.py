@@ -6,6 +6,7 @@ A step does not wait for the device. Shapes: B batch, K classes.
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Phases
 from ddptrain.training_state import TrainingState
 from ddpwire import metrics as catalogue
+from ddpwire.events import events_of
 from ddpwire.exits import Exit
 
 MAX_EVAL_IMAGES = 1000  # in a forward pass
@@ -312,10 +314,9 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     """
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
-    if not mine.loss_finite:
-        metrics.count(catalogue.NONFINITE, "loss")
-    elif mine.gradient_finite is False:
-        metrics.count(catalogue.NONFINITE, "grad")
+    if not mine.loss_finite or mine.gradient_finite is False:
+        metrics.count(catalogue.NONFINITE, "grad" if mine.loss_finite else "loss")
+        events_of(os.environ).emit("not_finite", step=step, what="gradient" if mine.loss_finite else "loss")
     findings, lr = gather(rank_info, mine), state.lr(step - 1)
     return TrainError(Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=lr))
 

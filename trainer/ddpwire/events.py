@@ -35,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "signal": "a signal to stop, or one for the ranks, was received; signal: its name",
     "checkpoint_copied": "this node has a copy of node 0's checkpoints; step; seconds: duration; bytes: received",
     "node_ended": "ddprun ended; code, cause, message: as in outcome.json; seconds: since node_started",
-    # of a rank, by ddptrain
+    # of a rank, by ddptrain, some also by ddpwire.script
     "training_began": "the first step begins; seconds: since the rank's start, with startup_s and restore_s as parts",
     "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
     "started_over": "restarted ranks begin at the first step again, as there is no checkpoint yet; steps: taken before",
@@ -44,6 +44,7 @@ KINDS: Mapping[str, str] = {
     "checkpoint_uploaded": "a checkpoint is in the object store, and was read back; seconds: duration; bytes; url",
     "upload_failed": "a checkpoint could not be uploaded, and will be tried again; message",
     "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: its steps",
+    "not_finite": "the first loss or gradient of a rank that is NaN or infinite; what: loss or gradient",
     "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",
     "straggler_gone": "the slow rank is as fast as the others again",
     "stopping": "the ranks agreed to stop after a step; code: the signal's exit code",

@@ -1,11 +1,14 @@
 """The metrics that a rank sets, written with prometheus_client to files that ddprun collects."""
 
+import math
+import os
 import time
 from typing import Any, Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from ddpwire import metrics as catalogue
+from ddpwire.events import events_of
 from ddpwire.metrics import Metric
 
 
@@ -46,6 +49,7 @@ class LoopSeries:
         self._duration = series_of(catalogue.STEP_DURATION)
         self._gauges: dict[str, Gauge] = {}
         self._step, self._ended = 0, 0.0
+        self._reported = False  # a loss that is not finite
 
     def step(self, step: int, *, samples: int, **given: float | Scalar | None) -> None:
         """Record that one or more steps have ended since the last call. ``given`` has total, loss, lr and epoch."""
@@ -62,7 +66,12 @@ class LoopSeries:
         self._last_step_time.set(time.time())
         for name, metric in _GIVEN.items():
             if (value := given.get(name)) is not None:
-                self._set(metric, value)
+                # float() of a tensor with a gradient warns
+                number = value if isinstance(value, float | int) else float(value.item())
+                self._set(metric, number)
+                if name == "loss" and not math.isfinite(number) and not self._reported:
+                    self._reported = True
+                    events_of(os.environ).emit("not_finite", step=step, what="loss")
 
     def saved(self, step: int, size_bytes: int) -> None:
         """Record that a checkpoint is on the disk."""
@@ -70,8 +79,7 @@ class LoopSeries:
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
         self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
 
-    def _set(self, metric: Metric, value: float | Scalar) -> None:
+    def _set(self, metric: Metric, value: float) -> None:
         if metric.name not in self._gauges:
             self._gauges[metric.name] = series_of(metric)
-        # float() of a tensor with a gradient warns
-        self._gauges[metric.name].set(value if isinstance(value, float | int) else float(value.item()))
+        self._gauges[metric.name].set(value)

@@ -71,12 +71,21 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
         events = read_events(*(one.files.get(EVENTS, "") for one in seen))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
+        lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
+        if outcome.node in lost and lost[outcome.node] != outcome.node:
+            why = f"; it lost node {lost[outcome.node]}: their network failed, or a machine was suspended or overloaded"
+            return replace(found, cause="network", sentence=found.sentence + why)
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
     if state.state not in WITH_RANKS:
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
-    return explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
+    found = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
+    seen = probe(context, run, Probe(metrics=False, files=(EVENTS,)))
+    nan = explaining.explain_not_finite(read_events(*(one.files.get(EVENTS, "") for one in seen)))
+    if nan and found.cause in ("none", "unknown"):
+        found = replace(nan, evidence=found.evidence, unknown=found.unknown)
+    return found
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
