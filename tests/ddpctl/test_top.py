@@ -323,7 +323,7 @@ class Flaky(Executor):
         answers = iter(
             (
                 '{"dir": "", "alive": true, "node": null, "outcome": null}\n',
-                json.dumps({"time": 1000.0, "metrics": said(0, steps=5, own_s=0.1), "files": {}, "failure": ""}),
+                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{said(0, steps=5, own_s=0.1)}\n",
             )[2 - self.left - 1 :]
         )
         return super().perform(Answered(verb, next(answers)))  # type: ignore[arg-type]
