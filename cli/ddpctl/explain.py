@@ -24,7 +24,7 @@ Cause = Literal[
     "oom",
     "stopped_process",  # a rank is stopped by a signal
     "ended_early",  # a rank has ended while others wait for it
-    "mismatch",  # ranks called different collectives, or the same one with different sizes or types
+    "mismatch",  # ranks called different collectives, or with different sizes or types, or have different models
     "network",  # data between two nodes does not arrive, or slowly
     "order",  # ranks wait for each other in collectives of different groups
     "missing",  # a rank has not entered a collective
@@ -297,8 +297,7 @@ def explain_outcome(
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
     cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
     unknown = ("what its ranks did when it hung was not recorded",) if outcome.cause == "hang" else ()
-    sentence, rank = outcome.message, outcome.rank
-    node = outcome.node
+    sentence, rank, node = outcome.message, outcome.rank, outcome.node
     words = f"{outcome.message}\n{last_error(log)}"
     known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
     if cause == "failed" and known:
@@ -341,6 +340,7 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
      "the ranks called one collective with tensors of different sizes or types, or different collectives"),
     (re.compile(r"Expected to have finished reduction in the prior iteration"), "unused_parameters",
      "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)"),
+    (re.compile(r"DDP expects same model across all ranks"), "mismatch", "the ranks have different models"),
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
 )  # fmt: skip
@@ -385,7 +385,10 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     if found is None:
         seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
-        what = "the ranks make progress, and none delays the others" if moves else "nothing that blocks them is found"
+        num = len(_arrivals(ranks, world_size))
+        pace = f"no rank delayed the others in nearly all of the {num} recorded collectives"
+        pace = pace if num >= MIN_COLLECTIVES else f"too few collectives ({num}) are recorded to find a slow rank"
+        what = f"the ranks make progress; {pace}" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
@@ -540,15 +543,20 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     return _about(view, cause, text if fault else text + NOT_YET, fault=fault)
 
 
-def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank or node that is last in nearly all collectives and delays the others for much of the time."""
+def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
+    """Return when each rank entered each collective that all ranks have entered, in order of time."""
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
-    whole = [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
-    if len(whole) < MIN_COLLECTIVES:
-        return None
+    return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
+
+
+def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    """Find the rank or node that is last in nearly all collectives and delays the others for much of the time."""
+    arrivals = _arrivals(ranks, world_size)
     by_rank, by_node = {view.rank: view.rank for view in ranks}, {view.rank: view.node for view in ranks}
-    for owners in (by_rank, by_node):
+    for owners, whole in itertools.product((by_rank, by_node), (arrivals, arrivals[len(arrivals) // 2 :])):
+        if len(whole) < MIN_COLLECTIVES:
+            continue
         number, times, share = _last(whole, owners)
         views = [view for view in ranks if owners[view.rank] == number]
         is_late = times >= STRAGGLER_LAST * len(whole) and share >= STRAGGLER_SHARE
