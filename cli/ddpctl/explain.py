@@ -329,7 +329,7 @@ def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
     first = min(found, key=lambda one: (-one.attempt, one.step, one.rank))
     num_ranks = sum((one.attempt, one.step) == (first.attempt, first.step) for one in found)
     who, more = f"rank {first.rank} (node {first.node})", f" (and of {num_ranks - 1} more)" * (num_ranks > 1)
-    text = f"the {first.facts.get('what')} of {who}{more} is not finite since step {first.step}, the first one reported"
+    text = f"the {first.facts.get('what')} of {who}{more} is NaN or infinite, first reported in step {first.step}"
     rank, node = (first.rank, first.node) if num_ranks == 1 else (None, None)
     return Explanation(cause="nan", sentence=one_line(text), rank=rank, node=node)
 

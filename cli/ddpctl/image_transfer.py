@@ -199,7 +199,7 @@ def check(host: Host, blob: Blob) -> Verb[None]:
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
         why = "arrived corrupted" if done.returncode == Exit.DATA else done.last_line(SILENT)
-        raise UnavailableError(f"layer {blob.name[:12]} was removed there ({why}): ship again")
+        raise UnavailableError(f"layer {blob.name[:12]} was removed from the host ({why}): ship the image again")
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:

@@ -166,7 +166,7 @@ class SpawnWatch:
         self._cpu_s = 0.0
 
     def find(self) -> str:
-        """Return a message that names such ranks, or an empty string. The check is made once every SPAWN_PROBE_S."""
+        """Return a message that names the idle ranks, or an empty string. Check at most once every SPAWN_PROBE_S."""
         now, before_s = time.monotonic(), self._cpu_s
         since_s = now - self._probed_at
         if since_s < SPAWN_PROBE_S:

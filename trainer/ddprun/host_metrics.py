@@ -64,7 +64,7 @@ def network_bytes() -> list[tuple[str, float]]:
 
 
 class DeviceSeries(Collector):
-    """Metrics of the machine's GPUs, with NVML's numbers; metrics that a GPU does not support are left out."""
+    """Metrics of the machine's GPUs, which have their NVML index as label. Unsupported metrics are left out."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -286,7 +286,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
         return (
             ""
             if on_one_machine
-            else f"ended together with {why} (exit code of the run is {outcome.code}; logs of this node in {folder})"
+            else f"stopped because of {why} (exit code of the run is {outcome.code}; logs of this node in {folder})"
         )
     logs = f"logs in {folder}"
     # After a stop no rank's log explains the end, whichever ended first.

@@ -94,7 +94,9 @@ def rank_environment(
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
-    """Return the environment of a rank, the ``worker`` in torch elastic's ``group``, based on ddprun's own, ``base``.
+    """Return a rank's environment: ``base``, which is ddprun's own, with the rank's variables added or replaced.
+
+    ``worker`` is the rank in torch elastic's ``group``.
 
     The group's master address and port lead to the attempt's store. ``threads`` is the number of threads of each rank.
     ``interface`` is the network interface to node 0, or the loopback if all nodes are on this machine.

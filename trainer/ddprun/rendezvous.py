@@ -262,7 +262,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def _host_of_ranks(self) -> str:
-        """Return node 0's host for the ranks. If nodes are replaced, its name may still resolve to the old node."""
+        """Return node 0's name, or its address if nodes can be replaced: the name may then resolve to the old node."""
         return self._route.address if self._config.is_replaced else self._config.master_addr
 
     def _raise_store_lost(self) -> NoReturn:

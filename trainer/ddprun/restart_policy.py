@@ -39,7 +39,7 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of a rank, or the loss of a node (``rank`` is None). A rank failed, hangs or was stopped."""
+    """The failure, hang or stop of a rank, or the loss of a node (``rank`` is None)."""
 
     node: int
     rank: int | None

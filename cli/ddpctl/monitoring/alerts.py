@@ -39,7 +39,7 @@ class Limits:
         180.0
     )
     heartbeat: Annotated[float, Doc("Seconds without a heartbeat from a rank."), Ge(1), Le(DAYS)] = 180.0
-    skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1), Le(100)] = 1.25
+    skew: Annotated[float, Doc("The slowest rank's own step time, divided by the median."), Ge(1), Le(100)] = 1.25
     data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
     checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
         3600.0

@@ -267,7 +267,7 @@ def _steps(history: History) -> list[tuple[float, float]]:
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
-    """Return the checkpoints and evaluations during training, and restores before it, as rank 0 reports them."""
+    """Return the saved checkpoints and evaluations, and the loaded checkpoint before them, as rank 0 reports them."""
     found = []
     for event in events:
         if event.rank not in (0, None):

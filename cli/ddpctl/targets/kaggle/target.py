@@ -48,9 +48,8 @@ class KaggleTarget(Target):
     def render(self, plan: Plan) -> str:
         """Return the notebook of a job that needs no files. Raises ConfigError if the job needs files."""
         if needed := self._needs(plan):
-            are = "are" if len(needed) > 1 else "is"
             raise ConfigError(
-                f"{either(needed, 'and')} {are} copied into the notebook's folder: use "
+                f"{either(needed, 'and')} must be copied into the notebook's folder: use "
                 "ddpctl render --target kaggle --out FOLDER"
             )
         return kaggle_notebook.notebook(plan, Cargo())

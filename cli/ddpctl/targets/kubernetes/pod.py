@@ -321,7 +321,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return fields of a pod's spec. ``selector``: labels of all pods of the run; ``taken``: scarce resources."""
+    """Return a pod's scheduling fields. ``selector``: labels of the run's pods; ``taken``: scarce resources."""
     return drop_empty(
         {
             "schedulerName": options.scheduler,

@@ -128,7 +128,7 @@ def _with_checkpoints(
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}; no other host has checkpoints",
-            hint="make it available, or launch without --resume; checkpoint_copies or a shared folder prevents this",
+            hint="make that host available, or leave out --resume; checkpoint_copies or a shared folder avoids this",
         )
     best = max(having, key=lambda place: (found.facts[place].number("step"), found.facts[place].get("checkpoint")))
     fact, address = found.facts[best], found.hosts[best].address

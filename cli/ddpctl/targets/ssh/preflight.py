@@ -46,7 +46,7 @@ class Judgement:
 
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
-        """Return for each host what was checked and is wrong, and why."""
+        """Return the failed checks of each host, with the reasons."""
         found = zip(self.hosts, self.wrong, strict=True)
         return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
 
