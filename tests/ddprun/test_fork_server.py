@@ -205,18 +205,23 @@ def write_scripts(folder: Path) -> dict[str, Any]:
     return lines
 
 
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Any]]]:
+    """What every command line said and ended with, forked and executed, in the environment of the tests' start."""
+    folder = tmp_path_factory.mktemp("scripts")
+    lines, found = write_scripts(folder), {}
+    for how in ("fork", "exec"):
+        done, plain = run_ranks(how, [[line, {"TELL": "x"}] for line in lines.values()], folder)
+        assert plain == []
+        found[how] = dict(zip(lines, done, strict=True))
+    return found
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(600)  # two runs of all of them
-def test_a_fork_is_what_an_execution_is(tmp_path: Path) -> None:
-    """What every command line said and ended with."""
-    lines, ends = write_scripts(tmp_path), {}
-    for how in ("fork", "exec"):
-        done, plain = run_ranks(how, [[line, {"TELL": "x"}] for line in lines.values()], tmp_path)
-        assert plain == []
-        ends[how] = dict(zip(lines, done, strict=True))
-    assert {
-        name: (ends["fork"][name], ends["exec"][name]) for name in lines if ends["fork"][name] != ends["exec"][name]
-    } == {}
+def test_a_fork_is_what_an_execution_is(ends):
+    fork, execution = ends["fork"], ends["exec"]
+    assert {name: (fork[name], execution[name]) for name in fork if fork[name] != execution[name]} == {}
 
 
 def _unindented(text: str) -> str:
