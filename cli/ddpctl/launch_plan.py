@@ -102,7 +102,7 @@ def command_line(job: JobSpec) -> str:
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """Return the variables of a node: its place in the run, and the run's own. ``ddprun_args`` repeats none."""
+    """Return a node's environment variables: its place in the run, and the run's settings that ddprun_args lacks."""
     return {
         names.NNODES: plan.job.nodes,
         names.NPROC_PER_NODE: str(plan.job.local_world_size),

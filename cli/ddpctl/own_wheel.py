@@ -28,7 +28,7 @@ ddptrain = ddptrain.__main__:main
 
 
 def main() -> None:
-    """Print the wheel on one line."""
+    """Print the wheel, encoded in base85, on one line."""
     print(base64.b85encode(lzma.compress(wheel(), preset=9)).decode())
 
 

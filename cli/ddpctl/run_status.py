@@ -164,9 +164,9 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
     state: State
     if gone and not outcome and not young:
-        message = f"node {', '.join(gone)}: the folder is missing, so how it ended is unknown"
+        message = f"node{'s' * (len(gone) > 1)} {', '.join(gone)}: the folder is missing, so the outcome is unknown"
         if alive:
-            return status(state="stopping", message=f"{message}; {len(alive)} still alive")
+            return status(state="stopping", message=f"{message}; nodes still alive: {len(alive)}")
         return status(state="lost", message=message, code=Exit.KILLED)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}

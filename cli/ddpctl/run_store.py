@@ -420,7 +420,7 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUsage:
-    """The size of a run's folder in one place."""
+    """The disk space that a run's folder takes on one machine."""
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine

@@ -1,5 +1,6 @@
 """Copies of node 0's checkpoints: both sides in this process, over real sockets and a signed store."""
 
+import errno
 import json
 import os
 import socket
@@ -244,3 +245,15 @@ def test_a_copy_whose_manifest_is_there_is_completed(nodes):
         (folder / name).rename(folder / f".{name}.part")
     finish_copy(folder)
     assert nodes.content(1) == nodes.content(0)
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_deleted(tmp_path, monkeypatch):
+    (tmp_path / "step-1.pt").write_bytes(b"weights")
+    assert [file.path for file in checkpoint_copies.scan(tmp_path, 1, read_manifest(tmp_path)).files] == ["step-1.pt"]
+
+    def broken(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoint_copies, "open_regular", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint_copies.scan(tmp_path, 1, read_manifest(tmp_path))

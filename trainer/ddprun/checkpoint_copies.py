@@ -9,6 +9,7 @@ that only the previous manifest has are deleted. A copy that fails does not end 
 """
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -63,23 +64,36 @@ def read_manifest(path: Path) -> Manifest:
         values = json.loads(read_regular(path))
         files = tuple(File(str(name), int(size), int(at), str(sha)) for name, size, at, sha in values["files"])
         safe = all(file.path and all(part[0] not in "./" for part in PurePosixPath(file.path).parts) for file in files)
+        safe = safe and not any(part_path(Path(), file.path).name == COPY_PART for file in files)
         return Manifest(values["step"], files) if safe else Manifest()
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return Manifest()
 
 
 def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
-    """Return the manifest of a folder's files, without hidden ones; ``known`` has the hashes of unchanged files."""
+    """Return the manifest of a folder's files, without hidden ones; ``known`` has the hashes of unchanged files.
+
+    Raises OSError if a file cannot be read: if the manifest left it out, its copies would be deleted.
+    """
     hashes = {file[:3]: file.sha256 for file in known.files}
     found = []
-    for parent, folders, entries in os.walk(folder):
+    for parent, folders, entries in os.walk(folder, onerror=_raise_unless_gone):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(parent, name) for name in entries if not name.startswith(".")):
-            with contextlib.suppress(OSError), open_regular(path) as data:  # else it is no file, or was deleted
-                info = os.fstat(data.fileno())
-                key = (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns)
-                found.append(File(*key, hashes.get(key) or _sha256(data)))
+            try:
+                with open_regular(path) as data:
+                    info = os.fstat(data.fileno())
+                    key = (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns)
+                    found.append(File(*key, hashes.get(key) or _sha256(data)))
+            except OSError as error:
+                _raise_unless_gone(error)
     return Manifest(step, tuple(sorted(found, key=lambda file: (file.modified_ns, file.path))))
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """Raise the error unless it means that there is no regular file, or none any more."""
+    if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.ENXIO):
+        raise error
 
 
 def _sha256(data: Any) -> str:
@@ -120,7 +134,9 @@ class CheckpointCopies:
         self._manifest = read_manifest(self._folder / COPY)
         self._nonce, self._saved, self._content = secrets.token_hex(32), cast(Event | None, None), dict[str, Path]()
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
-        if not self._node:
+        if self._node:
+            self._store.set(f"{DONE}{self._node}", "0")  # another host may have been this node, and have had a copy
+        else:
             self._port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
         self._thread.start()
@@ -162,16 +178,17 @@ class CheckpointCopies:
             self._journal.emit("checkpoint_failed", message=f"it was not copied: {why}")
 
     def proof(self, nonce: str, sha256: str) -> str:
-        """Return what shows that who asks for this content has the run's secret."""
+        """Return the proof that whoever requests this content has the run's secret."""
         text = "\0".join(("checkpoint copy", self._run_id, nonce, sha256))
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
     def _announce(self, *, is_last: bool) -> None:
-        """On node 0, announce the folder's state if a checkpoint was saved or an announced file deleted."""
+        """On node 0, announce the folder's state after a save, or if a file is gone that a node may still fetch."""
         saved, known = self._last_saved(), self._manifest
         is_whole = all((self._folder / file.path).exists() for file in known.files)
-        if not self._content or saved != self._saved or not is_whole:
-            self._saved, manifest = saved, scan(self._folder, saved.step if saved else known.step, known)
+        is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
+        if not self._content or saved != self._saved or (is_behind and not is_whole):
+            manifest = scan(self._folder, saved.step if saved else known.step, known)
             if manifest.files and (manifest != known or not self._content):
                 self._manifest, self._number = manifest, self._number + 1
                 text = (
@@ -183,6 +200,7 @@ class CheckpointCopies:
                 self._content = paths | {name: self._folder / COPY}
                 place = {"number": self._number, "port": self._port, "nonce": self._nonce}
                 self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": name}))
+            self._saved = saved
         if is_last:
             self._store.set(LAST, str(self._number))
 
@@ -228,10 +246,13 @@ class CheckpointCopies:
             self._fetch(file, port, nonce)
         (folder / COPY_PART).replace(folder / COPY)
         sync_folder(folder)
+        for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
+            (folder / path).unlink(missing_ok=True)  # first, because a folder may have become a file
+            for parent in Path(path).parents[:-1]:
+                with contextlib.suppress(OSError):
+                    (folder / parent).rmdir()
         for file in lacking:
             part_path(folder, file.path).replace(folder / file.path)
-        for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
-            (folder / path).unlink(missing_ok=True)
         self._number, self._said = place["number"], ""
         self._store.set(f"{DONE}{self._node}", str(self._number))
         seconds, num_bytes = time.monotonic() - began, sum(file.size for file in lacking)

@@ -170,7 +170,7 @@ def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
 
 
 def _was_requested(failure: Failure) -> bool:
-    """Return whether the exit follows a stop: its code is a stop's, or an error's after a signal that only stops."""
+    """Return whether the rank ended because of a stop request: its exit code says so, or it failed after the signal."""
     stop = failure.stopped_by
     return bool(stop) and (failure.code in (128 + stop, *STOP_CODES) or (failure.status > 0 and stop in _ONLY_STOPS))
 

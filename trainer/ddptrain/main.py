@@ -194,7 +194,7 @@ def _train(
         gc.collect()
         dist.barrier()
     failed = uploader.wait(lambda: bool(result.exit_code or signals.code)) if uploader else Exit.OK
-    return result.exit_code or failed
+    return result.exit_code or (failed and signals.code) or failed  # stopped: a resumed run uploads it
 
 
 def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirectory | None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ LONGEST_PAUSE_S = 60.0  # between two attempts to upload; the first pause is 1 s
 STALL_S = 300.0  # a wait for an upload ends after this time without a file that is written or a chunk that is read,
 STOP_WAIT_S = 15.0  # and after this time if the run is being stopped: half of the default grace period
 SHOW_S = 5.0
+# The drivers' defaults let a store that does not answer hold a call for 25 minutes.
+S3_LIMITS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 20, "retries": {"max_attempts": 1}}}
 
 
 class StoreError(Exception):
@@ -49,7 +52,9 @@ class ObjectStore:
         try:
             import fsspec
 
-            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+            self._fs, root = fsspec.core.url_to_fs(
+                self.url, use_listings_cache=False, **(S3_LIMITS if url.startswith("s3:") else {})
+            )
         except (ImportError, ValueError) as error:
             extra = {"s3": "'ddpctl[s3]'", "gs": "'ddpctl[gs]'"}.get(url.partition(":")[0], "fsspec and its driver")
             raise StoreError(Exit.CONFIG, f"{url} needs pip install {extra}: {error}") from None
@@ -71,7 +76,8 @@ class ObjectStore:
         if self._index is None:
             try:
                 with self._at(INDEX) as path:
-                    self._index = json.loads(self._fs.cat_file(path))
+                    text = self._fs.cat_file(path)
+                    self._index = _read_index(text)
             except StoreError as error:
                 if error.code != Exit.NO_INPUT:
                     raise
@@ -88,7 +94,7 @@ class ObjectStore:
         """Delete the files of checkpoints that the index does not list."""
         for one in checkpoints:
             for file in one["files"]:
-                with self._at(file["name"], one["step"]) as name:
+                with self._at(file["name"], one["step"]) as name, contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(name)
 
     def put(self, step: int, path: Path) -> dict[str, Any]:
@@ -96,10 +102,15 @@ class ObjectStore:
         with path.open("rb") as data:
             found, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
         file = {"name": path.name, "bytes": found.st_size, "modified": int(found.st_mtime), "sha256": sha256}
-        with self._at(path.name, step) as name:
-            self._fs.put_file(str(path), name)
+        from fsspec.callbacks import Callback
+
+        with self._at(path.name, step) as name:  # drivers call back after each part
+            self._fs.put_file(str(path), name, callback=Callback(hooks={"moved": self._moved}))
         self._verify(file, self._chunks(step, file))
         return file
+
+    def _moved(self, *_: Any, **__: Any) -> None:
+        self.num_bytes += 1
 
     def fetch(self, one: dict[str, Any], folder: Path) -> None:
         """Fetch the files that the folder lacks, each under its name once it is verified. Continue what was cut off."""
@@ -108,6 +119,7 @@ class ObjectStore:
             with contextlib.suppress(OSError):
                 if (target.stat().st_size, int(target.stat().st_mtime)) == (file["bytes"], file["modified"]):
                     continue
+            is_continued = part.exists()
             with part.open("ab") as out:
                 for chunk in self._chunks(one["step"], file, out.tell()):
                     out.write(chunk)
@@ -118,6 +130,9 @@ class ObjectStore:
                     self._verify(file, iter(lambda data=data: data.read(CHUNK), b""))  # type: ignore[misc]
             except StoreError:
                 part.unlink()
+                if is_continued:  # what was here may have been the part of another upload, or damaged
+                    self.fetch(one, folder)
+                    return
                 raise
             os.utime(part, (file["modified"], file["modified"]))
             part.replace(target)
@@ -137,6 +152,23 @@ class ObjectStore:
             raise StoreError(Exit.DATA, f"{file['name']} of {self.url} does not have its SHA-256, {file['sha256']}")
 
 
+def _read_index(text: bytes) -> list[dict[str, Any]]:
+    """Return the index in a text. Raises ValueError. A name that is a path could be a file outside of the folder."""
+    index = json.loads(text)
+    try:
+        for one in index:
+            values = [one["step"], *(file[key] for file in one["files"] for key in ("bytes", "modified"))]
+            texts = [file[key] for file in one["files"] for key in ("name", "sha256")]
+            is_good = all(type(value) is int and value >= 0 for value in values) and all(
+                re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in texts
+            )
+            if not is_good or not isinstance(one["accuracy"], int | float | None):
+                raise ValueError
+        return sorted(index, key=lambda one: -int(one["step"]))
+    except (ValueError, TypeError, KeyError):
+        raise ValueError("it is not an index of checkpoints") from None
+
+
 def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
     """Return the step of the most accurate checkpoint, or None if no accuracy is known."""
     return max(
@@ -152,6 +184,7 @@ class Uploader:
     ) -> None:
         self._store, self._keep, self._keep_best = store, keep, keep_best
         self._events, self._warn = events, warn
+        self._old: list[dict[str, Any]] = []  # what the index does not list any more
         self._offered: queue.Queue[tuple[int, list[Path], float | None]] = queue.Queue()
         threading.Thread(target=self._run, daemon=True, name="upload").start()
 
@@ -160,17 +193,18 @@ class Uploader:
         self._offered.put((step, paths, accuracy))
 
     def wait(self, stopping: Callable[[], bool]) -> int:
-        """Wait until all is in the store; return CANNOT_WRITE if that takes too long and the run is not stopped."""
-        began = moved_at = shown_at = time.monotonic()
+        """Wait until all is in the store; return CANNOT_WRITE if that takes too long."""
+        began = moved_at = shown_at = asked_at = time.monotonic()
         moved, what = self._store.num_bytes, f"the last checkpoint is not in {self._store.url}"
         while self._offered.unfinished_tasks:
             time.sleep(0.05)
             now = time.monotonic()
             if self._store.num_bytes > moved:
                 moved, moved_at = self._store.num_bytes, now
-            if now - moved_at > STALL_S or (stopping() and now - began > STOP_WAIT_S):
+            asked_at = asked_at if stopping() else now
+            if now - moved_at > STALL_S or now - asked_at > STOP_WAIT_S:
                 self._warn(f"{what} after {now - began:.0f} s: the same command uploads it, where it was saved")
-                return Exit.OK if stopping() else Exit.CANNOT_WRITE
+                return Exit.CANNOT_WRITE
             if now - shown_at > SHOW_S:
                 self._warn(f"{what} yet: waiting for it")
                 shown_at = now
@@ -194,6 +228,7 @@ class Uploader:
     def _copy(self, step: int, paths: list[Path], accuracy: float | None) -> None:
         began, known = time.monotonic(), {one["step"]: one for one in self._store.checkpoints()}
         if step in known:
+            self._delete_old()
             return
         files = [self._store.put(step, path) for path in paths]
         known[step] = {"step": step, "accuracy": accuracy, "files": files}
@@ -201,7 +236,13 @@ class Uploader:
         self._store.write_index(one for one in known.values() if one["step"] in kept)
         size, seconds = sum(file["bytes"] for file in files), time.monotonic() - began
         self._events.emit("checkpoint_uploaded", step=step, seconds=seconds, bytes=size, url=self._store.url)
-        self._store.delete(known[old] for old in known.keys() - kept)
+        self._old += [known[old] for old in known.keys() - kept]
+        self._delete_old()
+
+    def _delete_old(self) -> None:
+        while self._old:
+            self._store.delete(self._old[:1])
+            del self._old[0]
 
 
 def main(url: str, folder: Path, *, best: bool) -> int:

@@ -320,7 +320,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return the command with a filter of its output: lines that match ``only`` or, if it is None, no record lines."""
+    """Return the command with its output filtered: lines that match ``only``; if it is None, all but record lines."""
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
@@ -329,7 +329,7 @@ def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
 
 
 def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
-    """Yield what else a spec needs that is applied without ddpctl. ``operator`` is what creates its job's pods."""
+    """Yield what a spec needs if it is applied without ddpctl. ``operator`` is the controller that creates the pods."""
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
