@@ -72,7 +72,7 @@ HEALTH = [
     series(
         "Does the loss fall?",
         "short",
-        "ddptrain: mean loss of the last epoch over all ranks. Your own script: the last loss that rank 0 reported.",
+        "ddptrain: mean loss of the last epoch over all ranks. Your own script: the highest last loss of its ranks.",
         q(f"max({of('ddp_loss')})", "loss"),
         width=8,
     ),

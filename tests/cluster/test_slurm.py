@@ -327,7 +327,7 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     reached = site.checkpoints("lost")[-1]
     waiting = json.loads(site.ddpctl("status", "lost", "--json"))
     assert waiting["state"] == "pending"
-    assert re.match(rf"requeued(?: at step \d+)? \(1 of 20\); job {job} is waiting \(", waiting["message"])
+    assert re.match(rf"requeued(?: at step \d+)? \(requeue 1 of 20\); job {job} is waiting \(", waiting["message"])
     assert phases(site, "lost")[-1] == "queue"
     start_soon(site, job)
     until(lambda: "continuing at step" in site.log("lost"), 90, lambda: site.log("lost"))

@@ -132,7 +132,11 @@ class NodeAgent(SimpleElasticAgent):
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
         node.workers.on_exec_fallback = lambda why: log(f"ranks are started with exec, slower than a fork: {why}")
-        node.workers.on_supervisor_lost = lambda: log("the supervisor of the ranks was killed, and the ranks with it")
+        node.workers.on_supervisor_lost = self._report_lost_supervisor
+
+    def _report_lost_supervisor(self) -> None:
+        if not self._node.stop.requested:  # else it ends with the ranks
+            self._node.journal.log("the supervisor of the ranks was killed, and the ranks with it")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()

@@ -145,7 +145,7 @@ DEVICE_MEMORY = _of_rank(
 )
 LOSS = _of_rank_0(
     "ddp_loss",
-    "Mean training loss of the last epoch over all ranks; of a script of your own, the last loss that rank 0 reported.",
+    "Mean training loss of the last epoch over all ranks; in your own script, each rank's last loss.",
 )
 LEARNING_RATE = _of_rank_0("ddp_learning_rate", "The learning rate of the last step.")
 EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")

@@ -180,7 +180,9 @@ class LocalTarget(Target):
         """Signal every ddprun, and wait until none is alive."""
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
         argv = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
-        command = Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
+        command = Command(
+            argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + TIMEOUT_S
+        )
         (done,) = yield (command,)
         if done.returncode:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('nodectl failed')}")

@@ -1,0 +1,67 @@
+"""An object store of fsspec in this process's memory; tests/e2e/test_object_store.py has a real S3 server."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from ddpwire.exits import Exit
+from ddpwire.object_store import INDEX, ObjectStore, StoreError
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{uuid4()}"
+
+
+def stored(url: str, folder: Path, step: int = 7) -> ObjectStore:
+    """A store with one checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (path := folder / f"step-{step}.pt").write_bytes(b"weights")
+    store = ObjectStore(url)
+    store.write_index([{"step": step, "accuracy": None, "files": [store.put(step, path)]}])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", "../../victim"), ("name", "/tmp/victim"), ("name", "a/b"), ("name", ".hidden"), ("name", 7),
+     ("bytes", -1), ("bytes", "7"), ("modified", None)],
+)  # fmt: skip
+def test_an_index_that_leads_out_of_the_folder_is_refused(url: str, tmp_path: Path, key: str, value: Any) -> None:
+    (one,) = stored(url, tmp_path / "from").checkpoints()
+    one["files"][0][key] = value
+    ObjectStore(url).write_index([one])
+    with pytest.raises(StoreError) as caught:
+        ObjectStore(url).checkpoints()
+    assert caught.value.code == Exit.UNAVAILABLE
+    assert INDEX in str(caught.value)
+
+
+@pytest.mark.parametrize("index", ["no JSON", '{"step": 1}', '[{"step": "x"}]', "[7]"])
+def test_an_index_of_another_form_is_refused(url: str, index: str) -> None:
+    with fsspec.open(f"{url}/{INDEX}", "w") as out:
+        out.write(index)
+    with pytest.raises(StoreError) as caught:
+        ObjectStore(url).checkpoints()
+    assert caught.value.code == Exit.UNAVAILABLE
+
+
+def test_a_damaged_part_of_a_fetch_is_fetched_again(url: str, tmp_path: Path) -> None:
+    (one,) = stored(url, tmp_path / "from").checkpoints()
+    (tmp_path / f"{one['files'][0]['name']}.fetched").write_bytes(b"other")
+    ObjectStore(url).fetch(one, tmp_path)
+    assert (tmp_path / one["files"][0]["name"]).read_bytes() == b"weights"
+
+
+def test_a_damaged_object_is_not_taken(url: str, tmp_path: Path) -> None:
+    (one,) = stored(url, tmp_path / "from").checkpoints()
+    with fsspec.open(f"{url}/step-00000007/step-7.pt", "wb") as out:
+        out.write(b"weighty")
+    with pytest.raises(StoreError) as caught:
+        ObjectStore(url).fetch(one, tmp_path)
+    assert caught.value.code == Exit.DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]
