@@ -11,7 +11,8 @@ from tests.ddpctl.test_run_store import make
 from tests.in_process import ddpctl
 from tests.wording import Wording
 
-from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks, read_answer
+from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks
+from ddpctl.rank_view import read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 

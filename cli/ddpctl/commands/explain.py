@@ -17,10 +17,11 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.text import one_line
 
 if TYPE_CHECKING:
-    from ddpctl.explain import Explanation, RankView
+    from ddpctl.explain import Explanation
     from ddpctl.launcher import AppContext
     from ddpctl.node_probe import Probe, ProbeResult
     from ddpctl.profile import RankProfile
+    from ddpctl.rank_view import RankView
     from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
     from ddpwire.events import Event
@@ -127,13 +128,13 @@ def ask(
 
 def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
     """Return the ranks of the nodes that have the file ``name``."""
-    from ddpctl import explain as explaining
+    from ddpctl.rank_view import read_answer
     from ddpwire.run_files import parse_json
 
     found: list[RankView] = []
     for one in seen:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or one from another version
-            found += explaining.read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
+            found += read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
     return sorted(found, key=lambda view: view.rank)
 
 

@@ -1,0 +1,229 @@
+"""What a node reports about one rank: its collectives, Python stacks and processes. Pure.
+
+The collectives are from torch's flight recorder, the stacks from faulthandler, the rest from /proc.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from ddpctl.text import one_line
+
+MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
+DEFAULT_GROUP = "0"
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
+SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")
+LOADER = "torch/utils/data/dataloader.py"
+READING = "torch/utils/data/_utils/fetch.py"
+COLLECTIVES = "torch/distributed/distributed_c10d.py"
+WAITING = re.compile(rf"/lib/python\d[.\d]*/(?!(site|dist)-packages/)|{LOADER}$|^<")
+BUSY_CORES, WAKES_PER_S = 0.5, 10  # a blocked rank wakes up for each sample
+TICKS_PER_S = 100
+# The kernel functions in which a process waits, and what they mean.
+WAITS = (
+    (re.compile(r"nanosleep"), "is sleeping"),
+    (re.compile(r"futex"), "is waiting for a lock or for another thread"),
+    (re.compile(r"flock|lock_file|locks_"), "is waiting for a file lock"),
+    (re.compile(r"pipe_read|pipe_wait"), "is reading from a pipe"),
+    (re.compile(r"wait_for_partner"), "is waiting for the other end of a pipe"),
+    (re.compile(r"wait_woken|n_tty"), "is waiting for the network or a terminal"),
+    (re.compile(r"do_wait|kernel_wait"), "is waiting for a process that it started"),
+    (re.compile(r"sk_wait|tcp|inet|skb|unix_|accept"), "is waiting for the network"),
+    (re.compile(r"poll|select|ep_"), "is waiting for a pipe or the network"),
+    (re.compile(r"nfs|rpc|io_schedule|folio|balance_dirty|jbd2|xfs|fuse|request_wait"), "is waiting for a file system"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective that a rank has entered."""
+
+    group: str
+    desc: str
+    seq: int
+    op: str
+    sizes: str
+    dtypes: str
+    done: bool
+    at: float  # on node 0's clock, in seconds since the epoch
+
+    @property
+    def name(self) -> str:
+        """The name of the collective in a sentence: ``all_reduce #8 of the default group``."""
+        group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
+        named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
+        return one_line(f"{self.op} #{self.seq} of {group}{named}")
+
+    @property
+    def shape(self) -> str:
+        """The types and sizes of the collective's inputs."""
+        return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
+
+
+Frame = tuple[str, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What is known about a rank. ``states`` and ``stacks`` have one entry per sample, innermost frame first."""
+
+    rank: int
+    node: int
+    group_at: float | None  # when it created its first process group; None: it has none, or was not forked
+    read_at: float
+    states: tuple[Mapping[str, Any], ...]
+    stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; an empty stack: no answer
+    workers: tuple[tuple[tuple[Frame, ...], Mapping[str, Any]], ...]  # data loader workers and other children
+    collectives: Mapping[tuple[str, int], Collective]
+    unknown: str = ""
+
+    @property
+    def who(self) -> str:
+        """The rank's name in a sentence."""
+        return f"rank {self.rank} (node {self.node})"
+
+    @property
+    def state(self) -> str:
+        """The process state as in proc(5), or an empty string if the process has ended."""
+        return str(self.states[-1].get("state", "")) if self.states else ""
+
+    @property
+    def waits_in(self) -> Collective | None:
+        """The first collective that the rank has entered and that is not done, or None."""
+        return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
+
+    def is_before(self, one: Collective) -> bool:
+        """Return whether the rank is known not to have entered a collective, or has ended without a record of it."""
+        last = max((seq for group, seq in self.collectives if group == one.group), default=0)
+        return last < one.seq and (not self.unknown or not self.state)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the rank used CPU time while it was sampled."""
+        ticks = [(one["ticks"], one["time"]) for one in self.states if "ticks" in one]
+        spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
+        return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
+
+    @property
+    def pace_s(self) -> float:
+        """The longest recent time of the rank between two collectives, in seconds, without the last one."""
+        times = sorted(one.at for one in self.collectives.values())
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return max(gaps[-20:-1] or [0.0])
+
+    @property
+    def moved_lately(self) -> bool:
+        """Whether the rank's last collective began no longer ago than is usual for this rank."""
+        last = max((one.at for one in self.collectives.values()), default=0.0)
+        return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
+
+    def share(self, path: str, functions: Sequence[str] = ()) -> float:
+        """Return the share of the rank's stacks that have a frame in this file, and in one of its ``functions``."""
+        known = [stack for stack in self.stacks if stack]
+        return sum(has_file(stack, path, functions) for stack in known) / len(known) if known else 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether the rank was at several places, apart from the ways in which libraries wait, or often woke up."""
+        woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
+        places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
+        return len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
+
+    @property
+    def saves(self) -> bool:
+        """Whether the rank was writing a checkpoint in all samples."""
+        return bool(self.stacks) and all(
+            any(SAVING.search(file) and "save" in function for file, _, function in stack) for stack in self.stacks
+        )
+
+    def doing(self) -> str:
+        """Describe what the rank does, and where in its code, as the end of a sentence."""
+        if self.state in ("", "Z", "X"):
+            return "it has ended"
+        if self.state in ("T", "t"):
+            return "it is stopped (SIGSTOP)" if self.state == "T" else "it is stopped by a debugger"
+        stack = self.stacks[-1] if self.stacks else ()
+        place = place_of(stack)
+        if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
+            return "it has reached the end of its script, and is waiting for a thread that it started"
+        what = self._activity(stack)
+        text = f"it {what} at {place}" if place else f"it {what}; where in its code is unknown"
+        if self.share(LOADER) and (found := self._worker()):
+            text += f", and a worker of its data loader {found}"
+        return text
+
+    def _activity(self, stack: Sequence[Frame]) -> str:
+        if self.saves:
+            return "is saving"
+        library = stack[: next((n for n, frame in enumerate(stack) if not LIBRARY.search(frame[0])), len(stack))]
+        for file, _, function in library:
+            if file.endswith(COLLECTIVES):
+                return f"is in {function}"
+            if file.endswith(LOADER):
+                return "is waiting for its data loader"
+        if self.waits_in and "futex" in str(self.states[-1].get("wchan")):
+            return "is waiting"  # the lock is torch's own
+        return kernel_wait(self.states[-1], busy=self.busy)
+
+    def _worker(self) -> str:
+        for stack, state in self.workers:
+            if state.get("state") == "T":
+                return "is stopped (SIGSTOP)"
+            inner = next((n for n, frame in enumerate(stack) if frame[0].endswith(READING)), None)
+            if inner and (place := place_of(stack[:inner])):
+                return f"{kernel_wait(state, busy=state.get('state') == 'R')} at {place}"
+        return ""
+
+
+def has_file(stack: Sequence[Frame], path: str, functions: Sequence[str] = ()) -> bool:
+    """Return whether a frame is in a file whose path ends with ``path``, and in one of its ``functions``."""
+    return any(file.endswith(path) and (not functions or name in functions) for file, _, name in stack)
+
+
+def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
+    """Describe what a process does according to the kernel."""
+    wchan = str(state.get("wchan", ""))
+    found = next((words for pattern, words in WAITS if pattern.search(wchan)), "")
+    if state.get("state") == "D":
+        return "is waiting for a disk or a network file system"
+    return "is computing" if busy else found or "is"
+
+
+def place_of(stack: Sequence[Frame]) -> str:
+    """Return the innermost frame outside libraries, such as ``dataset.py:88 (read)``, or an empty string."""
+    frame = next((one for one in stack if not LIBRARY.search(one[0])), None)
+    return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
+
+
+def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
+    """Return the ranks in a diagnosis.json. Raises KeyError, TypeError or ValueError if another version wrote it."""
+    return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
+
+
+def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float) -> RankView:
+    collectives = [
+        Collective(
+            group=str(one["group"]), desc=str(one["desc"]), seq=int(one["seq"]), op=str(one["op"]),
+            sizes=" ".join(map(str, one["sizes"])), dtypes=" ".join(map(str, one["dtypes"])), done=bool(one["done"]),
+            at=float(one["at"]) - clock_offset_s,
+        )
+        for one in found["collectives"] if not one["p2p"]
+    ]  # fmt: skip
+    return RankView(
+        rank=int(found["rank"]),
+        node=node,
+        group_at=None if found["group_at"] is None else float(found["group_at"]) - clock_offset_s,
+        read_at=float(found["time"]) - clock_offset_s,
+        states=tuple(found["samples"]),
+        stacks=tuple(_main_stack(one["threads"]) for one in found["samples"]),
+        workers=tuple((_main_stack(one["threads"]), one) for one in found["children"]),
+        collectives={(one.group, one.seq): one for one in collectives},
+        unknown=str(found.get("unknown", "")),
+    )
+
+
+def _main_stack(threads: Sequence[Sequence[Sequence[Any]]] | None) -> tuple[Frame, ...]:
+    return tuple((str(file), int(line), str(function)) for file, line, function in threads[0]) if threads else ()
