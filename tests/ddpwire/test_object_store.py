@@ -65,3 +65,43 @@ def test_a_damaged_object_is_not_taken(url: str, tmp_path: Path) -> None:
         ObjectStore(url).fetch(one, tmp_path)
     assert caught.value.code == Exit.DATA
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    (tmp_path / "to").mkdir()
+    return tmp_path / "to"
+
+
+def damaged_store(url: str, folder: Path, steps: tuple[int, ...], damaged: tuple[int, ...]) -> ObjectStore:
+    """A store with checkpoints of these steps, of which some have other bytes than the index says."""
+    store = stored(url, folder, steps[0])
+    store.write_index([one for step in steps for one in stored(url, folder, step).checkpoints()])
+    for step in damaged:
+        with fsspec.open(f"{url}/step-{step:08d}/step-{step}.pt", "wb") as out:
+            out.write(b"weighty")
+    return ObjectStore(url)
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_an_older_one(url: str, tmp_path: Path, empty: Path) -> None:
+    warnings: list[str] = []
+    damaged_store(url, tmp_path / "from", (7, 8, 9), (9,)).fetch_newest(empty, None, warnings.append)
+    assert [path.name for path in empty.iterdir()] == ["step-8.pt"]
+    assert len(warnings) == 1
+    assert [one["step"] for one in ObjectStore(url).checkpoints()] == [8, 7], "it is uploaded again"
+
+
+def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: str, tmp_path: Path, empty: Path) -> None:
+    store = damaged_store(url, tmp_path / "from", (7, 8), (7, 8))
+    with pytest.raises(StoreError) as caught:
+        store.fetch_newest(empty, None, pytest.fail)
+    assert caught.value.code == Exit.DATA
+    assert [one["step"] for one in ObjectStore(url).checkpoints()] == [8, 7], "nothing is changed"
+    warnings: list[str] = []
+    store.fetch_newest(empty, 7, warnings.append)
+    assert len(warnings) == 2
+
+
+def test_a_newer_checkpoint_of_the_folder_is_kept(url: str, tmp_path: Path, empty: Path) -> None:
+    damaged_store(url, tmp_path / "from", (7, 8), ()).fetch_newest(empty, 9, pytest.fail)
+    assert not [*empty.iterdir()]

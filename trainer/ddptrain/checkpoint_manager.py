@@ -142,20 +142,7 @@ class CheckpointManager:
         try:
             store = ObjectStore(options.store)
             store.write_index(store.checkpoints())  # if it cannot be written, this is reported now
-            bad: list[int] = []
-            for one in store.checkpoints():
-                if here and one["step"] < (step_of(here[-1]) or 0):
-                    break
-                try:
-                    store.fetch(one, directory.folder)
-                    break
-                except StoreError as error:
-                    if error.code not in (Exit.DATA, Exit.NO_INPUT) or not (here or one is not store.checkpoints()[-1]):
-                        raise
-                    log_warning(f"{error}; the checkpoint before it is taken")
-                    bad.append(one["step"])
-            if bad:  # else it would never be uploaded again
-                store.write_index(one for one in store.checkpoints() if one["step"] not in bad)
+            store.fetch_newest(directory.folder, (step_of(here[-1]) or 0) if here else None, log_warning)
         except OSError as error:
             raise TrainError(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written: {error.strerror}") from None
         except StoreError as error:

@@ -27,7 +27,7 @@ from ddpwire.exits import Exit
 INDEX = "checkpoints.json"
 CHUNK = 8 << 20  # bytes of a request
 LONGEST_PAUSE_S = 60.0  # between two attempts to upload; the first pause is 1 s, and doubles
-STALL_S = 300.0  # a wait for an upload ends after this time without a file that is written or a chunk that is read,
+STALL_S = 300.0  # a wait for an upload ends after this time without a part that is written or read,
 STOP_WAIT_S = 15.0  # and after this time if the run is being stopped: half of the default grace period
 SHOW_S = 5.0
 # The drivers' defaults let a store that does not answer hold a call for 25 minutes.
@@ -47,7 +47,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.num_bytes = 0  # moved so far
+        self.num_parts = 0  # parts of files that were written or read so far
         self._index: list[dict[str, Any]] | None = None  # None: not read yet
         try:
             import fsspec
@@ -76,8 +76,7 @@ class ObjectStore:
         if self._index is None:
             try:
                 with self._at(INDEX) as path:
-                    text = self._fs.cat_file(path)
-                    self._index = _read_index(text)
+                    self._index = _read_index(self._fs.cat_file(path))
             except StoreError as error:
                 if error.code != Exit.NO_INPUT:
                     raise
@@ -105,12 +104,37 @@ class ObjectStore:
         from fsspec.callbacks import Callback
 
         with self._at(path.name, step) as name:  # drivers call back after each part
-            self._fs.put_file(str(path), name, callback=Callback(hooks={"moved": self._moved}))
+            self._fs.put_file(str(path), name, callback=Callback(hooks={"count": self._count_part}))
         self._verify(file, self._chunks(step, file))
         return file
 
-    def _moved(self, *_: Any, **__: Any) -> None:
-        self.num_bytes += 1
+    def _count_part(self, *_: Any, **__: Any) -> None:
+        self.num_parts += 1
+
+    def fetch_newest(self, folder: Path, newest_here: int | None, warn: Callable[[str], None]) -> None:
+        """Fetch the newest checkpoint that is not damaged, unless the folder has a newer one, whose step is given.
+
+        Take damaged ones out of the index, so that they are uploaded again. Raise StoreError if all are damaged and the
+        folder has none.
+        """
+        damaged: dict[int, StoreError] = {}
+        for one in self.checkpoints():
+            if newest_here is not None and one["step"] < newest_here:
+                break
+            try:
+                self.fetch(one, folder)
+                break
+            except StoreError as error:
+                if error.code not in (Exit.DATA, Exit.NO_INPUT):
+                    raise
+                damaged[one["step"]] = error
+        else:
+            if damaged and newest_here is None:
+                raise next(iter(damaged.values()))
+        for why in damaged.values():
+            warn(f"{why}; an older checkpoint is used")
+        if damaged:
+            self.write_index(one for one in self.checkpoints() if one["step"] not in damaged)
 
     def fetch(self, one: dict[str, Any], folder: Path) -> None:
         """Fetch the files that the folder lacks, each under its name once it is verified. Continue what was cut off."""
@@ -141,7 +165,7 @@ class ObjectStore:
         for at in range(start, file["bytes"], CHUNK):
             with self._at(file["name"], step) as name:
                 data = bytes(self._fs.cat_file(name, start=at, end=min(at + CHUNK, file["bytes"])))
-            self.num_bytes += len(data)
+            self.num_parts += 1
             yield data
 
     def _verify(self, file: dict[str, Any], chunks: Iterable[bytes]) -> None:
@@ -195,12 +219,12 @@ class Uploader:
     def wait(self, stopping: Callable[[], bool]) -> int:
         """Wait until all is in the store; return CANNOT_WRITE if that takes too long."""
         began = moved_at = shown_at = asked_at = time.monotonic()
-        moved, what = self._store.num_bytes, f"the last checkpoint is not in {self._store.url}"
+        moved, what = self._store.num_parts, f"the last checkpoint is not in {self._store.url}"
         while self._offered.unfinished_tasks:
             time.sleep(0.05)
             now = time.monotonic()
-            if self._store.num_bytes > moved:
-                moved, moved_at = self._store.num_bytes, now
+            if self._store.num_parts > moved:
+                moved, moved_at = self._store.num_parts, now
             asked_at = asked_at if stopping() else now
             if now - moved_at > STALL_S or now - asked_at > STOP_WAIT_S:
                 self._warn(f"{what} after {now - began:.0f} s: the same command uploads it, where it was saved")
