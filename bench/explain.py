@@ -2,7 +2,7 @@
 
     python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
-Each case is a launch of bench/explain_cases/cases.py with 4 ranks on this machine, with one cause injected; those of
+Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine, with one cause injected; those of
 explain_cases/nodes.py have 2 ranks on each of two machines out of network namespaces, and need root.
 CAUSES was written before the code that names them; what could not be injected here is in NOT_INJECTED. A line a case:
 named (the cause and the rank), wrong (another cause, or another rank, said to be at fault), unknown; at the end the
@@ -26,8 +26,6 @@ from typing import Any
 from explain_cases import nodes
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
-INJECTED = SCRIPT.with_name("nodes.py")
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
 GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
 ERROR = re.compile(r"(\[rank\d\]: )?(?!.*ChildFailedError)[\w.]*(Error|Exception)\b")
@@ -92,6 +90,17 @@ CAUSES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "node_at_half_speed": (("straggler",), NO_RANK),
     "disk_does_not_write": (("checkpoint", "missing"), 1),
     "disk_reads_slowly": (("missing",), 1),
+    # explain_cases/invented.py
+    "flock_around_barrier": (("missing",), ANY),
+    "fork_child_lock": (("missing",), 1),
+    "prefetch_thread_died": (("missing",), 1),
+    "swallowed_pickle_error": (("mismatch",), 1),
+    "data_dependent_branch": (("unused_parameters",), ANY),
+    "adapter_param_count": (("mismatch",), ANY),
+    "regex_backtracking": (("missing",), 1),
+    "busy_thread_gil": (("straggler",), 1),
+    "gc_collect_each_step": (("straggler",), 1),
+    "threads_swapped_order": (("mismatch", "order"), 1),
 }
 # what a sentence must contain besides
 WORDS = {
@@ -104,14 +113,15 @@ WORDS = {
 NOT_INJECTED = ("NCCL and GPU faults",)
 
 
-ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer"}
+ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer:{ROOT}/bench"}
 
 
 @contextlib.contextmanager
 def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
     """Start 4 ranks on this machine; what is yielded does nothing, as the script injects the cause itself."""
     options = ["--standalone", "--nproc-per-node", "4", "--max-restarts", "0", "--grace", "1"]
-    command = [sys.executable, "-P", "-m", "ddprun", *options, "--run-dir", str(folder / "run"), str(SCRIPT), name]
+    options += ["--run-dir", str(folder / "run")]
+    command = [sys.executable, "-P", "-m", "ddprun", *options, str(nodes.CASE_FILES[name]), name]
     process = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield lambda: None
@@ -158,7 +168,7 @@ def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen([*command, str(SCRIPT), name], env=env, stdout=output, stderr=output)
+        process = subprocess.Popen([*command, str(nodes.CASE_FILES[name]), name], env=env, stdout=output, stderr=output)
     try:
         yield process
     finally:
@@ -204,7 +214,7 @@ def main() -> None:
     parser.add_argument("--torchrun", action="store_true", help="show instead what torchrun and torchfrtrace say")
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
-    healthy = re.findall(r"^def (healthy_\w+)", SCRIPT.read_text() + INJECTED.read_text(), re.MULTILINE)
+    healthy = [name for name in (*nodes.CASE_FILES, *nodes.INJECTIONS) if name.startswith("healthy_")]
     names = args.cases or [*CAUSES, *healthy]
     if args.torchrun:
         here = [name for name in names if name in CAUSES and name not in nodes.INJECTIONS]

@@ -7,10 +7,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+GROUPS = Path("/sys/fs/cgroup")
 HOSTS = Path("/etc/netns")  # `ip netns exec NAME` puts the files of /etc/netns/NAME into the place of /etc's
 # and a new /sys over the old one, without the cgroups.
 SHOW_MEMORY_GROUPS = (
@@ -118,3 +120,20 @@ def _remove(namespace: str) -> None:
             os.kill(pid, 9)
     subprocess.run(["ip", "netns", "del", namespace], check=False, timeout=10, capture_output=True)
     shutil.rmtree(HOSTS / namespace, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cgroup(controller: str, limits: Mapping[str, str]) -> Iterator[Callable[[], None]]:
+    """A cgroup (v1) with these limits; what is yielded makes the calling process enter it. Raises OSError."""
+    group = GROUPS / controller / f"bench-{os.getpid()}-{time.monotonic_ns()}"
+    group.mkdir()
+    try:
+        for name, value in limits.items():
+            (group / name).write_text(value)
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+    finally:
+        deadline = time.monotonic() + 20
+        while group.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            time.sleep(0.05)

@@ -1,25 +1,23 @@
 """What bench/explain.py injects from outside the ranks: into links, disks and limits of two machines (bench/lab.py).
 
 Each is a generator: what comes before its first ``yield`` is done before the ranks start, before its second one while
-they train, before its third one after the question, and the rest after they have ended. ``SCRIPTS`` names the case of
-cases.py that the ranks run.
+they train, before its third one after the question, and the rest after they have ended. ``SCRIPTS`` names the case that
+the ranks run.
 """
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import Machine, machines
+from lab import GROUPS, Machine, cgroup, machines
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("cases.py")
 PORT = "61235"
-GROUPS = Path("/sys/fs/cgroup")
 MEMORY_BYTES = 2_500_000_000
 NODE_CORES = 0.2  # half of what the two ranks of a node use in `computes_a_little`
 LINK = "tbf rate 4mbit burst 32kb latency 400ms"
@@ -38,6 +36,15 @@ class Site:
 
 Injection = Callable[[Site], Iterator[None]]
 SCRIPTS: dict[str, str] = {}
+CASE_FILES = {
+    name: Path(__file__).with_name(file)
+    for file, pattern in (
+        ("cases.py", r"^@case\ndef (\w+)"),
+        ("invented.py", r"^def ([a-z]\w+)"),
+        ("healthy.py", r"^def (healthy_\w+)"),
+    )
+    for name in re.findall(pattern, Path(__file__).with_name(file).read_text(), re.MULTILINE)
+}
 INJECTIONS: dict[str, Injection] = {}
 
 
@@ -96,7 +103,7 @@ def link_is_slow(site: Site) -> Iterator[None]:
 
 @injects("eats_memory")
 def memory_limit(site: Site) -> Iterator[None]:
-    with group("memory", {"memory.limit_in_bytes": str(MEMORY_BYTES)}) as site.enter[0]:
+    with cgroup("memory", {"memory.limit_in_bytes": str(MEMORY_BYTES)}) as site.enter[0]:
         yield
         yield
         yield
@@ -104,9 +111,9 @@ def memory_limit(site: Site) -> Iterator[None]:
 
 @injects("computes_a_little")
 def node_at_half_speed(site: Site) -> Iterator[None]:
-    with group("cpu", {}) as site.enter[0], group("cpu", {}) as site.enter[1]:  # with the same weight
+    with cgroup("cpu", {}) as site.enter[0], cgroup("cpu", {}) as site.enter[1]:  # with the same weight
         yield
-        *_, own = sorted((GROUPS / "cpu").glob(f"explain-{os.getpid()}-*"))
+        *_, own = sorted((GROUPS / "cpu").glob(f"bench-{os.getpid()}-*"))
         (own / "cpu.cfs_quota_us").write_text(str(int(NODE_CORES * 100_000)))
         yield
         yield
@@ -127,9 +134,9 @@ def disk_does_not_write(site: Site) -> Iterator[None]:
 @injects("reads_from_disk")
 def disk_reads_slowly(site: Site) -> Iterator[None]:
     limit = "blkio.throttle.read_bps_device"
-    with disk(site) as folder, group("blkio", {}) as site.enter[0]:
+    with disk(site) as folder, cgroup("blkio", {}) as site.enter[0]:
         device = folder.stat().st_dev
-        (own,) = (GROUPS / "blkio").glob(f"explain-{os.getpid()}-*")
+        (own,) = (GROUPS / "blkio").glob(f"bench-{os.getpid()}-*")
         (own / limit).write_text(f"{os.major(device)}:{os.minor(device)} {DISK_BYTES_PER_S}")
         try:
             yield
@@ -155,23 +162,6 @@ def healthy_large_tensors(site: Site) -> Iterator[None]:  # noqa: ARG001
 def healthy_evaluation_on_node_0(site: Site) -> Iterator[None]:  # noqa: ARG001
     yield
     yield
-
-
-@contextlib.contextmanager
-def group(controller: str, limits: dict[str, str]) -> Iterator[Callable[[], object]]:
-    """A cgroup (v1); what is yielded makes the calling process enter it."""
-    own = GROUPS / controller / f"explain-{os.getpid()}-{time.monotonic_ns()}"
-    own.mkdir()
-    try:
-        for name, value in limits.items():
-            (own / name).write_text(value)
-        yield lambda: (own / "cgroup.procs").write_text(str(os.getpid()))
-    finally:
-        deadline = time.monotonic() + 20
-        while own.exists() and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                own.rmdir()
-            time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -205,15 +195,15 @@ def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
         inject = INJECTIONS[name](site)
         next(inject)
         try:
-            environ = {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer", "OMP_NUM_THREADS": "1"} | site.environ
+            environ = {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer:{ROOT}/bench", "OMP_NUM_THREADS": "1"} | site.environ
             options = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "node-0", "--master-port", PORT]
             options += ["--max-restarts", "0", "--grace", "1", "--run-dir", str(folder / "run")]
             for node, machine in enumerate(made):
-                command = [sys.executable, "-P", "-m", "ddprun", *options, "--node-rank", str(node), str(SCRIPT)]
+                command = [sys.executable, "-P", "-m", "ddprun", *options, "--node-rank", str(node)]
                 with (folder / f"output-{node}").open("wb") as output:
                     processes.append(
                         subprocess.Popen(
-                            machine.command(*command, SCRIPTS[name]),
+                            machine.command(*command, str(CASE_FILES[SCRIPTS[name]]), SCRIPTS[name]),
                             env=os.environ | environ,
                             stdout=output,
                             stderr=output,

@@ -1,14 +1,14 @@
 """The faults, one function each: it lets a job train, does it harm, and says what must come of it."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+
+from lab import cgroup
 
 from fault_injection.experiment import BOTH, Experiment
 from fault_injection.job import PORT, RANKS_HERE, WORLD
@@ -16,7 +16,6 @@ from fault_injection.job import PORT, RANKS_HERE, WORLD
 JOIN_S = 6  # what the rows that lose a node for good give as --join-timeout
 IMAGE = "train:2@sha256:a1"
 NOBODY = [{}, {}]
-GROUPS = Path("/sys/fs/cgroup/memory")
 EATER_BYTES = 1 << 30
 
 
@@ -227,7 +226,7 @@ def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable
 
 
 def rank_eats(experiment: Experiment) -> None:
-    with memory_group(EATER_BYTES) as enter:
+    with cgroup("memory", {"memory.limit_in_bytes": str(EATER_BYTES)}) as enter:
         experiment.job.enter[1] = enter
         experiment.job.start()
         experiment.now()
@@ -248,19 +247,3 @@ def rank_is_killed_again_and_again(experiment: Experiment) -> None:
     each = "rank 1 on node 0 was killed by SIGKILL"
     what = "; ".join(f"attempt {attempt}: {each}" for attempt in (2, 3, 4))
     experiment.fails(f"gave up after 3 attempts without progress: {what}", code=75)
-
-
-@contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[Callable[[], None]]:
-    """A memory cgroup (v1) of so many bytes; what is yielded makes the calling process enter it. Raises OSError."""
-    group = GROUPS / f"faults-{os.getpid()}-{time.monotonic_ns()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
-    finally:
-        deadline = time.monotonic() + 10
-        while group.exists() and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-            time.sleep(0.05)
