@@ -34,14 +34,14 @@ _SESSIONS = 8  # of a connection at once; an sshd allows 10 (MaxSessions)
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Commands that run in one session: their scripts in turn, all of them in the time of the longest."""
+    """Commands that run in one session, one script after the other. The time limit is the sum of theirs."""
 
     command: Command
     indices: list[int]  # of the commands
     mark: str = ""  # separates their outputs, in which it does not occur
 
     def split(self, output: Output) -> dict[int, Output]:
-        """Return each command's output by its index; the commands that were not reached have the failure of all."""
+        """Return each command's output by its index. If the session ended early, the rest get its failure."""
         if not self.mark:
             return {self.indices[0]: output}
         words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
@@ -51,7 +51,7 @@ class Batch:
 
 
 def batches(commands: Sequence[Command]) -> list[Batch]:
-    """Group the commands so that no host has more than a few sessions: only its captured scripts share any."""
+    """Group the commands so that no host has more than a few sessions. Only captured scripts share a session."""
     groups: dict[Host | int, list[int]] = {}
     for index, command in enumerate(commands):
         shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
@@ -63,12 +63,13 @@ def batches(commands: Sequence[Command]) -> list[Batch]:
 def _batch(commands: list[Command], indices: list[int]) -> Batch:
     if len(commands) == 1:
         return Batch(command=commands[0], indices=indices)
-    mark, limits = uuid4().hex, [command.timeout_s for command in commands if command.timeout_s is not None]
+    mark, limits = uuid4().hex, [command.timeout_s for command in commands]
     text = "".join(
         f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
         for command in commands
     )
-    command = replace(commands[0], stdin=text, timeout_s=max(limits, default=None))
+    limit_s = None if None in limits else sum(limit for limit in limits if limit is not None)
+    command = replace(commands[0], stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
     return Batch(command=command, indices=indices, mark=mark)
 
 

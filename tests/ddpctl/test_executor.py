@@ -43,6 +43,7 @@ def test_many_scripts_for_a_host_share_a_few_sessions() -> None:
     assert sorted(index for batch in made for index in batch.indices) == list(range(23))
     assert [len(batch.indices) for batch in made if batch.command.host == here] == [3, 3, 3, 3, 2, 2, 2, 2, 1, 1]
     assert [batch.command for batch in made if len(batch.indices) == 1] == others
+    assert [batch.command.timeout_s for batch in made[:5]] == [90, 90, 90, 90, 60]
     batch = made[0]
     done = subprocess.run(batch.command.argv, input=batch.command.stdin, capture_output=True, text=True, timeout=60)
     answers = {n: Output(returncode=n, stdout=f"{n}\n", stderr=f"e{n}\n") for n in (0, 8, 16)}

@@ -191,9 +191,8 @@ class CheckpointCopies:
             manifest = scan(self._folder, saved.step if saved else known.step, known)
             if manifest.files and (manifest != known or not self._content):
                 self._manifest, self._number = manifest, self._number + 1
-                text = (
-                    json.dumps(manifest._asdict(), indent=1) + "\n"
-                ).encode()  # ddpctl's shell reads the step's line
+                # ddpctl's shell reads the line of the step.
+                text = f"{json.dumps(manifest._asdict(), indent=1)}\n".encode()
                 write_atomic(self._folder / COPY, text)
                 name = hashlib.sha256(text).hexdigest()
                 paths = {file.sha256: self._folder / file.path for file in manifest.files}
