@@ -39,7 +39,7 @@ list() {{
   cd "$1" 2>/dev/null || return 0
   find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o \\
     \\( -type f -o -type l \\) -print0 |
-    xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have gone meanwhile
+    LC_ALL=C xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have gone meanwhile
 }}
 """
 _SEND = """\

@@ -36,6 +36,7 @@ from ddpwire.run_files import COPY, COPY_PART, open_regular, read_end, read_regu
 BYTES_PER_S = 50e6  # of all copies together, while ranks train
 LAST_COPY_S, STOPPED_COPY_S = 60.0, 4.0  # wait for the last copy; after a stop or failure, less than ddpctl stop waits
 POLL_S, LAST_POLL_S, RETRY_S = 1.0, 0.05, 5.0
+SILENT_S = 2.0  # a longer wait is announced
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"
@@ -144,7 +145,11 @@ class CheckpointCopies:
     def finish(self, *, succeeded: bool) -> None:
         """Once the ranks have ended, wait a limited time for the copy of the last checkpoint."""
         self._ranks_ended.set()
-        self._thread.join(limit_s := LAST_COPY_S if succeeded else STOPPED_COPY_S)
+        limit_s = LAST_COPY_S if succeeded else STOPPED_COPY_S
+        self._thread.join(SILENT_S)
+        if self._thread.is_alive():
+            self._journal.log(f"waiting for the copy of the last checkpoint, for at most {limit_s:g} s")
+            self._thread.join(limit_s - SILENT_S)
         if self._thread.is_alive() and not self._node:
             self._failed(OSError(f"the last one took longer than {limit_s:g} s"))
 
