@@ -48,6 +48,20 @@ def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: 
     assert samples(folder)["ddp_seconds_bucket", "1.0"] == 0
 
 
+def test_the_merged_file_does_not_grow_with_the_number_of_restarts(tmp_path: Path) -> None:
+    folder = tmp_path / "rank-0"
+    folder.mkdir()
+    count(folder)
+    sizes = []
+    for _ in range(3):
+        count(folder)
+        metrics.set_gauges_aside(tmp_path, 0)
+        metrics.prepare_rank_dir(folder)
+        sizes.append((folder / "counter_0.db").stat().st_size)
+    assert sizes[0] == sizes[1] == sizes[2] < 4096
+    assert samples(folder)["ddp_steps_total", "a"] == 40
+
+
 def test_a_torn_file_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "rank-0"
     folder.mkdir()

@@ -10,6 +10,7 @@ rank that has ended are moved away and appear only in the final snapshot.
 import contextlib
 import platform
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,8 +69,9 @@ def merge_rank_files(folder: Path) -> None:
             continue
         merged = compat.merge_files(map(str, files), accumulate=False)
         new = folder / f"{kind}.new"
-        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS.
-        new.write_bytes(bytes(2 * max(file.stat().st_size for file in files)))
+        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS. A file begins with how many of its
+        # bytes are used; the merged file needs no more than all of them, whatever size the files have.
+        new.write_bytes(bytes(sum(int.from_bytes(file.read_bytes()[:4], sys.byteorder) for file in files)))
         if not compat.write_merged(merged, new):
             new.unlink()
             return
