@@ -120,6 +120,11 @@ def once(command: Command) -> Verb[Output]:
     return output
 
 
+def path_word(path: str) -> str:
+    """Return a path on a host, quoted for its shell. ``~`` is the home folder of the user who logs in there."""
+    return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
+
+
 def process_line(command: Command) -> str:
     """Return the environment, the folder and the arguments as a user would type them into a shell on that machine."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]

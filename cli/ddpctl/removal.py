@@ -1,16 +1,21 @@
 """Removes runs: determines which runs may be removed, what is removed with each, and in which order."""
 
+import re
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 from ddpctl import run_store, targets
-from ddpctl.command import Command, Output, T, Verb
-from ddpctl.errors import DdpctlError, UnavailableError, UsageError
+from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
 from ddpctl.launcher import AppContext, clear, status, target_of
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
-from ddpwire.run_files import RECORD
+from ddpwire.run_files import CHECKPOINTS, LOCK, RECORD
+
+DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # for each folder, because a network filesystem may be slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
             ended.append((run, state))
         except DdpctlError as error:
             refused.append(error)
-    measured = context.executor.perform(together([_disk_usage_everywhere(run, dry_run=True) for run, _ in ended]))
+    measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
     removals: list[Removal] = []
     for (run, state), left in zip(ended, measured, strict=True):
         if isinstance(left, DdpctlError):
@@ -62,13 +67,12 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
     """Remove runs where they ran, and then their records. Return for each what is gone, or why it is not."""
-    return context.executor.perform(together([_remove(one) for one in removals]))
-
-
-def _remove(one: Removal) -> Verb[tuple[DiskUsage, ...]]:
-    if targets.may_leave(one.run, one.state):  # a job and its pods; processes that a killed ddprun left
-        yield from clear(one.run)
-    return (yield from _disk_usage_everywhere(one.run, dry_run=False))
+    left = [one.run for one in removals if targets.may_leave(one.run, one.state)]  # a job, pods, orphaned processes
+    cleared = context.executor.perform(together([clear(run) for run in left]))
+    failed = {run.name: error for run, error in zip(left, cleared, strict=True) if error}
+    rest = [one.run for one in removals if one.run.name not in failed]
+    gone = iter(context.executor.perform(_disk_usage(rest, dry_run=False)))
+    return tuple(failed.get(one.run.name) or next(gone) for one in removals)
 
 
 def _check_ended(run: Run, state: RunStatus) -> None:
@@ -98,9 +102,98 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
     return users
 
 
-def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-    there = yield from target_of(run).remove(run, dry_run=dry_run)
-    return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))
+def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
+    """Measure what each run has left on all machines and, unless ``dry_run``, remove it, the local folder last.
+
+    There is one command for each machine and folder of runs.
+    """
+    names: dict[tuple[Host | None, str], list[str]] = {}
+    for run in runs:
+        with suppress(DdpctlError):  # it is raised again below
+            for place in target_of(run).roots(run):
+                names.setdefault(place, []).append(run.name)
+    outputs = yield tuple(
+        Command(
+            argv=SHELL,
+            stdin=disk_usage_script(root, there, dry_run=dry_run),
+            host=host,
+            timeout_s=(DISK_USAGE_S if dry_run else REMOVE_S) * len(there),
+            probe=dry_run,
+        )
+        for (host, root), there in names.items()
+    )
+    answers = dict(zip(names, outputs, strict=True))
+    found: list[tuple[DiskUsage, ...] | DdpctlError] = []
+    for run in runs:
+        try:
+            places = target_of(run).roots(run)
+            there = [read_disk_usage(answers[host, root], root, run.name, host) for host, root in places]
+            found.append((*there, run_store.local_disk_usage(run.folder, dry_run=dry_run)))
+        except DdpctlError as error:
+            found.append(error)
+    return found
+
+
+def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:
+    """Return a script that measures these folders in the folder ``root`` and, unless ``dry_run``, removes them.
+
+    It prints lines with a folder, a word and a value, separated by tabs.
+    """
+    # The number of programs that it starts does not depend on the number of folders, unless a folder cannot be removed.
+    return f"""\
+dry_run={"yes" if dry_run else ""}
+say() {{ printf '%s\\t%s\\t%s\\n' "$@"; }}
+remove() {{ find "$@" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} + && rm -rf -- "$@"; }}
+cd {path_word(root)} 2>/dev/null || exit 0
+set -- {shlex.join(f"./{name}" for name in names)}
+for d; do
+  shift
+  if [ -L "$d" ]; then
+    say "$d" stays "$(readlink "$d")"
+    [ "$dry_run" ] || failure=$(rm -f -- "$d" 2>&1) || say "$d" failed "$failure"
+  elif [ -d "$d" ]; then
+    for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
+      if [ -e "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then
+        say "$d" held ""
+        continue 2
+      fi
+    done
+    set -- "$@" "$d"
+  fi
+done
+[ $# -gt 0 ] || exit 0
+find "$@" -type f -links 1 -exec du -k {{}} + 2>/dev/null | awk -F/ '
+  {{ size[$2] += $1 }}
+  $3 == "{CHECKPOINTS}" || ($3 ~ /^task-/ && $4 == "{CHECKPOINTS}") {{ saved[$2] += $1 }}
+  END {{
+    for (d in size) printf "./%s\\tsize\\t%.0f\\n./%s\\tcheckpoints\\t%.0f\\n", d, size[d], d, saved[d]
+  }}'
+find "$@" -mindepth 1 -maxdepth 1 -type l | while IFS= read -r link; do
+  say "${{link%/*}}" stays "$(readlink "$link")"
+done
+[ "$dry_run" ] || remove "$@" 2>/dev/null || for d; do
+  [ ! -e "$d" ] || failure=$(remove "$d" 2>&1) || [ ! -e "$d" ] || say "$d" failed "$(printf %s "$failure" | tail -n 1)"
+done
+"""
+
+
+def read_disk_usage(output: Output, root: str, name: str, host: Host | None = None) -> DiskUsage:
+    """Parse what ``disk_usage_script`` printed about the folder ``name``. Raises DdpctlError."""
+    words = re.findall(rf"(?m)^\./{re.escape(name)}\t(\w+)\t(.*)$", output.stdout)
+    said = dict(words)
+    usage = DiskUsage(
+        path=f"{root}/{name}",
+        host=str(host or ""),
+        size=int(said.get("size", 0)) * 1024,
+        checkpoints=int(said.get("checkpoints", 0)) * 1024,
+        stays=tuple(value for word, value in words if word == "stays"),
+    )
+    if "held" in said:
+        raise UsageError(f"{usage} {run_store.HELD}")
+    if "failed" in said or output.returncode:
+        kind = UnavailableError if output.returncode == UNREACHED else CannotWriteError
+        raise kind(f"{usage} was not removed: {said.get('failed') or output.last_line()}")
+    return usage
 
 
 def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:

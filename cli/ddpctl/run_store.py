@@ -19,14 +19,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ddpctl.command import UNREACHED, Command, Output
-from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError, writing
+from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
 from ddpctl.launch_plan import Plan
 from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpctl.spec import JobSpec, check_nodes, fields_of
 from ddpwire import kaggle
 from ddpwire.events import is_time
-from ddpwire.exits import Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
     LOCK,
@@ -41,11 +39,9 @@ from ddpwire.run_files import (
 )
 
 TORN_AFTER_S = 10.0  # after this time, a folder without a record is the rest of a killed launch
-DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem may be slow
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # of ddptrain
-ALIVE = 75  # the script's exit code if a node of the run holds its lock
-_HELD = "was not removed: a live node uses it"
+HELD = "was not removed: a live node uses it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,9 +409,9 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: measures or removes what a run has left in one place. On an SSH host and a login node, a script does this;
-# here, a function does the same without a process. Neither follows symbolic links: a link is removed, but not what it
-# points to. The run's record is removed last, so that an interrupted removal can be repeated.
+# Disk usage: measures or removes a run's folder on this machine. On SSH hosts and login nodes, a script of removal.py
+# does the same. Both remove symbolic links, but do not follow them. They remove the run's record last, so that an
+# interrupted removal can be repeated.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,44 +443,6 @@ def folders_above(place: str) -> set[str]:
     return {str(folder) for path in paths for folder in PurePath(path).parents}
 
 
-def disk_usage_script(word: str, *, dry_run: bool) -> str:
-    """Return a script that measures the folder in the shell ``word`` and, unless ``dry_run``, removes it."""
-    link = "" if dry_run else ' && rm -f -- "$d"'
-    rest = f'find "$d" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} +'
-    remove = "" if dry_run else f'{rest} && rm -rf -- "$d" || exit {Exit.CANNOT_WRITE:d}\n'
-    return f"""\
-d={word}
-if [ -L "$d" ]; then echo "stays $(readlink "$d")"{link}; exit; fi
-[ -d "$d" ] || exit 0
-for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
-  if [ -e "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then exit {ALIVE}; fi
-done
-sum() {{ find "$@" -type f -links 1 -exec du -k {{}} + 2>/dev/null | awk '{{ s += $1 }} END {{ print s + 0 }}'; }}
-echo "size $(sum "$d")"
-echo "checkpoints $(sum "$d/{CHECKPOINTS}" "$d"/task-*/{CHECKPOINTS})"
-find "$d" -mindepth 1 -maxdepth 1 -type l -exec readlink {{}} \\; | sed 's/^/stays /'
-{remove}"""
-
-
-def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
-    """Parse the output of ``disk_usage_script``. Raises DdpctlError."""
-    place = str(DiskUsage(path=path, host=host))
-    if output.returncode == ALIVE:
-        raise UsageError(f"{place} {_HELD}")
-    if output.returncode:
-        kind: type[DdpctlError] = UnavailableError if output.returncode == UNREACHED else CannotWriteError
-        raise kind(f"{place} was not removed: {output.last_line()}")
-    words = [line.partition(" ") for line in output.stdout.splitlines()]
-    kib = {word: int(value) for word, _, value in words if word in ("size", "checkpoints")}
-    return DiskUsage(
-        path=path,
-        host=host,
-        size=kib.get("size", 0) * 1024,
-        checkpoints=kib.get("checkpoints", 0) * 1024,
-        stays=tuple(value for word, _, value in words if word == "stays"),
-    )
-
-
 def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
     """Measure a folder on this machine and, unless ``dry_run``, remove it. Raises DdpctlError."""
     folder = Path(path)
@@ -498,7 +456,7 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
             return DiskUsage(path=path)
         locks = (*folder.glob(f"node-*/{LOCK}"), *folder.glob(f"task-*/node-*/{LOCK}"))
         if any(map(_is_locked, locks)):
-            raise UsageError(f"{path} {_HELD}")
+            raise UsageError(f"{path} {HELD}")
         usage = DiskUsage(
             path=path,
             size=_size(folder),
@@ -535,9 +493,3 @@ def _remove(folder: Path) -> None:
         elif entry.name != RECORD:
             entry.unlink()
     shutil.rmtree(folder)
-
-
-def disk_usage_command(word: str, *, dry_run: bool) -> Command:
-    """Return the command that runs the script; the caller adds the host."""
-    text = disk_usage_script(word, dry_run=dry_run)
-    return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)

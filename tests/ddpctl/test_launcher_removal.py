@@ -4,13 +4,13 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from tests.ddpctl.ssh_answers import HOSTS, OPTIONS, play
+from tests.ddpctl.ssh_answers import HOSTS, play
 from tests.ddpctl.ssh_answers import RUN as ON_HOSTS
 from tests.ddpctl.test_slurm_target import RUN as ON_SLURM
 from tests.wording import Wording
@@ -24,36 +24,24 @@ from ddpctl.launcher import AppContext
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.targets import Target
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
-from ddpctl.targets.ssh import SshTarget
 
 GONE = Output(returncode=0, stdout='{"alive": false}\n')
-LOOKED = Output(returncode=0, stdout="size 3000\ncheckpoints 2000\nstays /big/checkpoints\n")
-SCRIPT = """\
-d='/r/a b'
-if [ -L "$d" ]; then echo "stays $(readlink "$d")" && rm -f -- "$d"; exit; fi
-[ -d "$d" ] || exit 0
-for lock in "$d"/node-*/ddprun.lock "$d"/task-*/node-*/ddprun.lock; do
-  if [ -e "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then exit 75; fi
-done
-sum() { find "$@" -type f -links 1 -exec du -k {} + 2>/dev/null | awk '{ s += $1 } END { print s + 0 }'; }
-echo "size $(sum "$d")"
-echo "checkpoints $(sum "$d/checkpoints" "$d"/task-*/checkpoints)"
-find "$d" -mindepth 1 -maxdepth 1 -type l -exec readlink {} \\; | sed 's/^/stays /'
-"""
-REMOVE = """\
-find "$d" -mindepth 1 -maxdepth 1 ! -name run.json -exec rm -rf -- {} + && rm -rf -- "$d" || exit 73
-"""
+LOOKED = Output(
+    returncode=0,
+    stdout="./night\tstays\t/big/checkpoints\n./night\tsize\t3000\n./night\tcheckpoints\t2000\n./day\tsize\t7\n",
+)
 
 
-def test_one_script_for_all_places() -> None:
-    assert run_store.disk_usage_script("'/r/a b'", dry_run=False) == SCRIPT + REMOVE
-    assert run_store.disk_usage_script("'/r/a b'", dry_run=True) == SCRIPT.replace(' && rm -f -- "$d"', "")
+def asked_of(run: Run, answers: tuple[Output, ...], *, dry_run: bool) -> tuple[tuple[Command, ...], Any]:
+    """What is asked about a run, and its folders or the error."""
+    (asked,), (found,) = play(removal._disk_usage([run], dry_run=dry_run), [answers])
+    return asked, found
 
 
-def test_every_host_of_a_run_is_asked() -> None:
-    (asked,), left = play(SshTarget(OPTIONS).remove(ON_HOSTS, dry_run=True), [(LOOKED, Output(returncode=0))])
-    text = run_store.disk_usage_script('"$HOME"/.ddpctl/runs/night', dry_run=True)
+def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
+    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(one) for one in HOSTS]}, folder=str(tmp_path / "night"))
+    asked, left = asked_of(on_hosts, (LOOKED, Output(returncode=0)), dry_run=True)
+    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
     assert asked == tuple(
         Command(argv=("/bin/sh",), stdin=text, host=one.host, timeout_s=120.0, probe=True) for one in HOSTS
     )
@@ -61,30 +49,31 @@ def test_every_host_of_a_run_is_asked() -> None:
     assert left == (
         DiskUsage(path=path, host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big/checkpoints",)),
         DiskUsage(path=path, host="box2"),
+        DiskUsage(path=on_hosts.folder),
     )
-    (asked,), _ = play(SshTarget(OPTIONS).remove(ON_HOSTS, dry_run=False), [(LOOKED, LOOKED)])
-    text = run_store.disk_usage_script('"$HOME"/.ddpctl/runs/night', dry_run=False)
+    asked, _ = asked_of(on_hosts, (LOOKED, LOOKED), dry_run=False)
+    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False)
     assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
     assert left[0].holds("box1:~/.ddpctl/runs/night/checkpoints")
     assert left[1].holds("box1:~/.ddpctl/runs/night/checkpoints"), "one home may be that of many hosts"
     assert not left[0].holds("box1:~/.ddpctl/runs/night-2/checkpoints")
 
 
-def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(wording: Wording) -> None:
-    with pytest.raises(StopIteration) as nothing:
-        next(SlurmTarget(SlurmOptions()).remove(ON_SLURM, dry_run=False))
-    assert nothing.value.value == ()
-    there = replace(ON_SLURM, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
-    ((asked,),), left = play(SlurmTarget(SlurmOptions(login="me@hpc")).remove(there, dry_run=True), [(LOOKED,)])
+def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Path, wording: Wording) -> None:
+    on_slurm = replace(
+        ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
+    )
+    assert asked_of(on_slurm, (), dry_run=False) == ((), (DiskUsage(path=on_slurm.folder),))
+    there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
+    (asked,), left = asked_of(there, (LOOKED,), dry_run=True)
     assert (asked.host, asked.stdin) == (
         Host(address="hpc", user="me"),
-        run_store.disk_usage_script("/home/me/runs/night", dry_run=True),
+        removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
     )
-    assert [str(one) for one in left] == ["hpc:/home/me/runs/night"]
-    renamed = replace(there, name="old")
-    with pytest.raises(ConfigError) as error:
-        play(SlurmTarget(SlurmOptions()).remove(renamed, dry_run=False), [])
-    wording(error.value)
+    assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
+    _, error = asked_of(replace(there, name="old"), (), dry_run=False)
+    assert isinstance(error, ConfigError)
+    wording(error)
 
 
 @pytest.mark.parametrize("kind", targets.kinds())
@@ -93,15 +82,17 @@ def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
     for capability in ("pull", "suspend"):
         assert (capability in target.capabilities) == (getattr(target, capability) is not getattr(Target, capability))
     assert ("stop" in target.capabilities) == (target.exit_message is Target.exit_message)
-    assert (target.remove is not Target.remove) == (kind in ("ssh", "slurm"))
+    assert (target.roots is not Target.roots) == (kind in ("ssh", "slurm"))
 
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        pytest.param(Output(returncode=75), UsageError, id="alive"),
+        pytest.param(Output(returncode=0, stdout="./r\theld\t\n"), UsageError, id="alive"),
         pytest.param(
-            Output(returncode=73, stderr="rm: cannot remove '/r/a': Permission denied\n"), CannotWriteError, id="denied"
+            Output(returncode=0, stdout="./r\tfailed\trm: cannot remove '/r/a': Permission denied\n"),
+            CannotWriteError,
+            id="denied",
         ),
         pytest.param(Output(returncode=255, stderr="the host is gone"), UnavailableError, id="unreachable"),
         pytest.param(Output(returncode=2), CannotWriteError, id="silent"),
@@ -109,21 +100,17 @@ def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
 )
 def test_what_went_wrong(said: Output, kind: type[DdpctlError], wording: Wording) -> None:
     with pytest.raises(DdpctlError) as error:
-        run_store.read_disk_usage(said, "/r", "box1")
+        removal.read_disk_usage(said, "", "r", Host(address="box1"))
     assert type(error.value) is kind
     wording(error.value)
 
 
-def run_script(folder: Path, *, dry_run: bool) -> subprocess.CompletedProcess[str]:
-    command = run_store.disk_usage_command(f"'{folder}'", dry_run=dry_run)
-    environ = {**os.environ, "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=30)
-
-
 def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
-    done = run_script(Path(str(folder).replace("'", "'\\''")), dry_run=dry_run)
+    text = removal.disk_usage_script(str(folder.parent), [folder.name], dry_run=dry_run)
+    environ = {**os.environ, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
     said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-    return run_store.read_disk_usage(said, str(folder))
+    return removal.read_disk_usage(said, str(folder.parent), folder.name)
 
 
 def here(folder: Path, *, dry_run: bool) -> DiskUsage:
@@ -192,11 +179,11 @@ def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(t
 
     hosts = [{"address": one.address} for one in HOSTS]
     on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
-    assert remove(on_hosts, remains=False) == [{"d"}]
-    assert len(asked[0]) == 6, "three runs on two hosts each"
-    assert remove(on_hosts, remains=True) == [{"ids"}, {"d"}]
+    assert remove(on_hosts, remains=False) == [{"dry_run"}]
+    assert len(asked[-1]) == 2, "three runs on two hosts"
+    assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
     there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
-    assert remove(there, remains=False) == [{"d"}], "Slurm has ended what a job left"
+    assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
 
 
 def test_what_a_person_reads(wording: Wording) -> None:

@@ -1,6 +1,9 @@
-"""What ps, status and rm cost with many runs: how many processes are started and files opened, whatever the time."""
+"""What ps, status and rm cost with many runs: processes, files and sessions on hosts, whatever the time."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +13,8 @@ import pytest
 from tests.in_process import ddpctl
 
 from ddpctl import run_store
+from ddpctl.command import Command, Output
+from ddpctl.remote import Remote
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire import history
@@ -58,6 +63,46 @@ def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path)
     _, few, many = costs  # the first imports what the verb needs
     assert (few["subprocess.Popen"], many["subprocess.Popen"]) == (1, 1), "nodectl"
     assert many["open"] - few["open"] <= (OPENED if verb.startswith("status") else 40 * OPENED)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host is a shell of this machine with a home folder of its own."""
+    sessions: Counter[str] = Counter()
+
+    def session(_: Remote, command: Command) -> Output:
+        sessions[str(command.host)] += 1
+        environ = {"HOME": str(tmp_path / str(command.host)), "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=90
+        )
+        return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    monkeypatch.setattr(Remote, "prepare", lambda *_: None)
+    monkeypatch.setattr(Remote, "capture", session)
+    root, hosts = tmp_path / "runs", ("box1", "box2")
+    options = {"hosts": [{"address": host} for host in hosts], "runtime": "none"}
+    make_runs(root, count)
+    for run in run_store.load_all(root):
+        run_store.save(replace(run, kind="ssh", options=options, handle={"hosts": [0, 1], "logs": "there"}))
+        for node in range(2):
+            shutil.rmtree(Path(run.folder) / f"node-{node}")
+            (tmp_path / hosts[node] / f".ddpctl/runs/{run.name}/node-{node}").mkdir(parents=True)
+    outcome = Outcome(code=0, cause="ok", message="every rank exited with 0")
+    outcome.write(tmp_path / "box2/.ddpctl/runs/run-1/node-1")
+
+    shown = json.loads(ddpctl("ps", "--last", "0", "--json", DDPCTL_STATE_DIR=str(root)).stdout)
+    assert sessions == dict.fromkeys(hosts, 1)
+    assert {one["run"]: one["state"] for one in shown} == {
+        f"run-{number}": "succeeded" if number == 1 else "lost" for number in range(count)
+    }
+    sessions.clear()
+    done = ddpctl("rm", "--older-than", "0s", DDPCTL_STATE_DIR=str(root))
+    assert done.returncode == 0, done.stderr
+    assert sessions == dict.fromkeys(hosts, 3), "the states, what the runs have left, and its removal"
+    assert done.stdout.count("is removed") == count
+    assert not any(root.iterdir())
+    assert not [path for host in hosts for path in tmp_path.glob(f"{host}/.ddpctl/runs/*")]
 
 
 def test_a_run_that_others_resumed_is_kept_for_them(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.wording import Wording
 
 from ddpctl.command import Host, Output
 from ddpctl.errors import ConfigError, NotStartedError, UnavailableError
+from ddpctl.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import SshTarget, claims, scripts
 
@@ -207,7 +208,8 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
         claims.renew(folder, 3),
         scripts.gpus_text(options, load=True),
     ]
-    texts += [scripts.show(options, "night", 0), scripts.signal_process(options, "night", 0, "TERM", 5)]
+    texts += [scripts.show(options, [("night", 0), ("day", 1)]), scripts.signal_process(options, "night", 0, "TERM", 5)]
+    texts.append(disk_usage_script("~/my runs", ["night", "it's"], dry_run=False))
     for query in (LogQuery(tail=3), LogQuery(tail=3, follow=True), LogQuery(timestamps=True)):
         texts.append(scripts.logs(options.home, "night", 0, query.files(RUN, 0, (1, 2)), query))
     texts += [

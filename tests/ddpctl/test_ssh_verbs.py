@@ -43,7 +43,7 @@ GONE = Output(returncode=255, stderr="the connection was lost: the host is gone"
 )
 def test_status(said: tuple[Output, ...], expected: tuple[str, int | None], wording: Wording) -> None:
     (asked,), (state,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [said])
-    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, "night", node) for node in (0, 1)]
+    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, [("night", node)]) for node in (0, 1)]
     assert (state.state, state.code) == expected
     wording(state.message)
 
@@ -100,7 +100,7 @@ def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> N
     node.mkdir(parents=True)
     rows = "time,ddp_last_step\n1.5,4\n2.5,9\n"
     (node / "history.csv").write_text(rows)
-    text = scripts.show(SshOptions(hosts=(), runtime="none"), "night", 0)
+    text = scripts.show(SshOptions(hosts=(), runtime="none"), [("night", 0)])
     environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-from ddpctl.command import Verb
+from ddpctl.command import Host, Verb
 from ddpctl.errors import ConfigError, NoInputError
 from ddpctl.launch_plan import Plan
 from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec, fields_of
 from ddpctl.text import quote
 from ddpwire.run_files import NODE_LOG, rank_log, timed_log
@@ -215,9 +215,11 @@ class Target(ABC):
         yield ()
         return {}, ""
 
-    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove what an ended run left outside the folder of its record. If ``dry_run``, only measure it."""
-        yield ()
+    def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
+        """Return where a run has a folder with its name besides that of its record. Raises ConfigError.
+
+        Each place is a machine (None: this one) and the folder of its runs, in which ``~`` is the home folder there.
+        """
         return ()
 
     def keep(self, run: Run) -> Verb[None]:

@@ -20,37 +20,17 @@ from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.run_files import KILLED_ON_REQUEST, NodeState, Outcome, read_node, read_outcome
 
-STATES: dict[str, State] = {
-    "BOOT_FAIL": "failed",  # its node did not boot
-    "CANCELLED": "stopped",
-    "COMPLETED": "succeeded",
-    "COMPLETING": "stopping",
-    "CONFIGURING": "starting",  # its nodes boot
-    "DEADLINE": "failed",
-    "EXPEDITING": "pending",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "failed",
-    "NODE_FAIL": "failed",
-    "OUT_OF_MEMORY": "failed",
-    "PENDING": "pending",
-    "POWER_UP_NODE": "starting",
-    "PREEMPTED": "stopped",
-    "RECONFIG_FAIL": "failed",
-    "REQUEUED": "pending",
-    "REQUEUE_FED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "RESIZING": "running",
-    "RESV_DEL_HOLD": "pending",
-    "REVOKED": "failed",  # another cluster of the federation runs it
-    "RUNNING": "running",
-    "SIGNALING": "running",
-    "SPECIAL_EXIT": "pending",  # requeued and held
-    "STAGE_OUT": "stopping",
-    "STOPPED": "running",  # by SIGSTOP; the job keeps its cores
-    "SUSPENDED": "running",
-    "TIMEOUT": "failed",
-    "UPDATE_DB": "stopping",
+_WORDS: Mapping[State, str] = {
+    "pending": "PENDING EXPEDITING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    "starting": "CONFIGURING POWER_UP_NODE",
+    "running": "RUNNING RESIZING SIGNALING STOPPED SUSPENDED",  # STOPPED: by SIGSTOP; the job keeps its cores
+    "stopping": "COMPLETING STAGE_OUT UPDATE_DB",
+    "succeeded": "COMPLETED",
+    "stopped": "CANCELLED PREEMPTED",
+    # REVOKED: another cluster of the federation runs the job
+    "failed": "BOOT_FAIL DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY RECONFIG_FAIL REVOKED TIMEOUT",
 }
+STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
-from ddpctl import run_store
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.run_store import Run
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
@@ -156,15 +155,14 @@ class SlurmTarget(Target):
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
 
-    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove the run's folder on the cluster, unless it also contains the run's record."""
-        path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
-        if path == run.folder and not host:
+    def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
+        """Return the folder of runs on the cluster, unless the run's record is there as well. Raises ConfigError."""
+        path = PurePath(folder_of(run))
+        if str(path) == run.folder and not self._host:
             return ()
-        if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # the record was renamed, or is damaged
+        if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
             raise ConfigError(f"run '{run.name}' was not removed: its record names {path}: rename the folder back")
-        (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
-        return (run_store.read_disk_usage(output, path, host),)
+        return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch the run's folder through the login node. Raises ConfigError if the run's files are on this machine."""

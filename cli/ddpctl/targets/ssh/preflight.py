@@ -14,6 +14,7 @@ from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.scripts import SHOWN
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
 
@@ -326,6 +327,13 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         cpu_runs=tuple(CpuRun(run=claim.run, since=claim.since) for claim in fact.claims if not claim.gpus),
         waiting=tuple(ticket.run for ticket in fact.tickets),
     )
+
+
+def split_shown(output: Output, count: int) -> list[Output]:
+    """Split the output of ``scripts.show`` by node. The nodes after an early end of the script get its failure."""
+    *done, last = output.stdout.split(f"{SHOWN}\n")
+    outputs = [*(Output(returncode=Exit.OK, stdout=text) for text in done), replace(output, stdout=last)]
+    return outputs + [replace(output, stdout="")] * (count - len(outputs))
 
 
 def report(output: Output) -> Any:

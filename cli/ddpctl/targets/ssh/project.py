@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer, Verb
+from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer, Verb, path_word
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.images import human_size
 from ddpctl.launch_plan import counted
 from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
-from ddpctl.targets.ssh.scripts import path_word, run_path
+from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
 _LITTLE = 1_000_000

@@ -6,10 +6,10 @@ releases the lock when ddprun ends. The host's claims (claims.py) record which G
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpctl.command import NO_GPU
+from ddpctl.command import NO_GPU, path_word
 from ddpctl.errors import ConfigError
 from ddpctl.images import Engine, inspect_line
 from ddpctl.launch_plan import Plan, ddprun_args
@@ -21,6 +21,7 @@ from ddpwire import names
 from ddpwire.history import HISTORY
 from ddpwire.run_files import COPY, COPY_PART, LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
+SHOWN = "==== next node ===="
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
@@ -33,11 +34,6 @@ DEFAULTS = {"HOME": "/tmp", "USER": "ddp"}  # noqa: S108 -- the container's own,
 
 # A node's output goes to its log in the run's folder, so that the container can be removed when it ends.
 _INTO_LOG = f'exec ddprun "$@" >>"${names.RUN_DIR}/{node_name(0)[:-1]}${names.NODE_RANK}/{NODE_LOG}" 2>&1'
-
-
-def path_word(path: str) -> str:
-    """Return a path on a host, quoted for its shell. ``~`` is the home folder of the user who logs in there."""
-    return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def run_path(home: str, run: str, *parts: str) -> str:
@@ -196,30 +192,54 @@ cd {path_word(folder)}
 """
 
 
-def show(options: SshOptions, run: str, node: int) -> str:
-    """Return a script that prints JSON as ``nodectl show`` does: alive, node.json, outcome.json and the history."""
-    folder = path_word(run_path(options.home, run, node_name(node)))
+def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
+    """Return a script that prints JSON for each run and node, with the line ``SHOWN`` in between.
+
+    The JSON is that of ``nodectl show``: alive, remains, node.json, outcome.json and the last rows of the history.
+    """
+    # The script starts as few programs as possible, because it may be about hundreds of runs. Processes or containers
+    # are listed once, and only if a node has ended without an outcome.
+    home = options.home
     if options.runtime == "none":
-        claim = claims.claim_word(claims_folder(options.home), run, node)
-        there = f"[ -e {claim} ] && ! flock -n -s {claim} true"
-        left = f"grep -qszxF {names.RUN_DIR}={path_word(run_path(options.home, run))} /proc/[0-9]*/environ"
+        there = '[ -e "$3" ] && ! flock -n -s "$3" true'
+        listing = f"grep -ahsz '^{names.RUN_DIR}=' /proc/[0-9]*/environ | tr '\\0' '\\n'"
+        lefts = [f"{names.RUN_DIR}={path_word(run_path(home, run))}" for run, _ in nodes]
     else:
-        there = left = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
-    # This runs as few programs as possible, because a status of many hosts runs it many times.
+        there = '_ddp_remains "$2"'
+        listing = f"{options.runtime} ps --all --filter label={RUN_LABEL} --format '{{{{.Names}}}}'"
+        lefts = [shlex.quote(container_name(run, node)) for run, node in nodes]
+    folder = '"$_ddp_claims"'
+    calls = f"echo '{SHOWN}'\n".join(
+        f"_ddp_show {node_path(home, run, node)} {left} {claims.claim_word(folder, run, node)}\n"
+        for (run, node), left in zip(nodes, lefts, strict=True)
+    )
     return f"""\
-cd {folder} 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; exit 0; }}
-alive=false
-if [ -e {LOCK} ] && ! flock -n -s 9 9<{LOCK}; then alive=true
-elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
-remains=false
-if [ $alive = false ] && [ ! -e {OUTCOME} ] && {left}; then remains=true; fi
-echo "{{\\"alive\\": $alive, \\"remains\\": $remains, \\"node\\": "
-if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
-echo ', "outcome": '
-if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
-printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY}; }} 2>/dev/null |
-  tr -dc '[:alnum:]_:.,+\\n-' | awk '{{ printf "%s\\\\n", $0 }}')"
-"""
+_ddp_claims={claims_folder(home)}
+unset _ddp_left
+_ddp_remains() {{
+  [ "${{_ddp_left+known}}" ] || _ddp_left=$({listing})
+  case "
+$_ddp_left
+" in *"
+$1
+"*) return 0 ;; esac
+  return 1
+}}
+_ddp_show() {{
+  cd "$1" 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; return 0; }}
+  alive=false remains=false
+  if [ -e {LOCK} ] && ! flock -n -s 9 9<{LOCK}; then alive=true
+  elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
+  if [ $alive = false ] && [ ! -e {OUTCOME} ] && _ddp_remains "$2"; then remains=true; fi
+  echo "{{\\"alive\\": $alive, \\"remains\\": $remains, \\"node\\": "
+  if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
+  echo ', "outcome": '
+  if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
+  if [ -e {HISTORY} ]; then printf ', "history": "%s"' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY}; }} 2>/dev/null |
+    tr -dc '[:alnum:]_:.,+\\n-' | awk '{{ printf "%s\\\\n", $0 }}')"; fi
+  echo '}}'
+}}
+{calls}"""
 
 
 def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQuery) -> str:

@@ -6,23 +6,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import PurePath
 
-from ddpctl import run_store
-from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, sh
+from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
 from ddpctl.errors import DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.run_store import Run
 from ddpctl.secrets import make_store_secret, read_secrets
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report
+from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report, split_shown
 from ddpctl.targets.ssh.project import sync
-from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
+from ddpctl.targets.ssh.scripts import container_name, run_path
 from ddpctl.text import one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
@@ -30,7 +29,8 @@ from ddpwire.run_files import CHECKPOINTS
 
 STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its ranks
 KILL_WAIT_S = 5.0
-SHOW_S = 10.0
+SHOW_S = 30.0  # and a second for each node
+LOST_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
 PORT_S = 60.0
@@ -191,13 +191,22 @@ class SshTarget(Target):
         return clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
-        """Query every host of every run."""
-        asked = [(run, node, host) for run in runs for node, host in enumerate(self._hosts_of(run))]
-        outputs = yield tuple(sh(host.host, scripts.show(self.options, run.name, node)) for run, node, host in asked)
-        answers: dict[str, list[tuple[SshHost, Output]]] = {run.name: [] for run in runs}
-        for (run, _, host), output in zip(asked, outputs, strict=True):
-            answers[run.name].append((host, output))
-        return tuple(status_of(run, answers[run.name]) for run in runs)
+        """Query every host once about all its runs."""
+        nodes: dict[SshHost, list[tuple[str, int]]] = {}
+        for run in runs:
+            for node, host in enumerate(self._hosts_of(run)):
+                nodes.setdefault(host, []).append((run.name, node))
+        outputs = yield tuple(
+            sh(host.host, scripts.show(self.options, asked), timeout_s=SHOW_S + len(asked))
+            for host, asked in nodes.items()
+        )
+        answers: dict[tuple[str, int], Output] = {}
+        for asked, output in zip(nodes.values(), outputs, strict=True):
+            answers |= zip(asked, split_shown(output, len(asked)), strict=True)
+        return tuple(
+            status_of(run, [(host, answers[run.name, node]) for node, host in enumerate(self._hosts_of(run))])
+            for run in runs
+        )
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the logs of the nodes, one node after the other, or, with ``follow``, each line when it appears."""
@@ -238,7 +247,7 @@ class SshTarget(Target):
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
-            sh(host.host, scripts.show(self.options, run.name, n), timeout_s=SHOW_S) for n, host in enumerate(hosts)
+            sh(host.host, scripts.show(self.options, [(run.name, n)]), timeout_s=LOST_S) for n, host in enumerate(hosts)
         )
         first = report(answers[0])
         lost = [node for node, answer in enumerate(answers) if answer.returncode in (UNREACHED, TIMED_OUT)]
@@ -307,16 +316,11 @@ class SshTarget(Target):
             raise UnavailableError("\n".join([f"run '{run.name}' could not be stopped on all hosts", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
-    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove the run's folder on each of its hosts. Keep the synced project and the target's checkpoint_dir."""
-        path = scripts.run_path(self.options.home, run.name)
+    def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
+        """Return the folder of runs on each host of the run. The target's checkpoint_dir is elsewhere, and stays."""
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
-        hosts = (*self._hosts_of(run), *lost)
-        command = run_store.disk_usage_command(scripts.path_word(path), dry_run=dry_run)
-        outputs = yield tuple(replace(command, host=host.host) for host in hosts)
-        return tuple(
-            run_store.read_disk_usage(output, path, host.address) for host, output in zip(hosts, outputs, strict=True)
-        )
+        root = f"{self.options.home.rstrip('/')}/runs"
+        return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch the run's folder from each of its hosts, and its checkpoints if they are in another place."""
@@ -346,7 +350,7 @@ class SshTarget(Target):
             folder = work_dir(self.options, run.name)
             line = shlex.join(argv) if argv else '"${SHELL:-/bin/sh}"'
             words = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.job.env.items())
-            inner = f"cd {scripts.path_word(folder)} && {words}{' ' if words else ''}{line}"
+            inner = f"cd {path_word(folder)} && {words}{' ' if words else ''}{line}"
             command = Command(argv=("/bin/sh", "-c", inner), host=host)
         else:
             flags: tuple[str, ...] = ("--interactive", "--tty") if tty else ()
@@ -413,7 +417,7 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
     """Return the command that finds a free port on the first host, at the address that the other hosts will use."""
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
-        text = f"{scripts.path_word(options.python)} {' '.join(words)}\n"
+        text = f"{path_word(options.python)} {' '.join(words)}\n"
         return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=PORT_S, placeholder="<port>")
     inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.confined())
     argv = (*inside, "--entrypoint=python3", fact.image_id, *words)
