@@ -26,7 +26,8 @@ from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS, STORE_SECRE
 TRIES = 4  # after a lost connection, the transfer is tried again from where it stopped
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file again for its checksum
-# Files in a run's folder that are no results: sent to it, or only used by living processes. Patterns of find -path.
+# Files in a run's folder that are not results: they were sent to it, or only living processes use them. Patterns of
+# find -path.
 _SKIPPED = (
     *("./project", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
     *(f"./task-*/{name}" for name in ("secrets", STORE_SECRET)),
@@ -78,7 +79,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     from the first. Raises UnavailableError if some files could not be fetched (the next pull continues with them), and
     NoInputError if there are no files yet.
     """
-    whole: dict[str, str] = {}  # the paths that this pull has fetched
+    whole: set[str] = set()  # the paths that this pull has fetched
     problem = ""
     for _ in range(TRIES):
         files, silent, links = yield from _list(places)
@@ -99,7 +100,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
                 raise NoInputError(f"{run} has written nothing yet")
             return silent
         got, problem = yield from _fetch(places, wanted, into, here["parts"])
-        whole |= dict.fromkeys(got, "")
+        whole.update(got)
         if len(got) == len(wanted) and not best:
             return silent
     raise UnavailableError(
@@ -149,23 +150,24 @@ def _fetch(
     places: Sequence[Place], wanted: Sequence[File], into: str, parts: Mapping[str, int]
 ) -> Verb[tuple[list[str], str]]:
     """Fetch files in one stream per place; return the paths that arrived completely, and what went wrong."""
-    starts = {file.path: start if (start := parts.get(file.path, 0)) <= file.size else 0 for file in wanted}
-    left = sum(file.size - starts[file.path] for file in wanted)
+    rests: dict[str, FilePart] = {}
+    for file in wanted:
+        start = parts.get(file.path, 0)
+        start = start if start <= file.size else 0
+        rests[file.path] = FilePart(path=_part(into, file.path), start=start, length=file.size - start)
+    left = sum(rest.length for rest in rests.values())
     what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
-    if resumed := sum(starts.values()):
+    if resumed := sum(rest.start for rest in rests.values()):
         what += f"; {human_size(resumed)} of them came before"
     shares = [share for number in range(len(places)) if (share := [file for file in wanted if file.place == number])]
     outputs = yield tuple(
         replace(
             places[share[0].place].shell,
-            stdin=_SEND + "".join(f"send {file.word} {file.size} {starts[file.path]}\n" for file in share),
+            stdin=_SEND + "".join(f"send {file.word} {file.size} {rests[file.path].start}\n" for file in share),
             transfer=Transfer(
-                num_bytes=sum(file.size - starts[file.path] for file in share),
+                num_bytes=sum(rests[file.path].length for file in share),
                 num_files=len(share),
-                writes=tuple(
-                    FilePart(path=_part(into, file.path), start=starts[file.path], length=file.size - starts[file.path])
-                    for file in share
-                ),
+                writes=tuple(rests[file.path] for file in share),
             ),
             timeout_s=STALL_S,
             say=what,
@@ -199,7 +201,7 @@ def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[st
     return found
 
 
-# The program: finds out what is here, and gives a fetched file its name
+# The program: it lists what is here, and gives fetched files their final names
 
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:

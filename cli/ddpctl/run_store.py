@@ -427,10 +427,6 @@ class DiskUsage:
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
 
-    def holds(self, place: str) -> bool:
-        """Return whether a path or HOST:PATH is in this folder, on any host, as many may share one home."""
-        return not self.names.isdisjoint(folders_above(place))
-
     @property
     def names(self) -> frozenset[str]:
         """The folder's path and, on this machine, also its path without symbolic links."""
@@ -438,7 +434,7 @@ class DiskUsage:
 
 
 def folders_above(place: str) -> set[str]:
-    """Return the folders that contain a path, or HOST:PATH."""
+    """Return the folders that contain a path, or HOST:PATH. The host does not matter: hosts may share a home."""
     paths = (place, place.partition(":")[2], os.path.realpath(place))
     return {str(folder) for path in paths for folder in PurePath(path).parents}
 

@@ -76,7 +76,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 
 
 def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
-    """Return which other hosts have the same settings as a host, but for their names."""
+    """Return a function that tells whether another host has the same settings as ``host``, except for its name."""
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
     lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
     given = [words for words in lines if words]
@@ -231,10 +231,10 @@ class Connector:
         return ["ssh", "-T", *config_of(self.home), *options, *_login_flags(host)]
 
     def _settings(self, host: Host) -> dict[str, str]:
-        """Return a host's settings. Hosts that the configuration does not distinguish share the first one's."""
+        """Return a host's settings. Hosts that the configuration does not distinguish share them."""
         with self._lock:
             if self._shared is None:
-                self._shared = {}, lambda _: False  # in case that it cannot be read
+                self._shared = {}, lambda _: False  # if the configuration cannot be read
                 settings = read_settings(host, self.home)
                 with suppress(OSError):
                     self._shared = settings, _sharers(host, settings)

@@ -65,12 +65,8 @@ class Display:
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
         text = self.line(self._drawn_at - self._began, shutil.get_terminal_size().columns - 1 if self._terminal else 0)
-        print(
-            f"\r\x1b[K{text}" if self._terminal else text,
-            end="" if self._terminal else "\n",
-            file=self._out,
-            flush=True,
-        )
+        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._out.flush()
 
     def line(self, took_s: float, width: int) -> str:
         """Return ``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
@@ -93,9 +89,8 @@ class Display:
             return f"  {part:4.0%}  {text}"
         bar = min(30, width - len(text) - 5)
         filled = round(part * bar)
-        return cut(
-            f"  [{'#' * filled}{'-' * (bar - filled)}] {text}" if bar >= _LEAST_BAR else f"  {text}", width, plain=True
-        )
+        drawn = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar >= _LEAST_BAR else ""
+        return cut(f"  {drawn}{text}", width, plain=True)
 
 
 def move(

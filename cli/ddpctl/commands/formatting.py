@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
 from ddpctl.run_folders import is_by_hand
 from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
 
@@ -152,7 +152,7 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def removed_lines(
-    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Sequence[DiskUsage] = (), has_files: bool = True
+    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Collection[str] = (), has_files: bool = True
 ) -> list[str]:
     """Return the lines of ``ddpctl rm``: the folders that are or would be removed with a run, and what remains.
 
@@ -164,7 +164,8 @@ def removed_lines(
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
     lines += [f"  kept    {path}, to which a link in {one} points" for one in found for path in one.stays]
-    if has_files and run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
+    removed = {*others, *(name for one in found for name in one.names)}
+    if has_files and run.checkpoint_dir and removed.isdisjoint(folders_above(run.checkpoint_dir)):
         lines.append(f"  kept    {run.checkpoint_dir}, its checkpoints")
     if run.job.checkpoint_dir:
         lines.append(f"  kept    {run.job.checkpoint_dir}, copies of its checkpoints")

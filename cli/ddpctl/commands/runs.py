@@ -267,13 +267,13 @@ def rm(
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
-    places = [place for one in removals for place in one.left]
+    folders = {name for one in removals for place in one.left for name in place.names}
     gone = [one.left for one in removals] if dry_run else removal.remove_runs(context, removals)
     for one, found in zip(removals, gone, strict=True):
         if isinstance(found, DdpctlError):
             continue
         for line in formatting.removed_lines(
-            one.run, found, dry_run=dry_run, others=places, has_files=one.state.has_files
+            one.run, found, dry_run=dry_run, others=folders, has_files=one.state.has_files
         ):
             print(line)
     if failed := [error for error in gone if isinstance(error, DdpctlError)]:

@@ -1,7 +1,7 @@
 """The target ``local``: each node is a separate ddprun on this machine, and the nodes use its loopback.
 
-If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. What a
-node needs (locks, logs, signals, a free port) is done by ``python -m ddprun.nodectl``, which is run like any command.
+If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. The
+command ``python -m ddprun.nodectl`` checks locks, prints logs, sends signals and finds a free port.
 """
 
 import json
@@ -117,9 +117,9 @@ class LocalTarget(Target):
             )
             for node in range(job.max_nodes)
         )
-        notes = (
-            [] if gpus or job.device == "cpu" else [f"no GPU here: {counted(plan.world_size, 'CPU rank')} with gloo"]
-        )
+        notes = []
+        if not gpus and job.device != "cpu":
+            notes.append(f"no GPU here: {counted(plan.world_size, 'CPU rank')} with gloo")
         if unused := [name for name in _OF_CONTAINERS if getattr(job, name) != getattr(JobSpec(), name)]:
             notes.append(f"no container here: {', '.join(unused)} not used")
         return Submission(handle={"port": number}, note="; ".join(notes))
@@ -129,18 +129,15 @@ class LocalTarget(Target):
         find_torch = (
             "import importlib.util as u; raise SystemExit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
         )
-        return (
+        probes = [
             Command(argv=(self._python, "-c", find_torch), probe=True),
             Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
-            *self._look_for_package(plan),
-            *look_for_script(plan),
-        )
-
-    def _look_for_package(self, plan: Plan) -> tuple[Command, ...]:
-        if not (package := package_of(plan.job.command)):
-            return ()
-        find = f"import sys, importlib.util as u; sys.exit({MISSING} * (u.find_spec(sys.argv[1]) is None))"
-        return (Command(argv=(self._python, "-c", find, package), env=plan.job.env, cwd=plan.cwd, probe=True),)
+        ]
+        if package := package_of(plan.job.command):
+            find = f"import sys, importlib.util as u; sys.exit({MISSING} * (u.find_spec(sys.argv[1]) is None))"
+            argv = (self._python, "-c", find, package)
+            probes.append(Command(argv=argv, env=plan.job.env, cwd=plan.cwd, probe=True))
+        return (*probes, *look_for_script(plan))
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Read the folder of each node."""
@@ -151,8 +148,7 @@ class LocalTarget(Target):
         answers = _answers(shown, len(dirs))
         found = []
         for run in runs:
-            nodes = [next(answers) for _ in range(run.job.max_nodes)]
-            reports = tuple(node_report(node, shown) for node, shown in enumerate(nodes))
+            reports = tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes))
             found.append(fold_nodes(run.name, reports, young=now - run.created < YOUNG_S))
         return tuple(found)
 
@@ -179,11 +175,9 @@ class LocalTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun, and wait until none is alive."""
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
-        argv = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
-        command = Command(
-            argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + TIMEOUT_S
-        )
-        (done,) = yield (command,)
+        words = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
+        argv = (self._python, "-P", "-m", "ddprun.nodectl", "signal", *words)
+        (done,) = yield (Command(argv=argv, timeout_s=wait_s + TIMEOUT_S),)
         if done.returncode:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('nodectl failed')}")
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
@@ -219,8 +213,7 @@ def node_dirs(run: Run) -> tuple[str, ...]:
 
 def find_gpus() -> Verb[tuple[str, ...]]:
     """Return the GPUs of this machine."""
-    visible, listing = yield GPU_PROBES
-    return gpus_of(visible, listing)
+    return gpus_of(*(yield GPU_PROBES))
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
@@ -267,19 +260,16 @@ def _asked(job: JobSpec) -> str:
 
 
 def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Return the error for a Python that cannot start the ranks; it says why, as far as the output shows."""
+    """Return the error for a Python that cannot start the ranks, with the reason if the output shows one."""
     if output.returncode == Exit.SCRIPT:
-        return UnavailableError(
-            f"{python} has no torch", hint=f"install it with {python} -m pip install 'ddpctl[train]'"
-        )
-    if output.returncode == TIMED_OUT:
-        return UnavailableError(
-            f"cannot check whether {python} has torch: {output.last_line()}",
-            hint="launch again when the machine is less busy",
-        )
-    return UnavailableError(
-        f"cannot run {python}: {output.last_line('it failed')}", hint="set the target's 'python' to one that has torch"
-    )
+        what, hint = f"{python} has no torch", f"install it with {python} -m pip install 'ddpctl[train]'"
+    elif output.returncode == TIMED_OUT:
+        what = f"cannot check whether {python} has torch: {output.last_line()}"
+        hint = "launch again when the machine is less busy"
+    else:
+        what = f"cannot run {python}: {output.last_line('it failed')}"
+        hint = "set the target's 'python' to one that has torch"
+    return UnavailableError(what, hint=hint)
 
 
 # The rendered spec: a bash script that needs no ddpctl

@@ -292,7 +292,6 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
     """Return the status of an ended job: the outcome that its nodes wrote or, without one, what Slurm reports."""
     if found.outcome:
         return found
-    code = {"succeeded": Exit.OK, "stopped": Exit.SAVED_TERM}.get(job.state, Exit.KILLED)
     if job.state == "succeeded":
         return RunStatus(run=found.run, state="succeeded", message="Slurm: COMPLETED", code=0, nodes=found.nodes)
     began = any(report.state for report in found.nodes)
@@ -300,7 +299,7 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
         run=found.run,
         state=job.state,
         message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome (see job.log)' if began else ''}",
-        code=Exit.KILLED if began else int(code),
+        code=Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED,
         nodes=found.nodes,
     )
 
@@ -348,12 +347,11 @@ def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) ->
     going = next((state for state in states if not state.ended and state.state != "pending"), None)
     waiting = next((state for state in states if state.state == "pending"), None)
     nodes = tuple(report for state in states for report in state.nodes)
-    found = RunStatus(run=run.name, state="unknown", message="", nodes=nodes, tasks=states)
-    if going or waiting:
-        state = (going or waiting).state  # type: ignore[union-attr]
-        return replace(found, state=state, message=f"array of {len(tasks)}: {counts}")
-    number, worst = max(enumerate(states), key=lambda pair: pair[1].code or 0)
     message = f"array of {len(tasks)}: {counts}"
+    found = RunStatus(run=run.name, state="unknown", message=message, nodes=nodes, tasks=states)
+    if active := going or waiting:
+        return replace(found, state=active.state)
+    number, worst = max(enumerate(states), key=lambda pair: pair[1].code or 0)
     if worst.code:
         message += f"; task {tasks[number]}: {worst.message}"
     return replace(found, state=worst.state, message=message, code=worst.code, outcome=worst.outcome)

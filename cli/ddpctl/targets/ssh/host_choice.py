@@ -115,7 +115,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """Return the hosts, first one that has the checkpoints to resume from, and notes. Raises UnavailableError."""
+    """Return the hosts and notes. The first host has the checkpoints to resume from. Raises UnavailableError."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
     having = [place for place in usable if found.facts[place].get("checkpoint")]
@@ -143,8 +143,8 @@ def _with_checkpoints(
 
 
 # Waiting: a launch queues on one host after another, in the order of the names that the hosts themselves report. It
-# queues on the next host only when it is first in line on all hosts before. So no two launches wait for each other,
-# whatever names and order their files use.
+# queues on the next host only when it is first in line on all earlier hosts. So no two launches wait for each other,
+# even if their files list the hosts in different orders or under different names.
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:

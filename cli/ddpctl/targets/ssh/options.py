@@ -8,18 +8,13 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port
+from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port, matching
 
 _SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
-_ADDRESS = re.compile(r"[\w.:-]+")  # a name, an IPv4 address or an IPv6 address
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
-
-
-def check_address(address: str) -> str:
-    """Check that ssh accepts the address and cannot mistake it for an option. Raises ValueError."""
-    if not _ADDRESS.fullmatch(address) or address.startswith("-"):
-        raise ValueError("expected a name of ~/.ssh/config, a host name or an IP address")
-    return address
+# ssh must not mistake an address for an option.
+ADDRESS = matching(r"(?!-)[\w.:-]+", "expected a name of ~/.ssh/config, a host name or an IP address")
+NETWORK = matching(r"[A-Za-z0-9][\w.-]*", "host, or a network's name")
 
 
 def check_user(user: str) -> str:
@@ -41,19 +36,11 @@ def check_project(project: str) -> str:
     return project if project in ("none", "sync") else check_path(project)
 
 
-def check_network(network: str) -> str:
-    """Check that the text can be the name of a network. Raises ValueError."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", network):
-        raise ValueError("host, or a network's name")
-    return network
-
-
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
     """A machine of the target."""
 
-    address: Annotated[str, Doc("As for ssh: a name in ~/.ssh/config, a host name or an IP address."),
-                       Rule(check_address)]  # fmt: skip
+    address: Annotated[str, Doc("As for ssh: a name in ~/.ssh/config, a host name or an IP address."), ADDRESS]
     user: Annotated[
         str | None, Doc("The user to log in as. null: as in ~/.ssh/config, else your user name."), Rule(check_user)
     ] = None
@@ -66,7 +53,7 @@ class SshHost:
     peer: Annotated[
         str | None,
         Doc("The address at which the other hosts reach it. null: the address that this machine uses."),
-        Rule(check_address),
+        ADDRESS,
     ] = None
     gpus: Annotated[int | None, Doc("Number of its GPUs that a run may use. null: all."), Ge(0), Le(64)] = None
 
@@ -126,13 +113,11 @@ class SshOptions:
             "node 0."),
         Rule(check_path),
     ] = None  # fmt: skip
-    network: Annotated[
-        str, Doc("The containers' network: host, or one that can reach the other hosts."), Rule(check_network)
-    ] = "host"  # fmt: skip
+    network: Annotated[str, Doc("The containers' network: host, or one that can reach the other hosts."), NETWORK] = (
+        "host"
+    )
     exclude: Annotated[tuple[str, ...], Doc("Addresses of hosts not to use, such as machines in repair.")] = ()
-    min_disk: Annotated[
-        str, Doc("Free disk space that every host must have for runs."), Rule(check_size)
-    ] = "1Gi"  # fmt: skip
+    min_disk: Annotated[str, Doc("Free disk space that every host must have for runs."), Rule(check_size)] = "1Gi"
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key and a sentence for each setting that is impossible on SSH machines."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -129,7 +130,7 @@ class Facts:
     @property
     def address(self) -> str:
         """The address at which this machine reached the host, or an empty text if it is unknown."""
-        return (self.get("ssh").split() or ["", "", ""])[2] if len(self.get("ssh").split()) > 2 else ""
+        return "".join(self.get("ssh").split()[2:3])
 
 
 def parse_facts(output: Output) -> Facts:
@@ -145,19 +146,12 @@ def parse_facts(output: Output) -> Facts:
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
     """Return the facts, with ``clock_s`` set for each host whose time is known, if this machine's is known too."""
-
-    def seconds(output: Output) -> float | None:
-        try:
-            return float(output.stdout)
-        except ValueError:
-            return None
-
-    now = seconds(here)
-    times = [seconds(output) for output in there]
-    return tuple(
-        fact if now is None or time is None else replace(fact, clock_s=time - now)
-        for fact, time in zip(facts, times, strict=True)
-    )
+    found = []
+    for fact, output in zip(facts, there, strict=True):
+        with suppress(ValueError):  # a time is unknown
+            fact = replace(fact, clock_s=float(output.stdout) - float(here.stdout))
+        found.append(fact)
+    return tuple(found)
 
 
 def judge(
@@ -250,7 +244,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
 
 
 def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that is the machine of an earlier one, under another name; containers on it are their own."""
+    """Yield each host that is the same machine as an earlier host. A container counts as a machine of its own."""
     names: dict[str, str] = {}
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         machine = fact.get("machine")
@@ -259,7 +253,7 @@ def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that lacks the image, or whose image has no ID or digest of the first host's image."""
+    """Yield each host that lacks the image, or whose image shares no ID or digest with the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
