@@ -22,7 +22,7 @@ from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
-from ddpctl.remote import Remote, write_bytes
+from ddpctl.remote import Remote, batches, write_bytes
 from ddpctl.text import plain
 from ddpctl.transfers import Display, move
 from ddpwire import names
@@ -174,17 +174,20 @@ class Executor:
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
         numbers = count()
-        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
+        groups = batches(commands)
+        pool = ThreadPoolExecutor(min(len(groups), _MAX_PARALLEL))
         futures = [
-            pool.submit(self._move, command, command.transfer, display, next(numbers))
-            if command.transfer
-            else pool.submit(self._run, command, None)
-            for command in commands
+            pool.submit(self._move, batch.command, batch.command.transfer, display, next(numbers))
+            if batch.command.transfer
+            else pool.submit(self._run, batch.command, None)
+            for batch in groups
         ]
         try:
             while True:
                 try:
-                    return tuple(future.result() for future in futures)
+                    outputs = [batch.split(future.result()) for batch, future in zip(groups, futures, strict=True)]
+                    found = {index: output for answers in outputs for index, output in answers.items()}
+                    return tuple(found[index] for index in range(len(commands)))
                 except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise

@@ -5,15 +5,18 @@ even behind a jump host.
 """
 
 import select
+import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+from uuid import uuid4
 
-from ddpctl.command import TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, process_line
+from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, process_line
 from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
@@ -26,7 +29,48 @@ if TYPE_CHECKING:
 PROBE_S = 3.0  # how often a silent host is checked
 LOST_S = 8.0
 _CHUNK = 1 << 16
-_SESSIONS = 8  # captured commands of a host at once; an sshd allows 10 sessions of a connection (MaxSessions)
+_SESSIONS = 8  # of a connection at once; an sshd allows 10 (MaxSessions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Commands that run in one session, one script after the other. The time limit is the sum of theirs."""
+
+    command: Command
+    indices: list[int]  # of the commands
+    mark: str = ""  # separates their outputs, in which it does not occur
+
+    def split(self, output: Output) -> dict[int, Output]:
+        """Return each command's output by its index. If the session ended early, the rest get its failure."""
+        if not self.mark:
+            return {self.indices[0]: output}
+        words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
+        parts = zip(self.indices, words[::2], words[1::2], errors, strict=False)
+        done = {index: Output(returncode=int(code), stdout=out, stderr=error) for index, out, code, error in parts}
+        return dict.fromkeys(self.indices, replace(output, stdout="", stderr=errors[-1])) | done
+
+
+def batches(commands: Sequence[Command]) -> list[Batch]:
+    """Group the commands so that no host has more than a few sessions. Only captured scripts share a session."""
+    groups: dict[Host | int, list[int]] = {}
+    for index, command in enumerate(commands):
+        shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
+        groups.setdefault(shared or index, []).append(index)
+    every = [group[first::_SESSIONS] for group in groups.values() for first in range(min(len(group), _SESSIONS))]
+    return [_batch([commands[index] for index in indices], indices) for indices in every]
+
+
+def _batch(commands: list[Command], indices: list[int]) -> Batch:
+    if len(commands) == 1:
+        return Batch(command=commands[0], indices=indices)
+    mark, limits = uuid4().hex, [command.timeout_s for command in commands]
+    text = "".join(
+        f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
+        for command in commands
+    )
+    limit_s = None if None in limits else sum(limit for limit in limits if limit is not None)
+    command = replace(commands[0], stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
+    return Batch(command=command, indices=indices, mark=mark)
 
 
 class Remote:
@@ -38,7 +82,6 @@ class Remote:
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
-        self._slots: dict[Host, threading.Semaphore] = {}
         self._held: list[Channel] = []
         self._lock = threading.Lock()
 
@@ -59,14 +102,9 @@ class Remote:
         return self._connector.openssh(host)
 
     def capture(self, command: Command) -> Output:
-        """Wait for a command and keep its output. A host gets only a few of these commands at once."""
+        """Wait for a command and keep its output."""
         out, err = bytearray(), bytearray()
-        with self._lock:
-            slots = self._slots.setdefault(_host(command), threading.Semaphore(_SESSIONS))
-        with slots:
-            if self._slots.get(_host(command)) is not slots:
-                return Output(returncode=UNREACHED, stderr="the connection was closed")
-            done = self._run(command, out.extend, err.extend)
+        done = self._run(command, out.extend, err.extend)
         texts = (out.decode(errors="replace"), err.decode(errors="replace") + done.stderr)
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
@@ -127,7 +165,6 @@ class Remote:
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
-            self._slots.clear()  # commands that wait for a slot then fail
 
     def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
         from paramiko.ssh_exception import SSHException
