@@ -38,11 +38,10 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
     for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
-        try:
-            _check_ended(run, state)
-            ended.append((run, state))
-        except DdpctlError as error:
+        if error := _reason_to_keep(run, state):
             refused.append(error)
+        else:
+            ended.append((run, state))
     measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
     removals: list[Removal] = []
     for (run, state), left in zip(ended, measured, strict=True):
@@ -75,17 +74,18 @@ def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple
     return tuple(failed.get(one.run.name) or next(gone) for one in removals)
 
 
-def _check_ended(run: Run, state: RunStatus) -> None:
-    """Raise UsageError if the run has not ended, or UnavailableError if this is unknown."""
+def _reason_to_keep(run: Run, state: RunStatus) -> DdpctlError | None:
+    """Return the error for a run that has not ended, or whose end is unknown."""
     if state.state == "unknown":
-        raise UnavailableError(
+        return UnavailableError(
             f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
             f"if its machines no longer exist, delete its record: {run.folder}"
         )
     if not state.ended:
-        raise UsageError(
+        return UsageError(
             f"run '{run.name}' has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
         )
+    return None
 
 
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:

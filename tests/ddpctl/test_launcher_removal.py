@@ -142,6 +142,28 @@ def test_no_link_is_followed(act: Callable[..., DiskUsage], tmp_path: Path) -> N
     assert act(run, dry_run=False) == DiskUsage(path=str(run))
 
 
+def test_a_folder_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
+    names = ["one", "stuck", "three"]
+    for name in names:
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / "checkpoints/a b").write_bytes(b"x" * 5000)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rm").write_text(
+        '#!/bin/sh\ncase "$*" in *stuck*) echo note >&2; echo \'rm: busy\' >&2; exit 1 ;; esac\nexec /bin/rm "$@"\n'
+    )
+    (tmp_path / "bin/rm").chmod(0o755)
+    text = removal.disk_usage_script(str(tmp_path / "runs"), [*names, "none"], dry_run=False)
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    one, three, none = (removal.read_disk_usage(said, "/runs", name) for name in ("one", "three", "none"))
+    assert one.size == one.checkpoints == three.size == 8192
+    assert none == DiskUsage(path="/runs/none")
+    with pytest.raises(CannotWriteError, match="/runs/stuck was not removed: rm: busy"):
+        removal.read_disk_usage(said, "/runs", "stuck")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stuck"]
+
+
 @pytest.mark.parametrize("act", [by_script, here])
 def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
     (tmp_path / "night/node-0").mkdir(parents=True)

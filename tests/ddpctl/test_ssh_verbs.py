@@ -12,6 +12,7 @@ from ddpctl.command import Output
 from ddpctl.errors import NoInputError, UnavailableError
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import SshOptions, SshTarget, scripts
+from ddpctl.targets.ssh.preflight import report, split_shown
 
 
 def shown(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
@@ -114,3 +115,24 @@ def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> N
         done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout) == shown | {"outcome": {}}
         left.kill()
+
+
+def test_a_host_lists_its_containers_once(tmp_path: Path) -> None:
+    """Of four nodes without an outcome, one has a container and no node.json yet, and one has left a container."""
+    runs = [("day", 0), ("day", 1), ("night", 0), ("night", 1)]
+    for run, node in runs:
+        (tmp_path / f".ddpctl/runs/{run}/node-{node}").mkdir(parents=True)
+    (tmp_path / ".ddpctl/runs/night/node-1/node.json").write_text("{}")
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >>"$HOME/asked"\necho ddpctl-day-1\necho ddpctl-night-1\n')
+    (tmp_path / "docker").chmod(0o755)
+    environ = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    text = scripts.show(OPTIONS, runs)
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    found = [report(one) for one in split_shown(Output(returncode=0, stdout=done.stdout), len(runs))]
+    assert [(one["alive"], one["remains"]) for one in found] == [
+        (False, False), (True, False), (False, False), (False, True)
+    ]  # fmt: skip
+    assert (tmp_path / "asked").read_text() == "ps --all --filter label=ddpctl.run --format {{.Names}}\n"
+    cut = Output(returncode=255, stdout=done.stdout[: len(done.stdout) // 2])
+    answers = [report(one) for one in split_shown(cut, len(runs))]
+    assert (answers[0], answers[-1]) == (found[0], None), "what came before the host was lost counts"
