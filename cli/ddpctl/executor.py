@@ -35,7 +35,7 @@ OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises the exception that i
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a function for a child process to call first: the child gets SIGKILL when this process ends. Linux only."""
+    """Return a function for a child process to call first: the child is killed when this process ends. Linux only."""
     parent = os.getpid()
 
     def ask() -> None:

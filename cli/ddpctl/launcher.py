@@ -48,8 +48,8 @@ from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long after its last log line a run may still appear to be alive
 LAUNCH_STOP_S = 60.0  # how long a launch may take to undo what it has begun
-STOP_MARGIN_S = 5.0  # how long a run may take beyond its ranks' grace period
-SILENT_S = 1.0  # after this time, a run without living nodes reports nothing more
+STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
+SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
 PROGRESS_S = 5.0
 POLL_S = 0.2
 
@@ -92,11 +92,10 @@ def _emit(line: str) -> None:
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
     """Find a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects one training of an array."""
-    run = (
-        run_folders.load(Path(name).absolute(), kind=_kind_by_hand())
-        if name and "/" in name
-        else run_store.load(context.root, name)
-    )
+    if name and "/" in name:
+        run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
+    else:
+        run = run_store.load(context.root, name)
     if task is None:
         return run
     tasks = target_of(run).tasks(run)
@@ -109,11 +108,7 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
 
 def in_folder(folder: Path) -> tuple[Run, ...]:
     """Return the runs in a folder, including those that ddpctl did not launch. Raises NoInputError."""
-    return run_folders.load_all(folder.absolute(), kind=_kind_by_hand())
-
-
-def _kind_by_hand() -> str:
-    return targets.default_kind({})[0]
+    return run_folders.load_all(folder.absolute(), kind=targets.default_kind({})[0])
 
 
 # Plan, submit, follow, stop
@@ -121,9 +116,7 @@ def _kind_by_hand() -> str:
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
-    old = _goes_on_from(request)
-    checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
-    job = request.job
+    old, job, user = _goes_on_from(request), request.job, ""
     if job.checkpoint_dir and program(job.command)[:2] != TRAINER:
         raise ConfigError(
             "job.checkpoint_dir: only ddptrain copies its checkpoints to a store, and this is another script"
@@ -131,26 +124,23 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     if job.checkpoint_dir and uid:  # the run's own place in the store, or that of the run that it resumes
         own = f"{job.checkpoint_dir.rstrip('/')}/{run}"
         job = replace(job, checkpoint_dir=(old and old.job.checkpoint_dir) or own)
+    if uid:
+        with suppress(OSError, KeyError, ImportError):
+            user = getpass.getuser()
     return Plan(
         run=run,
         job=job,
         cwd=request.cwd,
         run_dir=str(folder),
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=old.checkpoint_dir if old else str(folder / CHECKPOINTS),
         uid=uid,
-        user=_user() if uid else "",
+        user=user,
         wait_s=request.wait_s,
     )
 
 
-def _user() -> str:
-    with suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return ""
-
-
 def _goes_on_from(request: Request) -> Run | None:
-    """Return the run whose checkpoints are used; None for a new run, or if the old run never started."""
+    """Return the old run whose checkpoints are used; None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
@@ -208,11 +198,11 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
             run_store.save(run)
             context.emit(f"run {name}: {title(job)} on {where} ({request.why})")
-            for line in (*submission.table, submission.note):
-                if line:
-                    context.emit(f"  {line}")
-            if request.resumes and not (_goes_on_from(request) and run_store.has_checkpoint(request.resumes)):
-                context.emit(f"  {request.resumes.name} left no checkpoint: the run starts from the beginning")
+            for line in filter(None, (*submission.table, submission.note)):
+                context.emit(f"  {line}")
+            old = request.resumes
+            if old and not (old.handle and run_store.has_checkpoint(old)):
+                context.emit(f"  {old.name} left no checkpoint: the run starts from the beginning")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -233,13 +223,9 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
 
 
 def _name(context: AppContext, request: Request) -> str:
-    if request.name:
-        return request.name
-    return (
-        run_store.next_name(context.root, request.resumes.name)
-        if request.resumes
-        else run_store.new_name(context.root, request.job.name)
-    )
+    if request.resumes and not request.name:
+        return run_store.next_name(context.root, request.resumes.name)
+    return request.name or run_store.new_name(context.root, request.job.name)
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
@@ -269,12 +255,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
         while True:
             try:
-                printed = True
-                try:
-                    logs = target.logs(run, LogQuery(follow=True, tail=tail))
-                    context.executor.perform(logs, on_interrupt=stopper)
-                except CannotWriteError:  # the run continues, even if nobody reads its log
-                    printed = False
+                printed = False
+                with suppress(CannotWriteError):  # the run continues, even if nobody reads its log
+                    context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
+                    printed = True
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
                     state = replace(state, message="")  # it is the last line of the log
@@ -315,8 +299,8 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
 class Stopper:
     """Handles Ctrl-C for an attached run: the first one makes the run save and stop, the second one kills it.
 
-    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` has other
-    signals to ddpctl that stop the run as well. Any further signal is raised.
+    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` are other
+    signals to ddpctl that stop the run as well. All other signals are raised again.
     """
 
     def __init__(
@@ -332,28 +316,24 @@ class Stopper:
 
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
         """Handle one Ctrl-C or one other signal."""
-        asked: StopSignal = self._first
-        by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
+        signal, by, again, only = self._first, "you (Ctrl-C)", "Ctrl-C again kills them", ""
         if isinstance(error, interrupts.Terminated):
             if not self.handles(error):
                 raise error
-            asked, self.code = "TERM", interrupts.code_of(error)
-            name = signals.Signals(error.number).name
-            by, again = f"{name} to ddpctl", f"a second {name} kills them"
+            self.code, name = interrupts.code_of(error), signals.Signals(error.number).name
+            signal, by, again = "TERM", f"{name} to ddpctl", f"a second {name} kills them"
         self.times += 1
         run_store.note_stop(self.run, by)
         run, target = self.run, target_of(self.run)
-        kill = self.times > 1
-        signal: StopSignal = "KILL" if kill else asked
-        if kill:
+        if self.times > 1:
+            signal = "KILL"
             self._context.emit(f"killing run '{run.name}'")
         else:
-            only = ""
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
             self._context.emit(f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
-            self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
+            self._context.executor.perform(target.stop(run, signal=signal, wait=self.times > 1))
         except UnavailableError as error:  # some machines do not answer; the run may continue on others
             self._context.emit(str(error))
 
@@ -473,31 +453,21 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Suspend a run, or resume it (``again``). Raises ConfigError if its target cannot do this."""
+    """Suspend a run or, if ``again``, resume it. Raises ConfigError if its target cannot do this."""
     target = target_of(run)
     context.executor.perform(target.resume(run) if again else target.suspend(run))
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each of these runs, in the same order. Each target is asked once."""
-    found = {
-        run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
-        for run in asked
-        if run.kind not in targets.kinds()
-    }
+    found: dict[str, RunStatus] = {}
     groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
     for run in asked:
-        if run.name not in found:
-            groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
+        groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
     for group in map(tuple, groups.values()):
         try:
-            target = target_of(group[0])
-        except ConfigError as error:  # one invalid record must not hide the other runs
-            found |= {run.name: RunStatus(run=run.name, state="unknown", message=str(error)) for run in group}
-            continue
-        try:
-            states = context.executor.perform(target.status(group, now=time.time()))
-        except DdpctlError as error:  # one target's error must not hide the other runs
+            states = context.executor.perform(_target(group[0]).status(group, now=time.time()))
+        except DdpctlError as error:  # an invalid record, or an error of one target, must not hide the other runs
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         found |= {
             run.name: _as_asked(run, run_folders.without_guess(run, state))
@@ -511,8 +481,8 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """Add to a status what is known only here: an unfinished launch, how the run ended, and who stopped it."""
     # No answer, or nothing left to ask.
-    unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
-    if unsure and (end := run_store.known_end(run)):
+    is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
+    if is_unsure and (end := run_store.known_end(run)):
         state = state.with_end(end)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
@@ -537,16 +507,16 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
 
 def target_of(run: Run) -> targets.Target:
     """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
-    if run.kind not in targets.kinds():
-        raise ConfigError(f"run '{run.name}': {_strange(run)}")
     try:
-        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+        return _target(run)
     except ConfigError as error:
         raise ConfigError(f"run '{run.name}': {error}") from None
 
 
-def _strange(run: Run) -> str:
-    return f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}"
+def _target(run: Run) -> targets.Target:
+    if run.kind not in targets.kinds():
+        raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
+    return targets.make(run.kind, targets.fill_options(run.kind, run.options))
 
 
 # Discovery for Prometheus: file_sd files in ``.targets``, beside the runs' folders. Nodes on this machine and Slurm's
@@ -564,18 +534,18 @@ def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
                 for path in present:
                     if is_targets_file_of(path.name, run.name):
                         path.unlink(missing_ok=True)
-            elif run.elsewhere and "discovery" in targets.capabilities(run.kind):
-                _write_discovery(folder, run, status)
+            elif run.elsewhere and status.nodes and "discovery" in targets.capabilities(run.kind):
+                _write_discovery(folder / targets_file_name(run.name), run, status)
 
 
-def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
-    targets = [
+def _write_discovery(path: Path, run: Run, status: RunStatus) -> None:
+    endpoints = [
         MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
         for report in status.nodes
         if report.alive and report.state and report.state.metrics
     ]
-    path, content = folder / targets_file_name(run.name), targets_text(targets)
-    if targets and not (path.exists() and path.read_text() == content):
-        folder.mkdir(parents=True, exist_ok=True)
+    content = targets_text(endpoints)
+    if endpoints and not (path.exists() and path.read_text() == content):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content.encode())
         path.chmod(0o644)  # Prometheus runs as another user
