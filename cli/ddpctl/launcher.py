@@ -461,13 +461,18 @@ def suspend(context: AppContext, run: Run, *, again: bool) -> None:
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each of these runs, in the same order. Each target is asked once."""
     found: dict[str, RunStatus] = {}
-    groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
+    # A target's options may have changed between two runs.
+    groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
     for run in asked:
-        groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
-    for group in map(tuple, groups.values()):
         try:
-            states = context.executor.perform(_target(group[0]).status(group, now=time.time()))
-        except DdpctlError as error:  # an invalid record, or an error of one target, must not hide the other runs
+            key = run.kind, json.dumps(run.options, sort_keys=True)
+            groups.setdefault(key, (target_of(run), []))[1].append(run)
+        except ConfigError as error:  # one invalid record must not hide the other runs
+            found[run.name] = RunStatus(run=run.name, state="unknown", message=str(error))
+    for target, group in groups.values():
+        try:
+            states = context.executor.perform(target.status(tuple(group), now=time.time()))
+        except DdpctlError as error:  # one target's error must not hide the other runs
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         found |= {
             run.name: _as_asked(run, run_folders.without_guess(run, state))
@@ -508,15 +513,11 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
 def target_of(run: Run) -> targets.Target:
     """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
     try:
-        return _target(run)
+        if run.kind not in targets.kinds():
+            raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
+        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
     except ConfigError as error:
         raise ConfigError(f"run '{run.name}': {error}") from None
-
-
-def _target(run: Run) -> targets.Target:
-    if run.kind not in targets.kinds():
-        raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
-    return targets.make(run.kind, targets.fill_options(run.kind, run.options))
 
 
 # Discovery for Prometheus: file_sd files in ``.targets``, beside the runs' folders. Nodes on this machine and Slurm's

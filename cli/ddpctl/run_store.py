@@ -1,7 +1,7 @@
 """Keeps the records of runs in the user's state directory, and measures their disk space.
 
-A record contains what was requested and what the target needs to find the run again. The run's status comes from the
-target; only how the run ended is recorded, in case the target does not answer.
+A record contains what was requested and what the target needs to find the run again. The target reports the run's
+status. Only how the run ended is recorded, because the target may no longer answer.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ddpctl.command import UNREACHED, Command, Output
+from ddpctl.command import SHELL, UNREACHED, Command, Output
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError, writing
 from ddpctl.launch_plan import Plan
 from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
@@ -62,7 +62,7 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    uid: str = ""  # distinguishes runs of the same name; empty: an older ddpctl started it
+    uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
     handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": see below
 
@@ -135,13 +135,7 @@ def next_name(root: Path, name: str) -> str:
 
 def has_checkpoint(run: Run) -> bool:
     """Return whether there is a checkpoint to continue from; True for other machines, where only the trainer knows."""
-    if run.elsewhere or run.job.checkpoint_dir:
-        return True
-    try:
-        with os.scandir(run.checkpoint_dir) as entries:
-            return any(not entry.name.startswith(".") for entry in entries)
-    except OSError:
-        return False
+    return run.elsewhere or bool(run.job.checkpoint_dir) or any(Path(run.checkpoint_dir).glob("[!.]*"))
 
 
 def checkpoints_here(run: Run) -> Path | None:
@@ -158,26 +152,25 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder."""
-    _remove_torn_launch(root / name)
-    if (root / name).is_dir():
+    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder.
+
+    Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it.
+    """
+    folder = root / name
+    with suppress(OSError):
+        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
+        is_old = time.time() - folder.stat().st_mtime > TORN_AFTER_S
+        if is_old and left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")):
+            launch = _launch_in(folder)
+            if launch is None or not launch.going:
+                discard(folder)
+    if folder.is_dir():
         raise UsageError(
             f"--name: a run named '{name}' already exists: choose another name, "
             f"or continue from its last checkpoint with --resume {name}"
         )
-    if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
+    if os.path.lexists(folder) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file with this name exists")
-
-
-def _remove_torn_launch(folder: Path) -> None:
-    """Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it."""
-    with suppress(OSError):
-        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
-        age_s = time.time() - folder.stat().st_mtime
-        if left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")) and age_s > TORN_AFTER_S:
-            launch = _launch_in(folder)
-            if launch is None or not launch.going:
-                discard(folder)
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
@@ -207,7 +200,7 @@ _LAUNCH = "launch.lock"
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the launch's lock; yield a function that records what the launch does. After an error, the file remains."""
+    """Hold the launch's lock; yield a function that records what the launch does. The file remains after an error."""
     path = folder / _LAUNCH
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -284,14 +277,14 @@ def stopped_by(run: Run) -> str | None:
         return None
 
 
-# How a run ended is kept, in case its target does not answer: in its nodes' folders if they are here, or else as the
-# target reported it.
+# How a run ended is recorded, because its target may no longer answer. If its nodes' folders are on this machine, their
+# outcomes are the record. Otherwise a file contains what the target reported.
 
 _END = "end.json"
 
 
 def note_end(run: Run, state: RunStatus) -> None:
-    """Record how a run ended, unless its nodes did. If this cannot be written, the target will be asked again."""
+    """Record how a run ended, unless its nodes recorded it. If the write fails, the target will be asked again."""
     if _outcomes(run) or (Path(run.folder) / _END).exists():
         return
     outcome = asdict(state.outcome) if state.outcome else None
@@ -413,9 +406,9 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: measures or removes what a run has left in one place. On an SSH host and a login node, a script does this;
-# here, a function does the same without a process. Neither follows symbolic links: a link is removed, but not what it
-# points to. The run's record is removed last, so that an interrupted removal can be repeated.
+# Disk usage: measures or removes what a run has left in one place. On SSH hosts and login nodes, a script does this. On
+# this machine, a function does the same without a process. Both remove symbolic links, but do not follow them. They
+# remove the run's record last, so that an interrupted removal can be repeated.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,15 +417,15 @@ class DiskUsage:
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
-    size: int = 0  # bytes; a file with several names (hard links) is not freed, and not counted
+    size: int = 0  # bytes; a file with several names (hard links) is not counted, because it is not freed
     checkpoints: int = 0  # how many of these bytes are checkpoints
-    stays: tuple[str, ...] = ()  # what links in it point to, which is not removed
+    stays: tuple[str, ...] = ()  # where its symbolic links point to; this is not removed
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
 
     def holds(self, place: str) -> bool:
-        """Return whether a path or HOST:PATH is in this folder, on any host, as many may share one home."""
+        """Return whether a path or HOST:PATH is in this folder. The host does not matter: hosts may share a home."""
         return not self.names.isdisjoint(folders_above(place))
 
     @property
@@ -513,13 +506,11 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
+    with path.open("rb") as file, suppress(OSError):  # a file system without locks
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # a file system without locks
-            return False
     return False
 
 
@@ -540,4 +531,4 @@ def _remove(folder: Path) -> None:
 def disk_usage_command(word: str, *, dry_run: bool) -> Command:
     """Return the command that runs the script; the caller adds the host."""
     text = disk_usage_script(word, dry_run=dry_run)
-    return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)
+    return Command(argv=SHELL, stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)
