@@ -72,34 +72,15 @@ def options(
 
 
 # In the order of --help.
-app.command()(launch.launch)
-app.command()(launch.render)
-app.command()(runs.ps)
-app.command()(runs.status)
-app.command()(runs.logs)
-app.command()(explain.explain)
-app.command()(explain.profile)
-app.command()(runs.stop)
-app.command()(top.top)
-app.command()(timeline.report)
-app.command()(timeline.timeline)
-app.command()(runs.rm)
-app.command()(runs.attach)
-app.command(name="exec")(runs.execute)
-app.command()(runs.shell)
-app.command()(runs.suspend)
-app.command()(runs.resume)
-app.command()(runs.pull)
-app.command()(runs.export)
-app.command()(hosts.hosts)
-app.command()(checks.bench)
-app.command()(checks.doctor)
+for verb in (
+    launch.launch, launch.render, runs.ps, runs.status, runs.logs, explain.explain, explain.profile, runs.stop, top.top,
+    timeline.report, timeline.timeline, runs.rm, runs.attach, runs.execute, runs.shell, runs.suspend, runs.resume,
+    runs.pull, runs.export, hosts.hosts, checks.bench, checks.doctor, provision.provision, setup.init, setup.schema,
+    setup.version,
+):  # fmt: skip
+    app.command(name="exec" if verb is runs.execute else None)(verb)
 app.add_typer(image.app)
 app.add_typer(monitor.app)
-app.command()(provision.provision)
-app.command()(setup.init)
-app.command()(setup.schema)
-app.command()(setup.version)
 
 
 def _let_go_of_stdout() -> None:
