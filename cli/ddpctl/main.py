@@ -33,12 +33,12 @@ class OneLineErrors(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(interrupts.code_of(error)) from None
         except BrokenPipeError:  # the reader (head, less) has ended
-            _let_go_of_stdout()
+            _discard_stdout()
             raise typer.Exit(int(Exit.OK)) from None
         except OSError as error:
             if not error.filename:
-                _let_go_of_stdout()
-            message, code = _meant(error)
+                _discard_stdout()
+            message, code = _message_of(error)
             print(f"ddpctl: {message}", file=sys.stderr)
             raise typer.Exit(int(code)) from None
         finally:
@@ -68,7 +68,7 @@ def options(
         bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
     ] = False,
 ) -> None:
-    """Options of ddpctl itself; its text is the program's help above."""
+    """Take the options of ddpctl itself. The help of the program is above."""
 
 
 # In the order of --help.
@@ -83,12 +83,12 @@ app.add_typer(image.app)
 app.add_typer(monitor.app)
 
 
-def _let_go_of_stdout() -> None:
+def _discard_stdout() -> None:
     """Discard output that is not written yet: otherwise Python would try again at exit and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _meant(error: OSError) -> tuple[str, Exit]:
+def _message_of(error: OSError) -> tuple[str, Exit]:
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:
@@ -105,10 +105,9 @@ def main() -> None:
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
     except Exception as error:
-        # Typer's own usage errors, whose class is private.
         if isinstance(error, typer.Abort):  # Ctrl-C before a verb has begun
             sys.exit(Exit.INTERRUPTED)
-        if not (message := getattr(error, "format_message", None)):
+        if not (message := getattr(error, "format_message", None)):  # else a usage error of Typer: its class is private
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"
