@@ -39,7 +39,6 @@ class Settings:
     kind: str
     options: Any  # an instance of the kind's options dataclass
     why: str  # what chose the target: "--target", the file's name, or the reason for the default
-    file: Path | None
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
@@ -104,7 +103,7 @@ def load(
         raise FileError("\n".join(parsed.lines() + flag_errors))
     if flag_errors or found is None:
         raise UsageError("\n".join(flag_errors))
-    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why, file=file)
+    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why)
 
 
 def _flag(name: str) -> str:
