@@ -238,8 +238,8 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     Otherwise these signals are raised (interrupts.Terminated) and the run continues.
     """
     target = target_of(run)
-    tethered = signals.SIGHUP if "tethered" in target.capabilities else signals.SIGTERM
-    stopper = Stopper(context, run, first="INT", ends_on=(signals.SIGTERM, tethered) if launched else ())
+    ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
+    stopper = Stopper(context, run, first="INT", ends_on=ends_on if launched else ())
     if "stop" not in target.capabilities:
         try:
             context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
@@ -271,17 +271,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 
 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
-    state = _see_the_end(context, run, stopper)
-    if state.state == "unknown":
-        context.emit(f"run '{run.name}' no longer answers; it may still be running: try ddpctl attach {run.name}")
-        return state, Exit.UNAVAILABLE
-    if stopper.times:
-        return state, stopper.code
-    return state, Exit.KILLED if state.code is None else state.code
+    """Wait until the run has ended; return how it ended, and ddpctl's exit code.
 
-
-def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Wait until the run has ended: briefly, or for long if its log could not be printed to the end."""
+    This takes a moment, unless the log could not be printed to its end.
+    """
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
@@ -293,7 +286,12 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
             state = status(context, (run,))[0]
         except KeyboardInterrupt as error:
             stopper(error)
-    return state
+    if state.state == "unknown":
+        context.emit(f"run '{run.name}' no longer answers; it may still be running: try ddpctl attach {run.name}")
+        return state, Exit.UNAVAILABLE
+    if stopper.times:
+        return state, stopper.code
+    return state, Exit.KILLED if state.code is None else state.code
 
 
 class Stopper:

@@ -121,10 +121,10 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 def new_name(root: Path, job_name: str) -> str:
     """Return a short, readable name that no run has yet, such as ``digits-otter``."""
-    free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
-    if free:
-        return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
-    return f"{job_name}-{random.choice(WORDS)}-{int(time.time()) % 100_000}"  # noqa: S311
+    names = [f"{job_name}-{word}" for word in WORDS]
+    free = [name for name in names if not (root / name).exists()]
+    number = "" if free else f"-{int(time.time()) % 100_000}"
+    return random.choice(free or names) + number  # noqa: S311 -- a name, no secret
 
 
 def next_name(root: Path, name: str) -> str:
