@@ -379,7 +379,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 
 def clear(run: Run) -> Verb[None]:
-    """Remove what a run that has ended left on the machines where it ran."""
+    """Remove what an ended run has left on its machines."""
     yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
@@ -415,7 +415,7 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
 
 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
-    """Fetch what a run has written into a local folder, and return the folder.
+    """Fetch a run's files into a local folder, and return the folder.
 
     Raises ConfigError if the files can be reached without a pull, NoInputError if nothing is written yet, and
     UnavailableError if a machine of the run does not answer or another pull is running.
@@ -437,7 +437,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
 
 
 def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
-    """Fetch the checkpoints from the run's object store, if it has one, and what is missing from where it ran."""
+    """Fetch the checkpoints from the run's object store, if it has one, and the other files from its machines."""
     for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
         into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
         argv = (sys.executable, "-P", "-m", "ddpwire.object_store", str(one.job.checkpoint_dir), str(into))
@@ -482,7 +482,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
-    """Add to a status what is known only here: an unfinished launch, how the run ended, and who stopped it."""
+    """Add to a status what only this machine knows: an unfinished launch, how the run ended, and who stopped it."""
     # No answer, or nothing left to ask.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):

@@ -64,7 +64,7 @@ class Run:
     version: str  # of the ddpctl that started it
     uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": see below
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": where the logs are, if not here
 
     @property
     def plan(self) -> Plan:
@@ -174,7 +174,10 @@ def check_free(root: Path, name: str) -> None:
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Create and return a run's folder, without a checkpoint folder if it ``resumes``. Raises if the name is taken."""
+    """Create and return a run's folder. It contains a folder for checkpoints, unless the run ``resumes`` another one.
+
+    Raises UsageError if the name is taken, or CannotWriteError.
+    """
     folder = root / name
     check_free(root, name)
     try:

@@ -124,7 +124,7 @@ def _annotation(field: Field) -> Any:
     return Annotated[inner | None if field.optional else inner, BeforeValidator(partial(_read, field))]
 
 
-_SECRET = ("list", "table", "records")  # kinds whose values may be secrets, which no error repeats
+_SECRET = ("list", "table", "records")  # kinds whose values may be secrets: no error message contains them
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:
