@@ -64,7 +64,7 @@ class Run:
     version: str  # of the ddpctl that started it
     uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": where they are, if not here
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's data; "logs": where they are, if not here
 
     @property
     def plan(self) -> Plan:
