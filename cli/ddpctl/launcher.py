@@ -116,7 +116,7 @@ def in_folder(folder: Path) -> tuple[Run, ...]:
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
-    old, job, user = _goes_on_from(request), request.job, ""
+    old, job, user = _resumed_run(request), request.job, ""
     if job.checkpoint_dir and program(job.command)[:2] != TRAINER:
         raise ConfigError(
             "job.checkpoint_dir: only ddptrain copies its checkpoints to a store, and this is another script"
@@ -139,7 +139,7 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     )
 
 
-def _goes_on_from(request: Request) -> Run | None:
+def _resumed_run(request: Request) -> Run | None:
     """Return the old run whose checkpoints are used; None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
@@ -172,7 +172,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
     name = _name(context, request)
-    folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
+    folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
         name=name,
@@ -473,7 +473,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
         except DdpctlError as error:  # one target's error must not hide the other runs
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         found |= {
-            run.name: _as_asked(run, run_folders.without_guess(run, state))
+            run.name: _with_local_facts(run, run_folders.without_guess(run, state))
             for run, state in zip(group, states, strict=True)
         }
     own = (run for run in asked if Path(run.folder).parent == context.root)
@@ -481,7 +481,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     return tuple(found[run.name] for run in asked)
 
 
-def _as_asked(run: Run, state: RunStatus) -> RunStatus:
+def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     """Add to a status what only this machine knows: an unfinished launch, how the run ended, and who stopped it."""
     # No answer, or nothing left to ask.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)

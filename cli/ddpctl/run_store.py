@@ -206,27 +206,24 @@ def launching(folder: Path) -> Iterator[Callable[[str], None]]:
     """Hold the launch's lock; yield a function that records what the launch does. The file remains after an error."""
     path = folder / _LAUNCH
     with writing(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+        file = path.open("wb", buffering=0)
+    with file:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
+            fcntl.flock(file, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
         try:
             with writing(path):
-                size = os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+                size = file.write(f"{os.getpid()} {os.uname().nodename}\n".encode())
         except CannotWriteError:
             discard(folder)
             raise
 
         def note(text: str) -> None:
-            with suppress(OSError), path.open("r+b") as file:
-                file.seek(size)
-                file.truncate()
-                file.write(text.encode())
+            with suppress(OSError, ValueError):  # ValueError: the launch is over
+                file.truncate(size)
+                os.pwrite(file.fileno(), text.encode(), size)
 
         yield note
         path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ class Field:
     default: Any  # None if the field is required
     doc: str
     choices: tuple[str, ...] = ()
-    low: Any = None  # the smallest value; None: no limit
-    high: Any = None
+    low: Any = None  # the smallest value; None: no limits
+    high: Any = None  # the largest value; None: no upper limit
     checks: tuple[Callable[[Any], Any], ...] = ()
     pattern: str = ""  # a pattern for its complete text; empty: none
     record: type | None = None  # the type of each entry of records
@@ -91,7 +91,7 @@ class Field:
     def bounds(self) -> str:
         """The range as text, such as ``1 to 64`` or ``at least 1``, or an empty string."""
         if self.low is None:
-            return "" if self.high is None else f"at most {self.high}"
+            return ""
         return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
 
     @property
