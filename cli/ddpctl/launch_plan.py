@@ -125,7 +125,7 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     ``deadline``: whether ddprun enforces the time limit, counted from its own start; False if a scheduler does so.
     """
     job = plan.job
-    options = {
+    options: dict[str, float | None] = {
         "--grace": job.grace,
         "--restart-limit": job.max_restarts,
         "--join-timeout": job.join_timeout,

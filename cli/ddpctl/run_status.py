@@ -150,8 +150,10 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
     progress = read_progress(str(shown.get("history") or ""))
-    left = {name: bool(shown.get(name)) for name in ("gone", "remains")}
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, **left)
+    gone, remains = bool(shown.get("gone")), bool(shown.get("remains"))
+    return NodeReport(
+        node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, gone=gone, remains=remains
+    )
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
