@@ -112,7 +112,7 @@ def _flag(name: str) -> str:
 
 def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
     """Return the options of a target after applying the flags, and one line for each wrong flag."""
-    cls, lines = type(options), []
+    cls, lines = options.__class__, []
     for flag, (option, text) in flags.items():
         if text is None:
             continue
