@@ -45,7 +45,7 @@ class FilePart:
 class Transfer:
     """Data that a command moves between machines. Its progress is shown while the command runs.
 
-    The command's ``timeout_s`` is then the longest time without progress. OpenSSH's own client transfers the data
+    The ``timeout_s`` of such a command is the longest time without progress. OpenSSH's own client transfers the data
     instead of Fabric, because it is several times as fast.
     """
 

@@ -33,7 +33,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
     refuses to start because of a node, the refusal is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
-    refused: Any = {}  # each machine that the target looked at → (check, why) of each refusal; empty if there is none
+    refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal
     run, found = None, dict[str, Any](nodes=[], results=[])
     try:
         run, found = _run(context, request)

@@ -31,7 +31,7 @@ _MAX_PARALLEL = 64
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
-OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises the exception that it is given if it does not handle it
+OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises its argument again if it does not handle it
 
 
 def end_with_parent() -> Callable[[], None]:
@@ -58,7 +58,7 @@ class Executor:
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
         self._said = ""  # the message of the last commands
-        self.on_say: Callable[[str], object] = str  # gets the message of the commands that run now, or an empty one
+        self.on_say: Callable[[str], object] = str  # called with the current message, which may be empty
         self._children: set[subprocess.Popen[Any]] = set()  # the processes that have not ended
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
         # the main thread. And for PR_SET_PDEATHSIG, the parent of a child is the thread that has forked it.

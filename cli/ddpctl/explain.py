@@ -52,9 +52,10 @@ HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
 LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
 NOT_BLOCKED = "; it is not blocked: it may be in an evaluation, or wait in a loop"
-RESENT = 4  # so often within 3 s, if nothing is acknowledged
-STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
-MOSTLY, BUSY_LINK = 0.5, 0.8  # share of the samples
+RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
+STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
+STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
+MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
 SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
 SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
