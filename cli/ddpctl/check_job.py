@@ -29,7 +29,7 @@ CHECKS = ".checks"  # a folder in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has a result: the result for programs, and the lines that rank 0 printed for a person."""
+    """A check that has a result: the result as data, and the lines that rank 0 printed for a person."""
 
     run: Run
     result: dict[str, Any]
@@ -41,7 +41,7 @@ class NoResultError(DdpctlError):
 
     def __init__(self, run: Run, state: RunStatus, code: int) -> None:
         kept = "" if state.state == "stopped" else f"ddpctl logs {run.name}"
-        super().__init__(f"{run.name} came to no result: {one_line(state.message)}", hint=kept)
+        super().__init__(f"{run.name} has no result: {one_line(state.message)}", hint=kept)
         self.run, self.outcome, self.code = run, state.outcome, code or Exit.SOFTWARE
 
 
@@ -68,7 +68,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
             for error in (*refused, *removal.remove_runs(context, removals)):
                 if isinstance(error, DdpctlError):
                     raise error
-        except DdpctlError as error:  # no error of the check itself, which is done
+        except DdpctlError as error:  # the check itself has succeeded
             context.emit(f"{run.name} is not removed: {error}")
     if result is None:
         raise NoResultError(run, state, code)
@@ -84,8 +84,8 @@ class _Output:
         self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not the logs of ddprun and torch
 
     def __call__(self, data: bytes) -> bytes:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in (one.decode(errors="replace") for one in lines):
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in (one.decode(errors="replace") for one in whole):
             if log_record.RESULT_LINE.match(line):
                 self.record.append(line)
             elif match := self._of_rank_0.match(line):

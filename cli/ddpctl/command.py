@@ -45,7 +45,7 @@ class FilePart:
 class Transfer:
     """Data that a command moves between machines. Its progress is shown while the command runs.
 
-    The command's ``timeout_s`` is then the longest time without progress. OpenSSH's own client transfers the data
+    The ``timeout_s`` of such a command is the longest time without progress. OpenSSH's own client transfers the data
     instead of Fabric, because it is several times as fast.
     """
 
@@ -111,7 +111,7 @@ Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) -> Command:
     """Return the command that runs a script on a host."""
-    return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=timeout_s, secret=secret)
+    return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, secret=secret)
 
 
 def once(command: Command) -> Verb[Output]:
@@ -127,9 +127,9 @@ def path_word(path: str) -> str:
 
 def process_line(command: Command) -> str:
     """Return the environment, the folder and the arguments as a user would type them into a shell on that machine."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
-    words += [shlex.quote(word) for word in command.argv]
-    line = " ".join(words)
+    line = " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in command.env.items()), shlex.join(command.argv)]
+    )
     return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
 
 
@@ -147,11 +147,9 @@ def shell_line(command: Command) -> str:
         line = shlex.join([*_ssh(command.host), *tty, "--", command.host.address, line])
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
-    if command.part is not None:
-        part = command.part
+    if part := command.part:
         line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
-    if command.transfer is not None:
-        moved = command.transfer
+    if moved := command.transfer:
         if moved.rsync_to:
             line = f"RSYNC_RSH={shlex.quote(shlex.join(_ssh(moved.rsync_to)))} {line}"
         line += f" <{shlex.quote(moved.reads)}" if moved.reads else ""

@@ -27,7 +27,7 @@ ChosenTarget = tuple[str, Any]  # a target's kind and options
 # Maps a flag to the option that it sets and to its text or texts; None: the flag is not given.
 TargetFlags = Mapping[str, tuple[str, str | tuple[str, ...] | None]]
 Place = tuple[int, int]  # line and column, both counted from 1
-HERE = "local"  # this machine, which a file need not define: this name never selects another target of its kind
+HERE = "local"  # this machine, which no file has to define: this name never selects another target of its kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,13 @@ class Settings:
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Any  # an instance of the kind's options dataclass
-    why: str  # what chose the target: "--target", the file's name or the default's reason; and how, if by its kind
-    file: Path | None
+    why: str  # what chose the target: "--target", the file's name, or the reason for the default
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
     """Return the file to load: the given file (-f, DDPCTL_FILE), or else ddpctl.yaml in ``cwd`` if it exists.
 
-    The path of the latter is relative if ``cwd`` is the working directory, because error messages show it. Raises
+    The path of ddpctl.yaml is relative if ``cwd`` is the working directory, because error messages show it. Raises
     NoInputError if the given file is missing.
     """
     if given is not None and not os.path.lexists(given):
@@ -63,7 +62,7 @@ def load(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     default_kind: str = "local",
     default_why: str = "the default",
-    target_flags: TargetFlags | None = None,
+    target_flags: TargetFlags = MappingProxyType({}),
 ) -> Settings:
     """Read the file, apply the profile and the flags to it, and choose the target.
 
@@ -72,7 +71,6 @@ def load(
     NoInputError.
     """
     parsed = _read_file(file, kinds) if file else _File(name="")
-    file_errors = parsed.lines()
     flags, wrong = validate(JobSpec, {name: value for name, value in overrides.items() if value is not None})
     flag_errors = [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in wrong]
     if profile is not None and profile not in parsed.profiles:
@@ -87,7 +85,7 @@ def load(
         chosen, how, found = _choose_target(chosen, parsed.targets, kinds)
         why += how
     except ValueError as error:
-        if target is not None or not file_errors:
+        if target is not None or not parsed.errors:
             flag_errors.append(one_line(f"--target: {error}"))
     layers = (parsed.job, parsed.profiles.get(profile or "", {}), flags)
     values = {name: value for layer in layers for name, value in layer.items()}
@@ -95,18 +93,17 @@ def load(
     job, options = JobSpec(**values), None
     if found is not None:
         kind, options = found
-        options, wrong_flags = lay_over(options, target_flags or {}, kind, kinds)
+        options, wrong_flags = lay_over(options, target_flags, kind, kinds)
         flag_errors += wrong_flags
         job = JobSpec(**{**getattr(options, "job_defaults", {}), **values})
         names = {name: _flag(name) for name in flags}
-        names |= {option: flag for flag, (option, text) in (target_flags or {}).items() if text is not None}
+        names |= {option: flag for flag, (option, text) in target_flags.items() if text is not None}
         flag_errors += _report_problems(parsed, job, options, (profile, chosen), names)
-        file_errors = parsed.lines()
-    if file_errors:
-        raise FileError("\n".join(file_errors + flag_errors))
+    if parsed.errors:
+        raise FileError("\n".join(parsed.lines() + flag_errors))
     if flag_errors or found is None:
         raise UsageError("\n".join(flag_errors))
-    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why, file=file)
+    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why)
 
 
 def _flag(name: str) -> str:
@@ -115,18 +112,19 @@ def _flag(name: str) -> str:
 
 def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
     """Return the options of a target after applying the flags, and one line for each wrong flag."""
-    lines = []
+    cls, lines = options.__class__, []
     for flag, (option, text) in flags.items():
         if text is None:
             continue
-        if option not in fields_of(options.__class__):
+        if option not in fields_of(cls):
             able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
             lines.append(one_line(f"{flag}: not allowed with a target of kind {kind}, only with {either(able)}"))
             continue
-        required = {name: asdict(options)[name] for name in _required(options.__class__)}
-        values, problems = validate(options.__class__, {**required, option: text})
+        required = {name: asdict(options)[name] for name in _required(cls)}
+        values, problems = validate(cls, {**required, option: text})
         lines += [one_line(f"{flag}: {problem.text}") for problem in problems]
-        options = replace(options, **{name: values[name] for name in (option,) if name in values})
+        if option in values:
+            options = replace(options, **{option: values[option]})
     return options, lines
 
 
@@ -135,8 +133,8 @@ def _choose_target(
 ) -> tuple[str, str, ChosenTarget | None]:
     """Find a target by name, or by kind: the file's only target of that kind, or the kind itself. Raises ValueError.
 
-    Return its name, a note if it was chosen as the only one of its kind, and the target (None if it is wrong in the
-    file).
+    Return its name, a note if it was chosen as the only one of its kind, and the target (None if the file has errors
+    in it).
     """
     if name in targets:
         return name, "", targets[name]
@@ -148,7 +146,7 @@ def _choose_target(
         raise ValueError(f"{name}: several targets are of this kind: choose {either(tuple(of_kind))}")
     if of_kind:
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
-    if name != HERE and None in targets.values():  # a target with an error may be the one that is meant
+    if name != HERE and None in targets.values():  # the user may mean a target that has an error
         return name, "", None
     if required := _required(kinds[name]()):
         raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
@@ -252,7 +250,8 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
     try:
         root = _compose(data)
     except _InvalidYaml as error:
-        file.errors.add((*error.place, error.text))
+        text, place = error.args
+        file.errors.add((*place, text))
     sections = file.table(file.value(root), (), "the file") if root else {}
     for key in sections.keys() - SECTIONS.keys():
         inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
@@ -319,10 +318,8 @@ _PHRASES = (
 )
 
 
-class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
-    def __init__(self, text: str, place: Place) -> None:
-        super().__init__(text)
-        self.text, self.place = text, place
+class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file; its arguments are the message and the place
+    pass
 
 
 class _Loader(yaml.SafeLoader):

@@ -29,11 +29,11 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    If the target refuses a machine, this is a finding, and the other machines are checked without it. If ddprun refuses
-    to start because of a node, this is the only finding.
+    If the target refuses a machine, the refusal is a finding, and the other machines are checked without it. If ddprun
+    refuses to start because of a node, the refusal is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
-    refused: Any = {}  # each machine that the target looked at → (check, why) of each refusal; empty if there is none
+    refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal
     run, found = None, dict[str, Any](nodes=[], results=[])
     try:
         run, found = _run(context, request)
@@ -87,12 +87,12 @@ def sentence(one: Mapping[str, Any]) -> str:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return a table with one row per check and one column per group of nodes with the same results.
 
-    Below it, there is a line for each warning, for each reason why something was not checked, and for each bad result.
+    Below the table is a line for each warning, for each reason why something was not checked, and for each bad result.
     """
     results = result["results"]
     marks = {(one["check"], one["node"]): MARKS[one["status"]] for one in results}
-    checks = [check for check in dict.fromkeys(check for check, _ in marks)
-              if any(mark != "-" for (other, _), mark in marks.items() if other == check)]  # fmt: skip
+    seen = {check for (check, _), mark in marks.items() if mark != "-"}
+    checks = [check for check in dict.fromkeys(check for check, _ in marks) if check in seen]
     columns: dict[tuple[str, ...], list[int]] = {}
     for node in sorted(one["node"] for one in result["nodes"]):
         columns.setdefault(tuple(marks.get((check, node), "-") for check in checks), []).append(node)
@@ -114,7 +114,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def only_sound(context: AppContext, request: Request) -> Request:
-    """Return the request for healthy machines only; bad machines are left out if the target has others.
+    """Return the request for healthy machines only: bad machines are replaced if the target has others.
 
     Raises DdpctlError, for example if there are too few healthy machines.
     """

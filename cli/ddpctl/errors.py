@@ -1,14 +1,4 @@
-"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py turns it into one line.
-
-DdpctlError            70
-├── UsageError          2   a command line that makes no sense
-├── ConfigError        78   a job that this target cannot run
-│   └── FileError      78   a wrong ddpctl.yaml: one line per error, with file, line and column
-├── NoInputError       66   a script, a file or a run that does not exist
-├── UnavailableError   69   a machine, a port, a program or a library that is not available
-├── CannotWriteError   73   a full disk, a read-only folder
-└── NotStartedError         a failed launch that left no process anywhere; it has the exit code of its cause
-"""
+"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py turns it into one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +7,11 @@ from ddpwire.exits import Exit
 
 
 class DdpctlError(Exception):
-    """The base class of all errors that ddpctl raises on purpose. If it is raised itself, ddpctl has a defect.
+    """The base class of all errors that ddpctl raises on purpose. This class itself is for defects of ddpctl.
 
-    The message is one line: what is wrong, the given value, and what is allowed. The hint, which may be empty, is what
-    to do next. ``str`` joins message and hint. An empty message means that the error was already reported. The fields
-    are for code that handles the error, because no logic reads a message.
+    The message is one line: what is wrong, the given value, and what is allowed. It is empty if the error was already
+    reported. The hint is what to do next, or empty. ``str`` joins message and hint. The fields are for code that
+    handles the error, because no logic reads a message.
     """
 
     code: int = Exit.SOFTWARE  # ddpctl's exit code
@@ -50,7 +40,7 @@ class ConfigError(DdpctlError):
 
 
 class FileError(ConfigError):
-    """The ddpctl.yaml has errors; the message has one line per error, with file, line and column, like a compiler's."""
+    """The ddpctl.yaml has errors; the message has one line per error, with file, line and column."""
 
     prefix = ""
 
@@ -74,7 +64,10 @@ class CannotWriteError(DdpctlError):
 
 
 class NotStartedError(DdpctlError):
-    """Raised by a target's ``submit`` if it has left no process on any machine, so that there is nothing to stop."""
+    """A launch failed and left no process on any machine, so there is nothing to stop. A target's ``submit`` raises it.
+
+    Its exit code is that of ``reason``.
+    """
 
     def __init__(self, reason: DdpctlError) -> None:
         super().__init__(reason.message, hint=reason.hint, **reason.fields)

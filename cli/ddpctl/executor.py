@@ -1,7 +1,7 @@
 """Runs the commands of all verbs: on this machine and, through remote.py, on others.
 
-Except in tty mode, each process has its own session, so that Ctrl-C on the terminal only reaches ddpctl, which decides
-what to do. This module does not depend on targets: it takes ``Command`` values and returns ``Output`` values.
+Each process has its own session, except in tty mode. So Ctrl-C on the terminal reaches only ddpctl, which decides what
+to do. This module does not depend on targets: it takes ``Command`` values and returns ``Output`` values.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ _MAX_PARALLEL = 64
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
-OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises the exception that it is given if it does not handle it
+OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises its argument again if it does not handle it
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a function that a child calls first, so that it gets SIGKILL when this process ends. Linux only."""
+    """Return a function for a child process to call first: the child is killed when this process ends. Linux only."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -48,21 +48,18 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class Executor:
-    """Runs the commands of verbs, and holds the lifeline, a pipe whose closing ends processes that must end with us.
-
-    ``has_stdin``: whether commands may read from this process's stdin.
-    """
+    """Runs the commands of verbs. ``has_stdin``: whether commands may read from this process's stdin."""
 
     def __init__(self, environ: Mapping[str, str], *, has_stdin: bool = True) -> None:
         self._environ = environ
         self._has_stdin = has_stdin
         self._remote = Remote(environ)
-        self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
+        self._lifeline: int | None = None  # the read end of the pipe that tethered processes have
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
         self._said = ""  # the message of the last commands
-        self.on_say: Callable[[str], object] = str  # gets the message of the commands that run now, or an empty one
-        self._children: set[subprocess.Popen[Any]] = set()  # the processes that are being waited for
+        self.on_say: Callable[[str], object] = str  # called with the current message, which may be empty
+        self._children: set[subprocess.Popen[Any]] = set()  # the processes that have not ended
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
         # the main thread. And for PR_SET_PDEATHSIG, the parent of a child is the thread that has forked it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
@@ -75,37 +72,27 @@ class Executor:
         killed.
         """
         try:
-            commands = next(verb)
-            while True:
-                commands = verb.send(self._run_all(commands, on_interrupt))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+            return _drive(verb, lambda commands: self._run_all(commands, on_interrupt))
         finally:
             self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
         """Print the commands of a verb instead of running them, but run those that change nothing (``probe``)."""
-        try:
-            commands = next(verb)
-            while True:
-                looked = iter(self._run_all(tuple(command for command in commands if command.probe), None))
-                outputs: list[Output] = []
-                for text in filter(None, dict.fromkeys(command.say for command in commands)):
-                    print("\n".join(f"# {line}" for line in text.splitlines()), file=out)
-                for command in commands:
-                    if command.probe:
-                        outputs.append(next(looked))
-                    else:
-                        print(shell_line(command), file=out)
-                        outputs.append(Output(returncode=0, stdout=command.placeholder))
-                commands = verb.send(tuple(outputs))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+
+        def show(commands: tuple[Command, ...]) -> tuple[Output, ...]:
+            probed = self._run_all(tuple(command for command in commands if command.probe), None)
+            for line in _messages(commands).splitlines():
+                print(f"# {line}", file=out)
+            for command in commands:
+                if not command.probe:
+                    print(shell_line(command), file=out)
+            rest = iter(probed)
+            return tuple(next(rest) if one.probe else Output(returncode=0, stdout=one.placeholder) for one in commands)
+
+        return _drive(verb, show)
 
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
-        """From now on, pass the output that is streamed to stdout through ``keep``."""
+        """Pass the output that is streamed to stdout through ``keep`` from now on."""
         self._filter = self._remote.keep = keep
 
     @contextmanager
@@ -144,31 +131,20 @@ class Executor:
             self._started.remove(pid)
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        text = plain("\n".join(filter(None, dict.fromkeys(command.say for command in commands))))
+        text = plain(_messages(commands))
         if text != self._said:
             self._said = text
             self.on_say(text)
             if text:
                 print(text, file=sys.stderr, flush=True)
-        if not commands:
-            return ()
-        if any(command.host or command.transfer for command in commands) and not any(
-            command.mode == "tty" for command in commands
-        ):
-            return self._side_by_side(commands, on_interrupt)
-        if len(commands) == 1 or any(command.mode != "capture" for command in commands):
+        modes = {command.mode for command in commands}
+        is_here = not any(command.host or command.transfer for command in commands)
+        if "tty" in modes or (is_here and (len(commands) <= 1 or modes != {"capture"})):
             return tuple(self._run(command, on_interrupt) for command in commands)
-        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
-        try:
-            return tuple(pool.map(self._capture, commands))
-        except BaseException:
-            self._kill_children()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return self._run_in_parallel(commands, on_interrupt)
 
-    def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        """Run commands in parallel, some on other machines. This thread waits for all of them and receives Ctrl-C."""
+    def _run_in_parallel(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
+        """Run commands in parallel. This thread waits for all of them and receives Ctrl-C."""
         streams = sum(command.mode == "stream" for command in commands)
         if any(command.host or (command.transfer and command.transfer.rsync_to) for command in commands):
             self._remote.prepare(streams)
@@ -191,7 +167,7 @@ class Executor:
                 except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise
-                    _undisturbed(on_interrupt, error)
+                    _handle_interrupt(on_interrupt, error)
         except BaseException:
             self._remote.close()  # commands that wait for an answer will not get one
             self._kill_children()
@@ -211,7 +187,7 @@ class Executor:
             start = partial(self._child, replace(command, argv=argv, env=env), stdout=subprocess.PIPE)
             return move(command, transfer, start, display, number)
         except subprocess.TimeoutExpired:
-            return Output(returncode=TIMED_OUT, stderr="it has said all, and does not end")
+            return Output(returncode=TIMED_OUT, stderr="it has closed its output, but does not end")
         except FileNotFoundError as missing:
             return Output(returncode=NOT_FOUND, stderr=f"{missing.filename}: not found")
 
@@ -220,13 +196,16 @@ class Executor:
             remote = self._remote
             perform = {"capture": remote.capture, "stream": remote.stream, "hold": remote.hold, "tty": remote.hand_over}
             return perform[command.mode](command)
-        if command.mode == "background":
-            return self._start(command)
-        if command.mode == "stream":
-            return self._stream(command, on_interrupt)
-        if command.mode == "tty":
-            return self._hand_over(command)
-        return self._capture(command)
+        try:
+            if command.mode == "background":
+                return self._start(command)
+            if command.mode == "stream":
+                return self._stream(command, on_interrupt)
+            return self._hand_over(command) if command.mode == "tty" else self._capture(command)
+        except subprocess.TimeoutExpired:
+            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
 
     def _capture(self, command: Command) -> Output:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
@@ -236,37 +215,28 @@ class Executor:
                 stdout, stderr = process.communicate(command.stdin, command.timeout_s)
         except FileNotFoundError:
             return Output(returncode=NOT_FOUND, stderr=f"{command.argv[0]}: not found")
-        except subprocess.TimeoutExpired:
-            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
-        except OSError as error:
-            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         return Output(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
-        try:
-            out = {"stdout": subprocess.PIPE} if self._filter else {}
-            with self._child(command, stdin=subprocess.DEVNULL, **out) as process:
-                if self._filter:
-                    copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
-                    copier.start()
-                while True:
-                    try:
-                        returncode = process.wait(command.timeout_s)
-                        if self._filter:
-                            copier.join()
-                        return Output(returncode=returncode)
-                    except KeyboardInterrupt as error:
-                        if on_interrupt is None:
-                            raise
-                        _undisturbed(on_interrupt, error)
-        except subprocess.TimeoutExpired:
-            return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
-        except OSError as error:
-            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
+        out = {"stdout": subprocess.PIPE} if self._filter else {}
+        with self._child(command, stdin=subprocess.DEVNULL, **out) as process:
+            if self._filter:
+                copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
+                copier.start()
+            while True:
+                try:
+                    returncode = process.wait(command.timeout_s)
+                    if self._filter:
+                        copier.join()
+                    return Output(returncode=returncode)
+                except KeyboardInterrupt as error:
+                    if on_interrupt is None:
+                        raise
+                    _handle_interrupt(on_interrupt, error)
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process in its own session, and wait for it after the block. An exception in the block kills it."""
+        """Start a process in its own session, and wait for its end after the block. An exception kills the process."""
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
@@ -311,19 +281,12 @@ class Executor:
         children = _children() if command.kills_orphans else []
         if command.kills_orphans and _prctl:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        env = {**self._environ, **command.env}
+        begin = end_with_parent()
         try:
             done = subprocess.run(
-                command.argv,
-                env={**self._environ, **command.env},
-                cwd=command.cwd,
-                timeout=command.timeout_s,
-                preexec_fn=end_with_parent(),
-                check=False,
+                command.argv, env=env, cwd=command.cwd, timeout=command.timeout_s, preexec_fn=begin, check=False
             )
-        except subprocess.TimeoutExpired:
-            return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
-        except OSError as error:
-            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         finally:
             if command.kills_orphans and interrupts:
                 _kill_orphans(children)
@@ -336,7 +299,7 @@ class Executor:
         keep: tuple[int, ...] = ()
         if command.tether:
             if self._lifeline is None:
-                self._lifeline, _ = os.pipe()  # both ends close only when this process ends: that is the signal
+                self._lifeline, _ = os.pipe()  # its write end closes when this process ends: that is the signal
             env[names.LIFELINE_FD] = str(self._lifeline)
             keep = (self._lifeline,)
         path = Path(command.output or os.devnull)
@@ -344,22 +307,35 @@ class Executor:
             path.parent.mkdir(parents=True, exist_ok=True)
             output = path.open("ab")
         with output:
-            try:
-                process = subprocess.Popen(
-                    command.argv,
-                    env=env,
-                    cwd=command.cwd,
-                    stdin=None if command.stdin_inherited and self._has_stdin and _reads() else subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=keep,
-                )
-            except OSError as error:
-                raise UnavailableError(f"cannot start {brief(command)}: {error.strerror}") from None
-        process.returncode = 0  # we do not wait for the process: avoids a warning when this object is deleted
+            process = subprocess.Popen(
+                command.argv,
+                env=env,
+                cwd=command.cwd,
+                stdin=None if command.stdin_inherited and self._has_stdin and _reads() else subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=keep,
+            )
+        process.returncode = 0  # nobody waits for the process: avoids a warning when this object is deleted
         self._started.append(process.pid)
         return Output(returncode=0, stdout=f"{process.pid}\n")
+
+
+def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...]]) -> T:
+    """Run a verb to its end: answer the commands that it yields with the outputs that ``run`` returns for them."""
+    try:
+        commands = next(verb)
+        while True:
+            commands = verb.send(run(commands))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _messages(commands: tuple[Command, ...]) -> str:
+    """Return the messages for the user that precede these commands, one per line, each once."""
+    return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
 
 
 def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:
@@ -383,7 +359,7 @@ def _children() -> list[int]:
 
 
 def _kill_orphans(children: list[int]) -> None:
-    """Kill the children of this process that are not in ``children``, and their children, which this process adopts."""
+    """Kill the children of this process that are not in ``children``. Their own children are then its children, too."""
     while orphans := [pid for pid in _children() if pid not in children]:
         for pid in orphans:
             with suppress(OSError):
@@ -392,7 +368,7 @@ def _kill_orphans(children: list[int]) -> None:
                 os.waitpid(pid, 0)
 
 
-def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
+def _handle_interrupt(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
     """Call ``on_interrupt`` for a Ctrl-C, and again for each Ctrl-C that arrives while it runs."""
     while True:
         try:
@@ -404,7 +380,7 @@ def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
 
 
 def _reads() -> bool:
-    """Return whether this process may read its stdin: not if it is in the background of the terminal stdin."""
+    """Return whether this process may read its stdin: a background process may not read from its terminal."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # stdin is no terminal, or not the one that controls this session

@@ -52,9 +52,10 @@ HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
 LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
 NOT_BLOCKED = "; it is not blocked: it may be in an evaluation, or wait in a loop"
-RESENT = 4  # so often within 3 s, if nothing is acknowledged
-STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
-MOSTLY, BUSY_LINK = 0.5, 0.8  # share of the samples
+RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
+STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
+STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
+MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
 SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
 SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
@@ -117,7 +118,7 @@ def explain_outcome(
 
 
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
-    """Return at which step, and on which rank, the ranks of the last attempt have first reported NaN or infinity."""
+    """Return the step and the rank of the first NaN or infinity that was reported in the last attempt, or None."""
     found = [one for one in events if one.event == "not_finite" and None not in (one.step, one.rank)]
     if not found:
         return None
@@ -141,7 +142,6 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
 )  # fmt: skip
 
 
-HEADER = "Traceback (most recent call last):"
 CHAINED = re.compile(r"exception(, another exception occurred| was the direct cause of the following exception):\s*$")
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by remote|Broken pipe")
 
@@ -159,7 +159,7 @@ def last_error(log: str) -> str:
     Earlier tracebacks are from exceptions that were caught, so they are not the cause.
     """
     text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log).partition("Fatal Python error: ")[0]  # stacks follow it
-    *earlier, last = text.split(HEADER)
+    *earlier, last = text.split("Traceback (most recent call last):")
     if not earlier:
         return text.rstrip().rpartition("\n")[2]
     for part in itertools.takewhile(CHAINED.search, reversed(earlier)):
@@ -195,15 +195,16 @@ def _line(view: RankView) -> str:
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    if stopped := [view for view in ranks if {one.get("state") for one in view.states} in ({"T"}, {"t"})]:
-        names, more = stopped[0].who, f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
-        how = "by a signal (SIGSTOP): continue it with kill -CONT" if stopped[0].state == "T" else "by a debugger"
-        return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
-    return None
+    stopped = [view for view in ranks if {one.get("state") for one in view.states} in ({"T"}, {"t"})]
+    if not stopped:
+        return None
+    more = f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
+    how = "by a signal (SIGSTOP): continue it with kill -CONT" if stopped[0].state == "T" else "by a debugger"
+    return _about(stopped[0], "stopped_process", f"{stopped[0].who}{more} is stopped {how}")
 
 
 def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find two nodes between which data is not acknowledged for long, or is on its way whenever the ranks wait."""
+    """Find two nodes between which data is not acknowledged, or is in transit whenever the ranks wait."""
     links = [(view, link) for view in ranks for one in view.states for link in one.get("links", ())]
     nodes = {here: f"node {view.node}" for view, (here, *_) in links}
     cut: set[frozenset[str]] = set()
@@ -224,15 +225,13 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     between = f"between {' and '.join(names if len(names) > 1 else [*names, f'{len(bad)} others'])}"
     text = f"the ranks wait for the network: data was on its way {between} in nearly all samples; see ddpctl bench"
     if is_cut:
-        text = (
-            f"data {between} is sent again and again, but is not acknowledged: a link, a firewall or a machine is at "
-        )
-        text += f"fault, and no rank; ranks have been waiting for {format_duration(waited_s)}"
+        text = f"data {between} is sent again and again, but is not acknowledged: a link, a firewall or a machine is "
+        text += f"at fault, and no rank; ranks have been waiting for {format_duration(waited_s)}"
     return Explanation(cause="network", sentence=text, fault=is_cut and waited_s >= HANG_S)
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank that the others wait for in send or recv. How long is not known: gloo has no record of them."""
+    """Find the rank for which the others wait in send or recv. gloo does not record for how long they wait."""
     waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
     others = [view for view in ranks if view not in waiting and not view.waits_in]
     if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
@@ -264,24 +263,20 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     for key in sorted({(one.group, one.seq) for _, one, _ in _waiting(ranks)}):
         entered = [(view, view.collectives[key]) for view in ranks if key in view.collectives]
         is_same_sized = all(one.op.startswith(SAME_SIZES) for _, one in entered)
-        kinds = Counter(_signature(one, with_shape=is_same_sized) for _, one in entered)
-        if len(kinds) < 2:
+        calls: dict[tuple[str, ...], list[tuple[RankView, Collective]]] = {}
+        for view, one in entered:
+            calls.setdefault((one.op, one.sizes, one.dtypes) if is_same_sized else (one.op,), []).append((view, one))
+        if len(calls) < 2:
             continue
-        (common, _), *_, (rare, _) = kinds.most_common()
-        odd, its = next(pair for pair in entered if _signature(pair[1], with_shape=is_same_sized) == rare)
-        _, usual = next(pair for pair in entered if _signature(pair[1], with_shape=is_same_sized) == common)
-        others = sum(kinds.values()) - kinds[rare]
+        most, *_, fewest = sorted(calls.values(), key=len, reverse=True)
+        (_, usual), (odd, its) = most[0], fewest[0]
         text = (
-            f"{odd.who} is in {its.name} with {its.shape}, while {_count(others)} in {usual.op} #{usual.seq} "
-            f"with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
+            f"{odd.who} is in {its.name} with {its.shape}, while {_count(len(entered) - len(fewest))} in {usual.op} "
+            f"#{usual.seq} with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
             f"{odd.doing()}"
         )
         return _about(odd, "mismatch", text)
     return None
-
-
-def _signature(one: Collective, *, with_shape: bool) -> tuple[str, ...]:
-    return (one.op, one.sizes, one.dtypes) if with_shape else (one.op,)
 
 
 def _count(number: int, verb: str = "are") -> str:
@@ -373,7 +368,10 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
 
 
 def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
-    """Return who is last most often, how often, and for which share of the time the others wait for it."""
+    """Return the owner that is last most often, how often it is last, and the share of the time that others wait.
+
+    ``owners`` maps a rank to the number of its owner: the rank itself or its node.
+    """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
     waited_s, until = 0.0, 0.0
     for one in whole:

@@ -12,7 +12,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP was received; it is handled like Ctrl-C. Raised once; later signals are ignored."""
+    """SIGTERM or SIGHUP was received. It is handled like Ctrl-C, and raised once: later signals are ignored."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

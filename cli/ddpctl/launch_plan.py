@@ -1,8 +1,6 @@
-"""Turns a job into the environment and the arguments of each node's ddprun. Pure and independent of targets.
+"""Turns a job into the environment and the arguments of each node's ddprun. Pure and independent of targets."""
 
-``contract`` returns the variables of ``ddpwire.names``; the target supplies the address and the port.
-"""
-
+import itertools
 import shlex
 from dataclasses import dataclass
 
@@ -36,7 +34,7 @@ class Plan:
 
     @property
     def store(self) -> dict[str, str]:
-        """The variable with the URL of the run's object store, if it has one. A rendered spec has only the job's."""
+        """The variable with the URL of the run's folder in its object store; empty if it has no object store."""
         url = self.job.checkpoint_dir
         return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
 
@@ -102,7 +100,10 @@ def command_line(job: JobSpec) -> str:
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """Return a node's environment variables: its place in the run, and the run's settings that ddprun_args lacks."""
+    """Return a node's environment variables: its place in the run, and the settings that ``ddprun_args`` omits.
+
+    ``addr`` and ``port`` are those of the rendezvous on node 0.
+    """
     return {
         names.NNODES: plan.job.nodes,
         names.NPROC_PER_NODE: str(plan.job.local_world_size),
@@ -124,18 +125,16 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     ``deadline``: whether ddprun enforces the time limit, counted from its own start; False if a scheduler does so.
     """
     job = plan.job
-    options = ["--grace", f"{job.grace:g}"]
-    if job.max_restarts is not None:
-        options += ["--restart-limit", str(job.max_restarts)]
-    if job.join_timeout is not None:
-        options += ["--join-timeout", f"{job.join_timeout:g}"]
-    if job.hang_timeout is not None:
-        options += ["--hang-timeout", f"{job.hang_timeout:g}"]
-    if job.checkpoint_copies > 1:
-        options += ["--checkpoint-copies", str(job.checkpoint_copies)]
-    if deadline and job.time_limit_s is not None:
-        options += ["--deadline", str(job.time_limit_s)]
-    return (*options, *program(job.command))
+    options: dict[str, float | None] = {
+        "--grace": job.grace,
+        "--restart-limit": job.max_restarts,
+        "--join-timeout": job.join_timeout,
+        "--hang-timeout": job.hang_timeout,
+        "--checkpoint-copies": job.checkpoint_copies if job.checkpoint_copies > 1 else None,
+        "--deadline": job.time_limit_s if deadline else None,
+    }
+    given = ((flag, f"{value:.15g}") for flag, value in options.items() if value is not None)
+    return (*itertools.chain.from_iterable(given), *program(job.command))
 
 
 def find_script(plan: Plan) -> Verb[None]:
@@ -153,8 +152,7 @@ def look_for_script(plan: Plan, host: Host | None = None) -> tuple[Command, ...]
 def check_script(plan: Plan, *outputs: Output, host: Host | None = None) -> None:
     """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) reports that the script is missing.
 
-    With exit codes other than 1, it is unknown whether the script exists (no test(1), a timeout, no connection), so the
-    launch is not refused.
+    Other exit codes do not say whether the script exists (no test(1), a timeout, no connection): they are ignored.
     """
     if any(output.returncode == 1 for output in outputs):
         where = f"{plan.cwd} of {host}" if host else plan.cwd

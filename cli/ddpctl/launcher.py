@@ -48,8 +48,8 @@ from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long after its last log line a run may still appear to be alive
 LAUNCH_STOP_S = 60.0  # how long a launch may take to undo what it has begun
-STOP_MARGIN_S = 5.0  # how long a run may take beyond its ranks' grace period
-SILENT_S = 1.0  # after this time, a run without living nodes reports nothing more
+STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
+SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
 PROGRESS_S = 5.0
 POLL_S = 0.2
 
@@ -92,11 +92,10 @@ def _emit(line: str) -> None:
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
     """Find a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects one training of an array."""
-    run = (
-        run_folders.load(Path(name).absolute(), kind=_kind_by_hand())
-        if name and "/" in name
-        else run_store.load(context.root, name)
-    )
+    if name and "/" in name:
+        run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
+    else:
+        run = run_store.load(context.root, name)
     if task is None:
         return run
     tasks = target_of(run).tasks(run)
@@ -109,11 +108,7 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
 
 def in_folder(folder: Path) -> tuple[Run, ...]:
     """Return the runs in a folder, including those that ddpctl did not launch. Raises NoInputError."""
-    return run_folders.load_all(folder.absolute(), kind=_kind_by_hand())
-
-
-def _kind_by_hand() -> str:
-    return targets.default_kind({})[0]
+    return run_folders.load_all(folder.absolute(), kind=targets.default_kind({})[0])
 
 
 # Plan, submit, follow, stop
@@ -121,9 +116,7 @@ def _kind_by_hand() -> str:
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
-    old = _goes_on_from(request)
-    checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
-    job = request.job
+    old, job, user = _resumed_run(request), request.job, ""
     if job.checkpoint_dir and program(job.command)[:2] != TRAINER:
         raise ConfigError(
             "job.checkpoint_dir: only ddptrain copies its checkpoints to a store, and this is another script"
@@ -131,26 +124,23 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
     if job.checkpoint_dir and uid:  # the run's own place in the store, or that of the run that it resumes
         own = f"{job.checkpoint_dir.rstrip('/')}/{run}"
         job = replace(job, checkpoint_dir=(old and old.job.checkpoint_dir) or own)
+    if uid:
+        with suppress(OSError, KeyError, ImportError):
+            user = getpass.getuser()
     return Plan(
         run=run,
         job=job,
         cwd=request.cwd,
         run_dir=str(folder),
-        checkpoint_dir=checkpoint_dir,
+        checkpoint_dir=old.checkpoint_dir if old else str(folder / CHECKPOINTS),
         uid=uid,
-        user=_user() if uid else "",
+        user=user,
         wait_s=request.wait_s,
     )
 
 
-def _user() -> str:
-    with suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return ""
-
-
-def _goes_on_from(request: Request) -> Run | None:
-    """Return the run whose checkpoints are used; None for a new run, or if the old run never started."""
+def _resumed_run(request: Request) -> Run | None:
+    """Return the old run whose checkpoints are used; None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
@@ -182,7 +172,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
     name = _name(context, request)
-    folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
+    folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
         name=name,
@@ -208,11 +198,11 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
             run_store.save(run)
             context.emit(f"run {name}: {title(job)} on {where} ({request.why})")
-            for line in (*submission.table, submission.note):
-                if line:
-                    context.emit(f"  {line}")
-            if request.resumes and not (_goes_on_from(request) and run_store.has_checkpoint(request.resumes)):
-                context.emit(f"  {request.resumes.name} left no checkpoint: the run starts from the beginning")
+            for line in filter(None, (*submission.table, submission.note)):
+                context.emit(f"  {line}")
+            old = request.resumes
+            if old and not (old.handle and run_store.has_checkpoint(old)):
+                context.emit(f"  {old.name} left no checkpoint: the run starts from the beginning")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -233,13 +223,9 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
 
 
 def _name(context: AppContext, request: Request) -> str:
-    if request.name:
-        return request.name
-    return (
-        run_store.next_name(context.root, request.resumes.name)
-        if request.resumes
-        else run_store.new_name(context.root, request.job.name)
-    )
+    if request.resumes and not request.name:
+        return run_store.next_name(context.root, request.resumes.name)
+    return request.name or run_store.new_name(context.root, request.job.name)
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
@@ -252,8 +238,8 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     Otherwise these signals are raised (interrupts.Terminated) and the run continues.
     """
     target = target_of(run)
-    tethered = signals.SIGHUP if "tethered" in target.capabilities else signals.SIGTERM
-    stopper = Stopper(context, run, first="INT", ends_on=(signals.SIGTERM, tethered) if launched else ())
+    ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
+    stopper = Stopper(context, run, first="INT", ends_on=ends_on if launched else ())
     if "stop" not in target.capabilities:
         try:
             context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
@@ -269,12 +255,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
         while True:
             try:
-                printed = True
-                try:
-                    logs = target.logs(run, LogQuery(follow=True, tail=tail))
-                    context.executor.perform(logs, on_interrupt=stopper)
-                except CannotWriteError:  # the run continues, even if nobody reads its log
-                    printed = False
+                printed = False
+                with suppress(CannotWriteError):  # the run continues, even if nobody reads its log
+                    context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
+                    printed = True
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
                     state = replace(state, message="")  # it is the last line of the log
@@ -287,17 +271,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 
 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
-    state = _see_the_end(context, run, stopper)
-    if state.state == "unknown":
-        context.emit(f"run '{run.name}' no longer answers; it may still be running: try ddpctl attach {run.name}")
-        return state, Exit.UNAVAILABLE
-    if stopper.times:
-        return state, stopper.code
-    return state, Exit.KILLED if state.code is None else state.code
+    """Wait until the run has ended; return how it ended, and ddpctl's exit code.
 
-
-def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Wait until the run has ended: briefly, or for long if its log could not be printed to the end."""
+    This takes a moment, unless the log could not be printed to its end.
+    """
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
@@ -309,14 +286,19 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
             state = status(context, (run,))[0]
         except KeyboardInterrupt as error:
             stopper(error)
-    return state
+    if state.state == "unknown":
+        context.emit(f"run '{run.name}' no longer answers; it may still be running: try ddpctl attach {run.name}")
+        return state, Exit.UNAVAILABLE
+    if stopper.times:
+        return state, stopper.code
+    return state, Exit.KILLED if state.code is None else state.code
 
 
 class Stopper:
     """Handles Ctrl-C for an attached run: the first one makes the run save and stop, the second one kills it.
 
-    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` has other
-    signals to ddpctl that stop the run as well. Any further signal is raised.
+    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` are other
+    signals to ddpctl that stop the run as well. All other signals are raised again.
     """
 
     def __init__(
@@ -332,28 +314,24 @@ class Stopper:
 
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
         """Handle one Ctrl-C or one other signal."""
-        asked: StopSignal = self._first
-        by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
+        signal, by, again, only = self._first, "you (Ctrl-C)", "Ctrl-C again kills them", ""
         if isinstance(error, interrupts.Terminated):
             if not self.handles(error):
                 raise error
-            asked, self.code = "TERM", interrupts.code_of(error)
-            name = signals.Signals(error.number).name
-            by, again = f"{name} to ddpctl", f"a second {name} kills them"
+            self.code, name = interrupts.code_of(error), signals.Signals(error.number).name
+            signal, by, again = "TERM", f"{name} to ddpctl", f"a second {name} kills them"
         self.times += 1
         run_store.note_stop(self.run, by)
         run, target = self.run, target_of(self.run)
-        kill = self.times > 1
-        signal: StopSignal = "KILL" if kill else asked
-        if kill:
+        if self.times > 1:
+            signal = "KILL"
             self._context.emit(f"killing run '{run.name}'")
         else:
-            only = ""
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
             self._context.emit(f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
-            self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
+            self._context.executor.perform(target.stop(run, signal=signal, wait=self.times > 1))
         except UnavailableError as error:  # some machines do not answer; the run may continue on others
             self._context.emit(str(error))
 
@@ -401,7 +379,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 
 def clear(run: Run) -> Verb[None]:
-    """Remove what a run that has ended left on the machines where it ran."""
+    """Remove what an ended run has left on its machines."""
     yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
@@ -437,7 +415,7 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
 
 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
-    """Fetch what a run has written into a local folder, and return the folder.
+    """Fetch a run's files into a local folder, and return the folder.
 
     Raises ConfigError if the files can be reached without a pull, NoInputError if nothing is written yet, and
     UnavailableError if a machine of the run does not answer or another pull is running.
@@ -459,7 +437,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
 
 
 def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
-    """Fetch the checkpoints from the run's object store, if it has one, and what is missing from where it ran."""
+    """Fetch the checkpoints from the run's object store, if it has one, and the other files from its machines."""
     for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
         into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
         argv = (sys.executable, "-P", "-m", "ddpwire.object_store", str(one.job.checkpoint_dir), str(into))
@@ -473,34 +451,29 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Suspend a run, or resume it (``again``). Raises ConfigError if its target cannot do this."""
+    """Suspend a run or, if ``again``, resume it. Raises ConfigError if its target cannot do this."""
     target = target_of(run)
     context.executor.perform(target.resume(run) if again else target.suspend(run))
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each of these runs, in the same order. Each target is asked once."""
-    found = {
-        run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
-        for run in asked
-        if run.kind not in targets.kinds()
-    }
-    groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
+    found: dict[str, RunStatus] = {}
+    # A target's options may have changed between two runs.
+    groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
     for run in asked:
-        if run.name not in found:
-            groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
-    for group in map(tuple, groups.values()):
         try:
-            target = target_of(group[0])
+            key = run.kind, json.dumps(run.options, sort_keys=True)
+            groups.setdefault(key, (target_of(run), []))[1].append(run)
         except ConfigError as error:  # one invalid record must not hide the other runs
-            found |= {run.name: RunStatus(run=run.name, state="unknown", message=str(error)) for run in group}
-            continue
+            found[run.name] = RunStatus(run=run.name, state="unknown", message=str(error))
+    for target, group in groups.values():
         try:
-            states = context.executor.perform(target.status(group, now=time.time()))
+            states = context.executor.perform(target.status(tuple(group), now=time.time()))
         except DdpctlError as error:  # one target's error must not hide the other runs
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         found |= {
-            run.name: _as_asked(run, run_folders.without_guess(run, state))
+            run.name: _with_local_facts(run, run_folders.without_guess(run, state))
             for run, state in zip(group, states, strict=True)
         }
     own = (run for run in asked if Path(run.folder).parent == context.root)
@@ -508,11 +481,11 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     return tuple(found[run.name] for run in asked)
 
 
-def _as_asked(run: Run, state: RunStatus) -> RunStatus:
-    """Add to a status what is known only here: an unfinished launch, how the run ended, and who stopped it."""
+def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
+    """Add to a status what only this machine knows: an unfinished launch, how the run ended, and who stopped it."""
     # No answer, or nothing left to ask.
-    unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
-    if unsure and (end := run_store.known_end(run)):
+    is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
+    if is_unsure and (end := run_store.known_end(run)):
         state = state.with_end(end)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
@@ -537,16 +510,12 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
 
 def target_of(run: Run) -> targets.Target:
     """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
-    if run.kind not in targets.kinds():
-        raise ConfigError(f"run '{run.name}': {_strange(run)}")
     try:
+        if run.kind not in targets.kinds():
+            raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
         return targets.make(run.kind, targets.fill_options(run.kind, run.options))
     except ConfigError as error:
         raise ConfigError(f"run '{run.name}': {error}") from None
-
-
-def _strange(run: Run) -> str:
-    return f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}"
 
 
 # Discovery for Prometheus: file_sd files in ``.targets``, beside the runs' folders. Nodes on this machine and Slurm's
@@ -564,18 +533,18 @@ def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
                 for path in present:
                     if is_targets_file_of(path.name, run.name):
                         path.unlink(missing_ok=True)
-            elif run.elsewhere and "discovery" in targets.capabilities(run.kind):
-                _write_discovery(folder, run, status)
+            elif run.elsewhere and status.nodes and "discovery" in targets.capabilities(run.kind):
+                _write_discovery(folder / targets_file_name(run.name), run, status)
 
 
-def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
-    targets = [
+def _write_discovery(path: Path, run: Run, status: RunStatus) -> None:
+    endpoints = [
         MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
         for report in status.nodes
         if report.alive and report.state and report.state.metrics
     ]
-    path, content = folder / targets_file_name(run.name), targets_text(targets)
-    if targets and not (path.exists() and path.read_text() == content):
-        folder.mkdir(parents=True, exist_ok=True)
+    content = targets_text(endpoints)
+    if endpoints and not (path.exists() and path.read_text() == content):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content.encode())
         path.chmod(0o644)  # Prometheus runs as another user

@@ -33,12 +33,12 @@ class OneLineErrors(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(interrupts.code_of(error)) from None
         except BrokenPipeError:  # the reader (head, less) has ended
-            _let_go_of_stdout()
+            _discard_stdout()
             raise typer.Exit(int(Exit.OK)) from None
         except OSError as error:
             if not error.filename:
-                _let_go_of_stdout()
-            message, code = _meant(error)
+                _discard_stdout()
+            message, code = _message_of(error)
             print(f"ddpctl: {message}", file=sys.stderr)
             raise typer.Exit(int(code)) from None
         finally:
@@ -68,46 +68,27 @@ def options(
         bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
     ] = False,
 ) -> None:
-    """Options of ddpctl itself; its text is the program's help above."""
+    """Take the options of ddpctl itself. The help of the program is above."""
 
 
 # In the order of --help.
-app.command()(launch.launch)
-app.command()(launch.render)
-app.command()(runs.ps)
-app.command()(runs.status)
-app.command()(runs.logs)
-app.command()(explain.explain)
-app.command()(explain.profile)
-app.command()(runs.stop)
-app.command()(top.top)
-app.command()(timeline.report)
-app.command()(timeline.timeline)
-app.command()(runs.rm)
-app.command()(runs.attach)
-app.command(name="exec")(runs.execute)
-app.command()(runs.shell)
-app.command()(runs.suspend)
-app.command()(runs.resume)
-app.command()(runs.pull)
-app.command()(runs.export)
-app.command()(hosts.hosts)
-app.command()(checks.bench)
-app.command()(checks.doctor)
+for verb in (
+    launch.launch, launch.render, runs.ps, runs.status, runs.logs, explain.explain, explain.profile, runs.stop, top.top,
+    timeline.report, timeline.timeline, runs.rm, runs.attach, runs.execute, runs.shell, runs.suspend, runs.resume,
+    runs.pull, runs.export, hosts.hosts, checks.bench, checks.doctor, provision.provision, setup.init, setup.schema,
+    setup.version,
+):  # fmt: skip
+    app.command(name="exec" if verb is runs.execute else None)(verb)
 app.add_typer(image.app)
 app.add_typer(monitor.app)
-app.command()(provision.provision)
-app.command()(setup.init)
-app.command()(setup.schema)
-app.command()(setup.version)
 
 
-def _let_go_of_stdout() -> None:
+def _discard_stdout() -> None:
     """Discard output that is not written yet: otherwise Python would try again at exit and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _meant(error: OSError) -> tuple[str, Exit]:
+def _message_of(error: OSError) -> tuple[str, Exit]:
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:
@@ -124,10 +105,9 @@ def main() -> None:
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
     except Exception as error:
-        # Typer's own usage errors, whose class is private.
         if isinstance(error, typer.Abort):  # Ctrl-C before a verb has begun
             sys.exit(Exit.INTERRUPTED)
-        if not (message := getattr(error, "format_message", None)):
+        if not (message := getattr(error, "format_message", None)):  # else a usage error of Typer: its class is private
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"

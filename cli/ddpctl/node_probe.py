@@ -25,7 +25,7 @@ class Probe:
     metrics: bool = True
     files: tuple[str, ...] = ()  # names of files in the node's folder
     max_bytes: int = 2_000_000  # how many last bytes of each file
-    placed: bool = False  # whether to ask when the node got its places, if the target knows
+    placed: bool = False  # whether to ask when a queue gave the node its machines
     request: str = ""  # text for the node's ddprun, which repeats it in a new diagnosis.json
 
 
@@ -37,7 +37,7 @@ class ProbeResult:
     time: float | None = None  # the node's clock, in seconds since the epoch; None: it was not asked
     metrics: str = ""  # empty: its endpoint did not answer, or has none
     files: Mapping[str, str] = field(default_factory=dict)  # name → content, for the files that exist
-    placed: tuple[float, ...] = ()  # each time when a queue gave it a place, in seconds since the epoch
+    placed: tuple[float, ...] = ()  # each time when a queue gave it a machine, in seconds since the epoch
     failure: str = ""  # why it could not be asked, in a line
 
 
@@ -68,10 +68,11 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
     files = shlex.join(probe.files)
     for number, folder in enumerate(folders):
         lines += [f"part ={number}", f"part {_TIME}; date +%s.%N"]
-        lines += [f"part {_PLACED}; {placed}"] if probe.placed and placed else []
-        lines += [f"if cd {folder} 2>/dev/null; then"]
+        if probe.placed and placed:
+            lines.append(f"part {_PLACED}; {placed}")
+        lines.append(f"if cd {folder} 2>/dev/null; then")
         if probe.request:
-            lines += [f"  printf %s {shlex.quote(probe.request)} >{DIAGNOSIS_REQUEST}"]
+            lines.append(f"  printf %s {shlex.quote(probe.request)} >{DIAGNOSIS_REQUEST}")
         if probe.files:
             lines += [
                 f"  for file in {files}; do",
@@ -85,12 +86,12 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
                 f'    part {_METRICS}; fetch "$url" 2>/dev/null || {{ part {_FAILURE}; echo "$url does not answer"; }}',
                 "  fi",
             ]
-        lines += ["fi"]
+        lines.append("fi")
     return "\n".join([*lines, "exit 0"]) + "\n"
 
 
 def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
-    """Parse what the script printed about these nodes."""
+    """Parse the output of the script for these nodes."""
     if output.returncode:
         return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
     _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)

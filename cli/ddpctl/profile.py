@@ -1,4 +1,4 @@
-"""What the ranks of a run did during some seconds: a trace for Perfetto, shares of the time, the slowest rank. Pure.
+"""What the ranks of a run did during a recording: a trace for Perfetto, shares of the time, the slowest rank. Pure.
 
 All times are on node 0's clock. The shares refer to the span in which all ranks were recorded.
 """
@@ -28,7 +28,7 @@ SLOWER = 0.1  # share of the time for which the others must wait for a rank that
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
-SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # what lasts longer than a recording has no slice of torch
+SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # torch has no slice of what outlasts the recording
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {"compute": "compute", "data": "its data loader", "idle": "neither compute, collectives nor a data loader"}
 Window = tuple[float, float]
@@ -46,7 +46,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What a rank did. ``samples`` are stacks of its main thread's Python code, the innermost frame first."""
+    """What a rank did. ``samples`` are stacks of its main thread's Python code, each with its time."""
 
     rank: int
     node: int
@@ -63,9 +63,10 @@ class RankProfile:
         return f"rank {self.rank} (node {self.node})"
 
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
-        """Return what the rank did at which time, and whether it communicated; the last entry is the window's end.
+        """Return the changes of activity: the time, the new activity, and whether the rank communicates from then on.
 
-        With a GPU, its kernels count as compute; otherwise the operators do, except those that a data loader runs.
+        The last entry is the end of the window. With a GPU, its kernels count as compute. Otherwise the operators
+        count as compute, except those that a data loader runs.
         """
         on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
         order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)

@@ -1,6 +1,6 @@
 """What a node reports about one rank: its collectives, Python stacks and processes. Pure.
 
-The collectives are from torch's flight recorder, the stacks from faulthandler, the rest from /proc.
+The collectives are from torch's flight recorder, the stacks from faulthandler, and the processes from /proc.
 """
 
 import itertools
@@ -63,12 +63,12 @@ class Collective:
         return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
 
 
-Frame = tuple[str, int, str]
+Frame = tuple[str, int, str]  # file, line, function; a stack of frames begins with the innermost one
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What is known about a rank. ``states`` and ``stacks`` have one entry per sample, innermost frame first."""
+    """What is known about a rank. ``states`` and ``stacks`` have one entry per sample."""
 
     rank: int
     node: int
@@ -121,13 +121,13 @@ class RankView:
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
     def share(self, path: str, functions: Sequence[str] = ()) -> float:
-        """Return the share of the rank's stacks that have a frame in this file, and in one of its ``functions``."""
+        """Return the share of the rank's stacks that have a frame in a file and, if given, in one of ``functions``."""
         known = [stack for stack in self.stacks if stack]
         return sum(has_file(stack, path, functions) for stack in known) / len(known) if known else 0.0
 
     @property
     def runs(self) -> bool:
-        """Whether the rank was at several places, apart from the ways in which libraries wait, or often woke up."""
+        """Whether the rank was at several places outside the code in which libraries wait, or often woke up."""
         woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
         places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
         return len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
@@ -146,10 +146,9 @@ class RankView:
         if self.state in ("T", "t"):
             return "it is stopped (SIGSTOP)" if self.state == "T" else "it is stopped by a debugger"
         stack = self.stacks[-1] if self.stacks else ()
-        place = place_of(stack)
         if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
             return "it has reached the end of its script, and is waiting for a thread that it started"
-        what = self._activity(stack)
+        what, place = self._activity(stack), place_of(stack)
         text = f"it {what} at {place}" if place else f"it {what}; where in its code is unknown"
         if self.share(LOADER) and (found := self._worker()):
             text += f", and a worker of its data loader {found}"
@@ -179,17 +178,16 @@ class RankView:
 
 
 def has_file(stack: Sequence[Frame], path: str, functions: Sequence[str] = ()) -> bool:
-    """Return whether a frame is in a file whose path ends with ``path``, and in one of its ``functions``."""
+    """Return whether a frame is in a file whose path ends with ``path`` and, if given, in one of ``functions``."""
     return any(file.endswith(path) and (not functions or name in functions) for file, _, name in stack)
 
 
 def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
     """Describe what a process does according to the kernel."""
-    wchan = str(state.get("wchan", ""))
-    found = next((words for pattern, words in WAITS if pattern.search(wchan)), "")
     if state.get("state") == "D":
         return "is waiting for a disk or a network file system"
-    return "is computing" if busy else found or "is"
+    found = (words for pattern, words in WAITS if pattern.search(str(state.get("wchan", ""))))
+    return "is computing" if busy else next(found, "is")
 
 
 def place_of(stack: Sequence[Frame]) -> str:

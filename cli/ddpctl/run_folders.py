@@ -52,7 +52,7 @@ def is_by_hand(run: Run) -> bool:
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """Return the status, with ``unknown`` instead of ``lost`` if the run's machines cannot be seen from here."""
+    """Return the status, with ``unknown`` instead of ``lost`` if the run's machines cannot be checked from here."""
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
@@ -61,10 +61,8 @@ def without_guess(run: Run, status: RunStatus) -> RunStatus:
 
 
 def _is_run(folder: Path) -> bool:
-    marks = (RECORD, STARTS)
-    return any((folder / name).exists() for name in marks) or any(
-        _numbered(folder, pattern) for pattern in (NODE_DIR, TASK_DIR)
-    )
+    has_file = (folder / RECORD).exists() or (folder / STARTS).exists()
+    return has_file or bool(_numbered(folder, NODE_DIR) or _numbered(folder, TASK_DIR))
 
 
 def _read(folder: Path, kind: str) -> Run | None:
@@ -79,13 +77,15 @@ def _read(folder: Path, kind: str) -> Run | None:
     ranks = max((_num_ranks(path) for _, path in nodes), default=1)
     times = [start.time for start in starts] + [time for _, path in nodes for time in _times(path)]
     handle: dict[str, object] = {"by_hand": True, "dir": str(folder), "hosts": [_host(path) for _, path in nodes]}
-    handle |= {"job": starts[-1].job} if starts else {}
-    handle |= {"tasks": [str(number) for number, _ in tasks]} if tasks else {}
+    if starts:
+        kind, handle["job"] = starts[-1].launcher, starts[-1].job
+    if tasks:
+        handle["tasks"] = [str(number) for number, _ in tasks]
     return Run(
         name=folder.name,
         created=min(times, default=folder.stat().st_mtime),
-        target=starts[-1].launcher if starts else kind,
-        kind=starts[-1].launcher if starts else kind,
+        target=kind,
+        kind=kind,
         options={},
         job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=ranks, command=(UNKNOWN,)),
         cwd=str(folder),
@@ -97,7 +97,7 @@ def _read(folder: Path, kind: str) -> Run | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the numbers and paths of the subfolders whose names match, sorted; none if the folder is unreadable."""
+    """Return the number and the path of each subfolder whose name matches, sorted; none if the folder is unreadable."""
     with suppress(OSError):
         found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
         return sorted((int(match[1]), path) for match, path in found if match)

@@ -16,7 +16,7 @@ State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
     "starting",
     "rendezvous",
-    "running",  # its ranks run, and none has reported a step yet: the first one is to come, or the script reports none
+    "running",  # its ranks run, but have reported no step: the first is not done, or the script reports none
     "training",
     "suspended",  # by a user or a queue: it has no nodes, and continues when it is resumed
     "stopping",
@@ -114,7 +114,7 @@ class RunStatus:
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return how the run ended, as already known, updated with what this status reports as left of the run."""
+        """Return ``end``, which was recorded earlier, updated with what this status reports as left of the run."""
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
@@ -126,10 +126,10 @@ class RunStatus:
     @property
     def progress(self) -> Progress | None:
         """The progress of the node that is furthest, with the largest other values of all nodes. None for an array."""
-        reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
-        if self.outcome and self.outcome.step is not None and not self.tasks:  # newer than the last row of a history
+        reported = [node.progress for node in self.nodes if node.progress]
+        if self.outcome and self.outcome.step is not None:  # newer than the last row of a history
             reported.append(Progress(step=self.outcome.step))
-        if not reported:
+        if self.tasks or not reported:
             return None
         farthest = max(reported, key=lambda one: one.step)
         names = ("planned", "epoch", "loss", "checkpoint_step")  # of several losses the largest, as in the report
@@ -170,9 +170,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         return status(state="lost", message=message, code=Exit.KILLED)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
-        state = next((state for state in _ORDER if state in states), "stopping")
-        if outcome:
-            state = "stopping"
+        state = "stopping" if outcome else next((state for state in _ORDER if state in states), "stopping")
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
         if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
             state, message = "running", f"{message}; their ranks have reported no step since they started"

@@ -1,7 +1,7 @@
 """Keeps the records of runs in the user's state directory, and measures their disk space.
 
-A record contains what was requested and what the target needs to find the run again. The run's status comes from the
-target; only how the run ended is recorded, in case the target does not answer.
+A record contains what was requested and what the target needs to find the run again. The target reports the run's
+status. Only how the run ended is recorded, because the target may no longer answer.
 """
 
 import fcntl
@@ -58,9 +58,9 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    uid: str = ""  # distinguishes runs of the same name; empty: an older ddpctl started it
+    uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": see below
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's data; "logs": where they are, if not here
 
     @property
     def plan(self) -> Plan:
@@ -117,10 +117,10 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 def new_name(root: Path, job_name: str) -> str:
     """Return a short, readable name that no run has yet, such as ``digits-otter``."""
-    free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
-    if free:
-        return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
-    return f"{job_name}-{random.choice(WORDS)}-{int(time.time()) % 100_000}"  # noqa: S311
+    names = [f"{job_name}-{word}" for word in WORDS]
+    free = [name for name in names if not (root / name).exists()]
+    number = "" if free else f"-{int(time.time()) % 100_000}"
+    return random.choice(free or names) + number  # noqa: S311 -- a name, no secret
 
 
 def next_name(root: Path, name: str) -> str:
@@ -131,13 +131,7 @@ def next_name(root: Path, name: str) -> str:
 
 def has_checkpoint(run: Run) -> bool:
     """Return whether there is a checkpoint to continue from; True for other machines, where only the trainer knows."""
-    if run.elsewhere or run.job.checkpoint_dir:
-        return True
-    try:
-        with os.scandir(run.checkpoint_dir) as entries:
-            return any(not entry.name.startswith(".") for entry in entries)
-    except OSError:
-        return False
+    return run.elsewhere or bool(run.job.checkpoint_dir) or any(Path(run.checkpoint_dir).glob("[!.]*"))
 
 
 def checkpoints_here(run: Run) -> Path | None:
@@ -154,30 +148,32 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder."""
-    _remove_torn_launch(root / name)
-    if (root / name).is_dir():
+    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder.
+
+    Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it.
+    """
+    folder = root / name
+    with suppress(OSError):
+        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
+        is_old = time.time() - folder.stat().st_mtime > TORN_AFTER_S
+        if is_old and left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")):
+            launch = _launch_in(folder)
+            if launch is None or not launch.going:
+                discard(folder)
+    if folder.is_dir():
         raise UsageError(
             f"--name: a run named '{name}' already exists: choose another name, "
             f"or continue from its last checkpoint with --resume {name}"
         )
-    if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
+    if os.path.lexists(folder) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file with this name exists")
 
 
-def _remove_torn_launch(folder: Path) -> None:
-    """Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it."""
-    with suppress(OSError):
-        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
-        age_s = time.time() - folder.stat().st_mtime
-        if left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")) and age_s > TORN_AFTER_S:
-            launch = _launch_in(folder)
-            if launch is None or not launch.going:
-                discard(folder)
-
-
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Create and return a run's folder, without a checkpoint folder if it ``resumes``. Raises if the name is taken."""
+    """Create and return a run's folder. It contains a folder for checkpoints, unless the run ``resumes`` another one.
+
+    Raises UsageError if the name is taken, or CannotWriteError.
+    """
     folder = root / name
     check_free(root, name)
     try:
@@ -203,30 +199,27 @@ _LAUNCH = "launch.lock"
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the launch's lock; yield a function that records what the launch does. After an error, the file remains."""
+    """Hold the launch's lock; yield a function that records what the launch does. The file remains after an error."""
     path = folder / _LAUNCH
     with writing(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+        file = path.open("wb", buffering=0)
+    with file:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
+            fcntl.flock(file, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
         try:
             with writing(path):
-                size = os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+                size = file.write(f"{os.getpid()} {os.uname().nodename}\n".encode())
         except CannotWriteError:
             discard(folder)
             raise
 
         def note(text: str) -> None:
-            with suppress(OSError), path.open("r+b") as file:
-                file.seek(size)
-                file.truncate()
-                file.write(text.encode())
+            with suppress(OSError, ValueError):  # ValueError: the launch is over
+                file.truncate(size)
+                os.pwrite(file.fileno(), text.encode(), size)
 
         yield note
         path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,14 +273,14 @@ def stopped_by(run: Run) -> str | None:
         return None
 
 
-# How a run ended is kept, in case its target does not answer: in its nodes' folders if they are here, or else as the
-# target reported it.
+# How a run ended is recorded, because its target may no longer answer. If its nodes' folders are on this machine, their
+# outcomes are the record. Otherwise a file contains what the target reported.
 
 _END = "end.json"
 
 
 def note_end(run: Run, state: RunStatus) -> None:
-    """Record how a run ended, unless its nodes did. If this cannot be written, the target will be asked again."""
+    """Record how a run ended, unless its nodes recorded it. If the write fails, the target will be asked again."""
     if _outcomes(run) or (Path(run.folder) / _END).exists():
         return
     outcome = asdict(state.outcome) if state.outcome else None
@@ -420,9 +413,9 @@ class DiskUsage:
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
-    size: int = 0  # bytes; a file with several names (hard links) is not freed, and not counted
+    size: int = 0  # bytes; a file with several names (hard links) is not counted, because it is not freed
     checkpoints: int = 0  # how many of these bytes are checkpoints
-    stays: tuple[str, ...] = ()  # what links in it point to, which is not removed
+    stays: tuple[str, ...] = ()  # where its symbolic links point to; this is not removed
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
@@ -467,13 +460,11 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
+    with path.open("rb") as file, suppress(OSError):  # a file system without locks
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # a file system without locks
-            return False
     return False
 
 

@@ -70,13 +70,6 @@ def _read_number(text: Text, kind: Kind) -> int | float:
     return int(text) if whole else float(text)
 
 
-def _number_of_flag(text: str, kind: Kind) -> int | float:
-    try:
-        return int(text) if kind == "whole number" else float(text)
-    except ValueError:
-        raise ValueError(f"{quote(text)} is not a {kind}") from None
-
-
 def _read(field: Field, value: Any) -> Any:
     """Convert a value from the file to the field's type; pydantic then checks the result. Raises ValueError."""
     match field.kind:
@@ -91,7 +84,10 @@ def _read(field: Field, value: Any) -> Any:
     if field.kind in ("text", "choice"):
         return read_text(value)
     if not isinstance(value, Text):
-        return _number_of_flag(value, field.kind) if isinstance(value, str) else value
+        try:  # the text of a flag, or a Python value
+            return (int if field.kind == "whole number" else float)(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError(f"{quote(value)} is not a {field.kind}") from None
     if is_null(value):
         raise ValueError(f"has no value; write a {field.kind}")
     return _read_truth(value) if field.kind == "truth value" else _read_number(value, field.kind)
@@ -122,12 +118,13 @@ def _annotation(field: Field) -> Any:
         base = tuple[Annotated[model, WrapValidator(partial(_read_record, field.record), **short)], ...]
     notes: list[Any] = [Ge(field.low)] * (field.low is not None) + [Le(field.high)] * (field.high is not None)
     notes += [AfterValidator(check if field.kind in _SECRET else partial(_checked, check)) for check in field.checks]
-    notes += [WithJsonSchema(schema) for schema in (_json_text(field),) if schema]
+    if schema := _json_text(field):
+        notes.append(WithJsonSchema(schema))
     inner: Any = Annotated[base, *notes, None]
     return Annotated[inner | None if field.optional else inner, BeforeValidator(partial(_read, field))]
 
 
-_SECRET = ("list", "table", "records")  # kinds whose values may be secrets, which no error repeats
+_SECRET = ("list", "table", "records")  # kinds whose values may be secrets: no error message contains them
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:
@@ -337,12 +334,12 @@ def starter_text(*, gpus: int, cores: int) -> str:
     others = ", ".join(name for name in fields_of(JobSpec) if name not in values)
     return f"""\
 # What to train and where, for: ddpctl launch. Written by ddpctl init for this machine: {machine}.
-# A flag wins over a DDPCTL_* variable, that over this file. ddpctl schema prints all of its words.
+# A flag overrides a DDPCTL_* variable, which overrides this file. ddpctl schema prints all its keys.
 
 job:
 {job}  # Also: {others}.
 
-# Where it may run: --target takes one of these names; this one is taken when none is given.
+# Where it may run: --target chooses one of these names, and without it this one is chosen.
 target: here
 targets:
   here:

@@ -1,8 +1,8 @@
 """Defines what a user requests: a job, in terms that mean the same on every target. Frozen values, no side effects.
 
-A field's documentation (``Doc``) and rules are written once, beside the field. They are used by the error messages for
-ddpctl.yaml and flags, the schema for editors, and the file that ``ddpctl init`` writes (``fields_of``). Only ``schema``
-checks the rules. A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
+The documentation (``Doc``) and the rules of a field are written once, beside the field. Error messages for ddpctl.yaml
+and for flags, the schema for editors, and the file that ``ddpctl init`` writes use them (``fields_of``). Only
+``schema`` checks the rules. A field of type ``str`` takes a YAML value as it is written (``nodes: 1:4`` is not 64).
 """
 
 import math
@@ -37,11 +37,11 @@ class Rule:
     """A check of a field's value. It returns the value, or raises ValueError with what is allowed."""
 
     check: Callable[[Any], Any]
-    pattern: str = ""  # for the complete text, in syntax that JSON Schema has too; empty: only the check decides
+    pattern: str = ""  # of the complete text, in the syntax of JSON Schema; empty: only the function checks the value
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return a rule: a text, or each item of a list, must match ``pattern``. In ``allowed``, ``{}`` is the item."""
+    """Return the rule that a text, or each item of a list, matches ``pattern``. In ``allowed``, ``{}`` is the item."""
 
     def check(value: Any) -> Any:
         for text in (value,) if isinstance(value, str) else value:
@@ -76,13 +76,13 @@ class Field:
     name: str
     kind: Kind
     base: Any
-    optional: bool  # whether null is a value
+    optional: bool  # whether null is allowed
     required: bool
     default: Any  # None if the field is required
     doc: str
     choices: tuple[str, ...] = ()
-    low: Any = None  # the smallest value; None: no limit
-    high: Any = None
+    low: Any = None  # the smallest value; None: no limits
+    high: Any = None  # the largest value; None: no upper limit
     checks: tuple[Callable[[Any], Any], ...] = ()
     pattern: str = ""  # a pattern for its complete text; empty: none
     record: type | None = None  # the type of each entry of records
@@ -91,7 +91,7 @@ class Field:
     def bounds(self) -> str:
         """The range as text, such as ``1 to 64`` or ``at least 1``, or an empty string."""
         if self.low is None:
-            return "" if self.high is None else f"at most {self.high}"
+            return ""
         return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
 
     @property
@@ -160,8 +160,6 @@ OURS = frozenset({
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
 NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
@@ -174,15 +172,22 @@ def check_nodes(nodes: str) -> str:
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Check for names that a shell accepts and ddpctl does not set, and values without NUL. Raises ValueError."""
+    """Check that a shell accepts the names, that ddpctl does not set them, and that no value has NUL.
+
+    Raises ValueError.
+    """
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', not starting with a digit")
-        if name in OURS or name.startswith("PET_"):
-            raise ValueError(f"{name} cannot be set: ddpctl and ddprun set it for each node and rank")
+        _check_not_ours(name)
         if "\0" in value:
             raise ValueError(f"the value of {name} holds a NUL byte")
     return env
+
+
+def _check_not_ours(name: str) -> None:
+    if name in OURS or name.startswith("PET_"):
+        raise ValueError(f"{name} cannot be set: ddpctl and ddprun set it for each node and rank")
 
 
 IMAGE = r"(?=.{1,512}$)[a-z0-9][A-Za-z0-9_.:/-]*(@sha256:[0-9a-f]{64})?"  # the registry checks the finer rules
@@ -198,6 +203,9 @@ def check_size(size: str) -> str:
     if not SIZE_PATTERN.fullmatch(size):
         raise ValueError("expected a whole number and Mi, Gi or Ti, such as 64Gi")
     return size
+
+
+SIZE = Rule(check_size, SIZE_PATTERN.pattern)
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
@@ -241,8 +249,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError("a secret is the NAME of a variable of your environment, never its value")
         if name in OF_SHELLS:
             raise ValueError(f"{name} is a variable that shells set themselves: give the secret another name")
-        if name in OURS or name.startswith("PET_"):
-            raise ValueError(f"{name} cannot be set: ddpctl and ddprun set it for each node and rank")
+        _check_not_ours(name)
     return secrets
 
 
@@ -298,10 +305,7 @@ class JobSpec:
         int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(MAX_PORT)
     ] = None
     grace: Annotated[
-        float,
-        Doc("Seconds that ranks have to save after a stop request, before they are killed."),
-        Ge(0),
-        Le(3600),
+        float, Doc("Seconds that ranks have to save after a stop request, before they are killed."), Ge(0), Le(3600)
     ] = 30.0
     join_timeout: Annotated[
         float | None, Doc("Seconds to wait for all nodes. null: the target's default (30 on one machine)."), Ge(1)
@@ -313,13 +317,10 @@ class JobSpec:
     ] = None
     max_restarts: Annotated[
         int | None,
-        Doc(
-            "Largest number of restarts of all ranks after a rank was killed or a node was lost; 0: none; null: "
-            "until three attempts in a row make no progress."
-        ),
-        Ge(0),
-        Le(1000),
-    ] = None
+        Doc("Largest number of restarts of all ranks after a rank was killed or a node was lost; 0: none; null: "
+            "until three attempts in a row make no progress."),
+        Ge(0), Le(1000),
+    ] = None  # fmt: skip
     checkpoint_copies: Annotated[
         int,
         Doc("On SSH hosts without a shared checkpoint_dir: how many nodes have each checkpoint; 1: only node 0."),
@@ -333,16 +334,12 @@ class JobSpec:
         matching(IMAGE, "expected REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
     ] = DEFAULT_IMAGE
     cpus: Annotated[int | None, Doc("CPU cores per node. null: the target's default."), Ge(1), Le(1024)] = None
-    memory: Annotated[
-        str | None,
-        Doc("Memory per node, such as 64Gi. null: the target's default."),
-        Rule(check_size, SIZE_PATTERN.pattern),
-    ] = None
+    memory: Annotated[str | None, Doc("Memory per node, such as 64Gi. null: the target's default."), SIZE] = None
     shm: Annotated[
         str | None,
         Doc("Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: "
             "8Gi, but at most a quarter of memory."),
-        Rule(check_size, SIZE_PATTERN.pattern),
+        SIZE,
     ] = None  # fmt: skip
     mounts: Annotated[
         tuple[str, ...],
@@ -352,12 +349,10 @@ class JobSpec:
     ] = ()  # fmt: skip
     secrets: Annotated[
         tuple[str, ...],
-        Doc(
-            "Names of variables of your environment that are passed to the ranks; their values appear in no spec, "
-            "record or log."
-        ),
+        Doc("Names of variables of your environment that are passed to the ranks; their values appear in no spec, "
+            "record or log."),
         Rule(check_secrets),
-    ] = ()
+    ] = ()  # fmt: skip
     checkpoint_dir: Annotated[
         str | None,
         Doc("An object store, such as s3://BUCKET/PATH, that gets a copy of each checkpoint, in a folder named after "
@@ -388,7 +383,6 @@ class JobSpec:
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
                 "give a divisor, or leave out ranks to get one rank per GPU",
             )
-
         if self.checkpoint_copies > self.max_nodes:
             yield "job.checkpoint_copies", f"{self.checkpoint_copies}, but nodes is {self.nodes}: one copy per node"
 

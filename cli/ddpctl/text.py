@@ -60,14 +60,10 @@ def either(words: tuple[str, ...], joint: str = "or") -> str:
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
     """Return ``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant`` is the name to suggest."""
-    # Compared in lower case and up to a limited length: the name may be a complete file.
+    # Only the first characters are compared, in lower case: the name may be a complete file.
     word = name[:60].lower()
-    near = (
-        [meant]
-        if meant
-        else [key for key in known if len(word) > 2 and key.startswith(word)]
-        or difflib.get_close_matches(word, known, n=1)
-    )
+    near = [meant] if meant else [key for key in known if len(word) > 2 and key.startswith(word)]
+    near = near or difflib.get_close_matches(word, known, n=1)
     there = f"known: {', '.join(known)}" if known else "none is defined"
     return f"{quote(name)} is not a {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
 

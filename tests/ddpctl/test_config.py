@@ -95,7 +95,6 @@ def test_nothing_said_is_the_defaults(text: str | None) -> None:
         kind="local",
         options=Local(),
         why="the default",
-        file=None if text is None else Path("ddpctl.yaml"),
     )
 
 

@@ -48,7 +48,7 @@ def test_many_scripts_for_a_host_share_a_few_sessions() -> None:
     done = subprocess.run(batch.command.argv, input=batch.command.stdin, capture_output=True, text=True, timeout=60)
     answers = {n: Output(returncode=n, stdout=f"{n}\n", stderr=f"e{n}\n") for n in (0, 8, 16)}
     assert batch.split(Output(returncode=0, stdout=done.stdout, stderr=done.stderr)) == answers
-    cut = done.stdout[: done.stdout.index("16")], done.stderr[: done.stderr.index("e16")]
+    cut = done.stdout[: done.stdout.index("16\n")], done.stderr[: done.stderr.index("e16\n")]
     lost = Output(returncode=255, stdout=cut[0], stderr=f"{cut[1]}the host is gone")
     assert batch.split(lost) == answers | {16: Output(returncode=255, stderr="the host is gone")}
 
