@@ -6,14 +6,18 @@ two wins.
 """
 
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.ddpctl.kubernetes_trial import expand
 
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.options import SECRET_DIR
 from ddpctl.targets.kubernetes.pod import Draft
+from ddpwire import names
 
 Object = dict[str, Any]
+NO_SECRET = TemporaryDirectory()  # what the kubelet mounts if the optional Secret does not exist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +103,14 @@ def _indexed_pod(name: str, template: Object, index: int, _: Object) -> Pod:
     return _pod(host, (f"{host}.{name}", host), template, {}, {"JOB_COMPLETION_INDEX": str(index)})
 
 
-def _pod(host: str, names: tuple[str, ...], template: Object, labels: dict[str, str], said: dict[str, str]) -> Pod:
+def _pod(host: str, hosts: tuple[str, ...], template: Object, labels: dict[str, str], said: dict[str, str]) -> Pod:
     (container,) = template["spec"]["containers"]
     labels = {**template["metadata"]["labels"], **labels}
     own = {entry["name"]: _value(entry, labels) for entry in container["env"]}
+    own[names.SECRET_FILE] = own[names.SECRET_FILE].replace(SECRET_DIR, NO_SECRET.name)
     cluster = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": host}
     args = tuple(expand(word) for word in container["args"])
-    return Pod(name=host, names=names, args=args, env={**cluster, **own, **said})
+    return Pod(name=host, names=hosts, args=args, env={**cluster, **own, **said})
 
 
 def _value(entry: Object, labels: dict[str, str]) -> str:

@@ -122,9 +122,14 @@ def test_an_attached_launch_prints_the_logs_and_ends_with_the_job(
     assert done.returncode == 0, done.stderr
     assert sorted(capfd.readouterr().out.splitlines()) == ["[node0 rank0] epoch 1/1", "[node1 rank0] epoch 1/1"]
     wording(re.sub(r"(?<=succeeded, after ).*", "{time}", done.stderr))
-    made = re.findall(r"^kind: (.*)$", (world.folder / "made").read_text(), re.M)
+    text = (world.folder / "made").read_text()
+    made = re.findall(r"^kind: (.*)$", text, re.M)
     assert sorted(made[:3]) == ["NetworkPolicy", "Pod", "PyTorchJob"]  # judged side by side
-    assert made[3:] == ["NetworkPolicy", "PyTorchJob"]
+    assert (sorted(made[3:5]), made[5:]) == (["NetworkPolicy", "Secret"], ["PyTorchJob"])
+    (secret,) = re.findall(r"store\.secret: '(\w{64})'", text)
+    record = [path.read_text() for path in (world.folder.parent / "runs/dawn").rglob("*") if path.is_file()]
+    assert record
+    assert secret not in "".join((*record, *world.calls(), done.stderr))
 
 
 def test_a_launch_that_is_refused_leaves_no_record(world: World, wording: Wording) -> None:
@@ -151,6 +156,8 @@ def test_no_secret_of_a_folder_goes_along(world: World, tmp_path: Path, project:
     done = ddpctl(world, "launch", "--kind", "job", "--dry-run", "--name", "dawn", "--", "train.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "canary" not in done.stdout
+    assert "[REDACTED]" in done.stdout
+    assert "store.secret:" not in done.stdout
     maps = [text for text in done.stdout.split("END_OF_INPUT") if "kind: ConfigMap" in text]
     assert [yaml.safe_load(text[text.index("apiVersion") :])["data"] for text in maps] == [
         {"000-train.py": "print()\n"}

@@ -99,7 +99,7 @@ def test_the_line_that_makes_the_secret_makes_it() -> None:
 def test_many_files_are_counted(wording: Wording) -> None:
     files = {f"m{number:02}.py": "x" * 100 for number in range(13)} | {"train.py": ""}
     read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": []}))
-    answers = (VIEW,), (OK,), (OK,), (read,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK)
+    answers = (VIEW,), (OK,), (OK,), (read,), (OK, OK, OK), (OK, OK, OK), (UID,), (OK, OK, OK)
     made = submit(*answers, job=replace(JOB, command=("train.py",)))
     names = ", ".join(f"m{number:02}.py" for number in range(10))
     assert names in made.note
@@ -108,5 +108,5 @@ def test_many_files_are_counted(wording: Wording) -> None:
 
 def test_a_path_of_the_machine_is_named(wording: Wording) -> None:
     job = replace(JOB, mounts=("/mnt/data:/data", "pvc=ckpt:/runs"), cpus=4, memory="16Gi")
-    made = submit((VIEW,), (OK,), (OK, OK, OK), (OK,), (UID,), (OK,), job=job)
+    made = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=job)
     wording(made.note)

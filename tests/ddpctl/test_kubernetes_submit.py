@@ -1,6 +1,7 @@
 """A launch on Kubernetes: what it looks at, what it lets the cluster judge, what it makes, in which order."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -19,6 +20,11 @@ TARGET = KubernetesTarget(KubernetesOptions())
 PYTORCH = recorded("misc/raw-apis-kubeflow-v1")
 ABSENT = recorded("misc/raw-apis-missing")
 UID = Output(returncode=0, stdout="af8e18f3")
+NO_SECRETS = Output(
+    returncode=1,
+    stderr='Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
+    'resource "secrets" in API group "" in the namespace "ml"\n',
+)
 
 
 def kinds(commands: tuple[Command, ...]) -> list[str]:
@@ -36,7 +42,7 @@ def submit(
 
 
 def test_submit_looks_judges_and_makes(wording: Wording) -> None:
-    asked, submission = submit((VIEW,), (PYTORCH, ABSENT), (OK, OK, OK), (OK,), (UID,), (OK,))
+    asked, submission = submit((VIEW,), (PYTORCH, ABSENT), (OK, OK, OK), (OK, OK), (UID,), (OK, OK))
     view, apis, judged, needed, job, patched = asked
     assert lines(view) == ["kubectl config view --minify -o json"]
     assert lines(apis) == [
@@ -46,13 +52,13 @@ def test_submit_looks_judges_and_makes(wording: Wording) -> None:
     assert {command.probe for command in (*view, *apis)} == {True}
     assert lines(judged) == [f"{KUBECTL} create --dry-run=server --validate=strict -o name -f -"] * 3
     assert kinds(judged) == ["Pod", "NetworkPolicy", "PyTorchJob"]
-    assert lines(needed) == [f"{KUBECTL} create --validate=strict -o name -f -"]
+    assert lines(needed) == [f"{KUBECTL} create --validate=strict -o name -f -"] * 2
     assert lines(job) == [f"{KUBECTL} create --validate=strict -o 'jsonpath={{.metadata.uid}}' -f -"]
-    assert kinds(needed + job) == ["NetworkPolicy", "PyTorchJob"]
+    assert kinds(needed + job) == ["NetworkPolicy", "Secret", "PyTorchJob"]
     owner = '{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "digits-otter", "uid": "af8e18f3"}'
     assert lines(patched) == [
-        f"{KUBECTL} patch networkpolicy digits-otter --type=merge --patch "
-        f'\'{{"metadata": {{"ownerReferences": [{owner}]}}}}\''
+        f'{KUBECTL} patch {kind} digits-otter --type=merge --patch \'{{"metadata": {{"ownerReferences": [{owner}]}}}}\''
+        for kind in ("networkpolicy", "secret")
     ]
     assert submission == Submission(
         handle={"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"},
@@ -78,7 +84,7 @@ TRAINER = Output(returncode=0, stdout='{"resources": [{"name": "trainjobs"}]}')
 def test_the_workload_is_what_the_cluster_serves(apis, schema, kind, wording) -> None:
     more = [(Output(returncode=0, stdout=text),) for text in schema]
     judged = (OK,) * (4 if kind == "Job" else 3)
-    needed = (OK,) * (1 if kind == "PyTorchJob" else 2)
+    needed = (OK,) * (2 if kind == "PyTorchJob" else 3)
     asked, submission = submit((VIEW,), apis, *more, judged, needed, (UID,), needed)
     assert kinds(asked[-2]) == [kind]
     wording(submission.note)
@@ -86,14 +92,14 @@ def test_the_workload_is_what_the_cluster_serves(apis, schema, kind, wording) ->
 
 def test_what_was_said_is_taken() -> None:
     asked, submission = submit(
-        (VIEW,), (OK,), (OK, OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="job", namespace="team"
+        (VIEW,), (OK,), (OK,) * 4, (OK, OK, OK), (UID,), (OK, OK, OK), workload="job", namespace="team"
     )
     assert lines(asked[1]) == ["kubectl --context lab --namespace team --request-timeout=30s get --raw /apis/batch/v1"]
     assert [kinds(step) for step in asked] == [
         [],
         [],
         ["Pod", "Service", "NetworkPolicy", "Job"],
-        ["NetworkPolicy", "Service"],
+        ["NetworkPolicy", "Service", "Secret"],
         ["Job"],
         [],
     ]
@@ -106,10 +112,10 @@ def test_what_was_said_is_taken() -> None:
 
 
 def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
-    asked, _ = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="trainjob")
+    asked, _ = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK, OK), (UID,), (OK, OK, OK), workload="trainjob")
     assert [kinds(step) for step in asked[2:5]] == [
         ["Pod", "TrainingRuntime", "NetworkPolicy"],
-        ["NetworkPolicy", "TrainingRuntime"],
+        ["NetworkPolicy", "TrainingRuntime", "Secret"],
         ["TrainJob"],
     ]
 
@@ -117,13 +123,13 @@ def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
 def test_a_train_job_whose_runtime_is_not_seen_yet_is_made_again() -> None:
     unseen = Output(returncode=1, stderr='admission webhook "v" denied the request: specified trainingRuntime must be '
                     "created before the TrainJob is created")  # fmt: skip
-    before = ((VIEW,), (OK,), (OK, OK, OK), (OK, OK))
-    asked, submission = submit(*before, (unseen,), (OK,), (unseen,), (OK,), (UID,), (OK, OK), workload="trainjob")
+    before = ((VIEW,), (OK,), (OK, OK, OK), (OK, OK, OK))
+    asked, submission = submit(*before, (unseen,), (OK,), (unseen,), (OK,), (UID,), (OK, OK, OK), workload="trainjob")
     assert [lines(step)[0] for step in (asked[5], asked[7])] == ["sleep 1", "sleep 2"]
     assert [kinds(asked[number]) for number in (4, 6, 8)] == [["TrainJob"]] * 3
     assert submission.handle["workload"] == "trainjob"
     with pytest.raises(ConfigError):
-        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK, OK), (), workload="trainjob")
+        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK, OK, OK), (), workload="trainjob")
 
 
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
@@ -146,13 +152,67 @@ def test_a_secret_goes_through_stdin_alone(wording: Wording) -> None:
     wording(submission.note)
 
 
+def test_a_launch_makes_the_secret_with_which_nodes_sign() -> None:
+    verb = TARGET.submit(plan_of(uid="4c1f5a1e2b3d"), attached=True)
+    asked, _ = play(verb, [(VIEW,), (PYTORCH, ABSENT), (OK, OK, OK), (OK, OK), (UID,), (OK, OK)])
+    holder = asked[3][1]
+    made = yaml.safe_load(holder.stdin)
+    value = made["stringData"]["store.secret"]
+    assert re.fullmatch("[0-9a-f]{64}", value)
+    labels = {
+        "app.kubernetes.io/managed-by": "ddpctl",
+        "app.kubernetes.io/name": "digits",
+        "ddpctl.run": "digits-otter",
+        "ddpctl.uid": "4c1f5a1e2b3d",
+    }
+    assert made == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "digits-otter", "namespace": "ml", "labels": labels},
+        "type": "Opaque",
+        "stringData": {"store.secret": value},
+    }
+    assert holder.secret
+    assert [command for step in asked for command in step if value in shell_line(command)] == []
+    assert [command for step in asked for command in step if value in (command.stdin or "")] == [holder]
+
+
+@pytest.mark.parametrize(("profile", "mode"), [("restricted", 0o440), ("rdma", 0o400)])
+def test_a_pod_mounts_the_secret_if_it_exists(profile: str, mode: int) -> None:
+    text = KubernetesTarget(KubernetesOptions(profile=profile)).render(plan_of())  # type: ignore[arg-type]
+    spec = list(yaml.safe_load_all(text))[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert spec["volumes"][-1] == {
+        "name": "secret",
+        "secret": {
+            "secretName": "digits-otter",
+            "items": [{"key": "store.secret", "path": "store.secret"}],
+            "defaultMode": mode,
+            "optional": True,
+        },
+    }
+    (container,) = spec["containers"]
+    assert container["volumeMounts"][-1] == {"name": "secret", "mountPath": "/etc/ddpctl", "readOnly": True}
+    assert {"name": "DDP_SECRET_FILE", "value": "/etc/ddpctl/store.secret"} in container["env"]
+
+
+def test_who_may_not_make_secrets_gets_a_run_that_signs_nothing(wording: Wording) -> None:
+    before = (VIEW,), (OK,), (OK, OK, OK), (OK, NO_SECRETS)
+    asked, submission = submit(*before, (UID,), (OK,), workload="pytorchjob")
+    assert [line.split()[7] for line in lines(asked[-1])] == ["networkpolicy"]
+    wording(submission.note)
+    value = Output(returncode=0, stdout="c4nary\n")
+    with pytest.raises(ConfigError) as error:
+        submit((VIEW,), (OK,), (value,), *before[2:], (OK, NO_SECRETS), (), job=SECRET, workload="pytorchjob")
+    assert isinstance(error.value.__cause__, NotStartedError)
+
+
 def test_a_script_goes_along_with_the_files_it_needs(wording: Wording) -> None:
     job = replace(JOB, command=("./train.py", "--lr", "0.1"), cpus=4, memory="16Gi")
     listed = Output(returncode=0, stdout="train.py\0lib/model.py\0lib/secrets.py\0README.md\0")
     files = {"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}
     read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": ["lib/secrets.py"]}))
     asked, submission = submit(
-        (VIEW,), (OK,), (listed,), (read,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=job, workload="pytorchjob"
+        (VIEW,), (OK,), (listed,), (read,), (OK,) * 3, (OK,) * 3, (UID,), (OK,) * 3, job=job, workload="pytorchjob"
     )
     assert lines(asked[2]) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
     assert lines(asked[3]) == [
@@ -181,7 +241,7 @@ def test_a_script_that_does_not_go_along_is_missed_before_anything_is_made(wordi
 def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named(wording: Wording) -> None:
     """In a dry run this is all that tells of it; a launch ends at its next command."""
     away = recorded("bad/api-unreachable-get")
-    _, submission = submit((VIEW,), (away,), (OK, OK, OK), (OK,), (UID,), (OK,), workload="pytorchjob")
+    _, submission = submit((VIEW,), (away,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="pytorchjob")
     wording(submission.note)
     with pytest.raises(ConfigError) as error:
         submit((VIEW,), (ABSENT,), workload="trainjob")
@@ -224,12 +284,13 @@ def test_a_job_that_cannot_be_made_takes_back_what_it_needs(wording: Wording) ->
         verb.send((VIEW,))
         verb.send((PYTORCH, ABSENT))
         verb.send((OK, OK, OK))
-        verb.send((OK,))
+        verb.send((OK, OK))
         label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
-        asks = [f"{KUBECTL} get networkpolicy digits-otter --ignore-not-found -o {label}"]
+        kinds_ = ("networkpolicy", "secret")
+        asks = [f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {label}" for kind in kinds_]
         assert lines(verb.send((exists,))) == asks
-        deletes = [f"{KUBECTL} delete networkpolicy digits-otter --ignore-not-found --wait=false"] if end else []
-        assert lines(verb.send((is_its,))) == deletes
+        deletes = [f"{KUBECTL} delete networkpolicy,secret digits-otter --ignore-not-found --wait=false"] if end else []
+        assert lines(verb.send((is_its, is_its))) == deletes
         with pytest.raises(NotStartedError) as error:
             verb.send(end)
         assert isinstance(error.value.reason, ConfigError)

@@ -147,6 +147,24 @@ def test_a_secret_that_cannot_be_one_is_refused(case, secret, wording):
     wording(error.value.message.replace(str(secret), "FILE"))
 
 
+def test_on_kubernetes_an_optional_secret_that_does_not_exist_is_none(tmp_path):
+    folder = tmp_path / "ddpctl"
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "DDP_SECRET_FILE": str(folder / "store.secret")}
+    with pytest.raises(NodeError):  # nothing is mounted
+        node_config.read_secret(pod)
+    (folder / "..2026_11_24").mkdir(parents=True)
+    (folder / "..data").symlink_to("..2026_11_24")
+    assert node_config.read_secret(pod) == b""
+    with pytest.raises(NodeError):
+        node_config.read_secret({"DDP_SECRET_FILE": pod["DDP_SECRET_FILE"]})
+    (folder / "another.secret").write_text(SECRET)
+    with pytest.raises(NodeError):  # a Secret without this key
+        node_config.read_secret(pod)
+    (folder / "store.secret").write_text(SECRET)
+    (folder / "store.secret").chmod(0o400)
+    assert node_config.read_secret(pod) == SECRET.encode()
+
+
 KILLED_SUPERVISOR = """
 import os, threading, psutil
 from ddprun.logs import RankStreams

@@ -255,7 +255,9 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
     """Return the run's secret, or empty bytes if the node was given none. Raises NodeError."""
     if not (path := environ.get(names.SECRET_FILE)):
         return b""
-    source = f"{names.SECRET_FILE} is {path}"
+    source, folder = f"{names.SECRET_FILE} is {path}", Path(path).parent
+    if "KUBERNETES_SERVICE_HOST" in environ and folder.is_dir() and not any(folder.glob("[!.]*")):
+        return b""  # an optional Secret that does not exist: the kubelet mounts a folder without files
     try:
         with open_regular(Path(path)) as file:
             info, secret = os.fstat(file.fileno()), file.read(4096).strip()

@@ -33,7 +33,7 @@ def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
 
 
 def secret(draft: Draft, values: Mapping[str, str]) -> Object:
-    """Return the Secret with the values of the job's secrets. It is sent only to kubectl's stdin."""
+    """Return the Secret of the run: its store secret, and the job's secrets. It is sent only to kubectl's stdin."""
     return manifest("v1", "Secret", draft.metadata, type="Opaque", stringData=dict(values))
 
 

@@ -31,7 +31,8 @@ Kind = Literal["pvc", "secret", "configmap", "path"]
 KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
 LONGEST = 63  # the limit of a DNS label, for a pod's hostname or a Service
 LONGEST_WORD = 9  # what a run's name adds to its job's name, such as -saffron
-OURS = ("/dev/shm", "/tmp")  # noqa: S108 -- paths in the container
+SECRET_DIR = "/etc/ddpctl"  # noqa: S105 -- contains the secret with which the nodes sign values
+OURS = ("/dev/shm", "/tmp", SECRET_DIR)  # noqa: S108 -- paths in the container
 _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run", "ddpctl.uid")
 
 

@@ -13,6 +13,7 @@ from ddpctl.launch_plan import Plan, ddprun_args, program
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes.options import (
     RUNS,
+    SECRET_DIR,
     WORKSPACE,
     KubernetesOptions,
     holds,
@@ -190,7 +191,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
 
 def _environment(draft: Draft) -> list[Object]:
     job, options = draft.plan.job, draft.options
-    ours = {
+    values = {
         names.RUN_ID: draft.name,
         **draft.plan.identity,
         names.RUN_DIR: f"{RUNS}/{draft.name}",
@@ -200,15 +201,17 @@ def _environment(draft: Draft) -> list[Object]:
         **({names.IMAGE: job.image} if draft.plan.uid else {}),  # in a rendered spec, kustomize may change the image
         **({names.NODE_REPLACED: "1"} if job.max_nodes > 1 and options.restart != "Never" else {}),
         **({names.DEVICE: job.device} if job.device != "auto" else {}),
+        names.SECRET_FILE: f"{SECRET_DIR}/{run_files.STORE_SECRET}",
+        "HOME": "/tmp",  # noqa: S108 -- the container's only folder that every user may write to
+        **job.env,
     }
-    theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the container's only folder that every user may write to
     kept = {name: (draft.name, name) for name in job.secrets}
     kept |= {name: tuple(place.split("/", 1)) for name, place in options.env_secrets.items()}  # type: ignore[misc]
     secrets = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, (secret, key) in kept.items()
     ]
-    return [*variables(ours), *variables({k: v for k, v in theirs.items() if k not in kept}), *secrets]
+    return [*variables({k: v for k, v in values.items() if k not in kept}), *secrets]
 
 
 def resources(job: JobSpec, options: KubernetesOptions) -> Object:
@@ -267,6 +270,14 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
         project = {"name": "project", "configMap": {"name": draft.name, "items": items}}
         pairs.append((project, {"name": "project", "mountPath": WORKSPACE, "readOnly": True}))
+    # ddpctl launch creates the Secret. A rendered spec also works without it, and then the nodes sign nothing.
+    files = {
+        "secretName": draft.name,
+        "items": [{"key": run_files.STORE_SECRET, "path": run_files.STORE_SECRET}],
+        "defaultMode": 0o400 if draft.options.profile == "rdma" else 0o440,  # for root, or for fsGroup
+        "optional": True,
+    }
+    pairs.append(({"name": "secret", "secret": files}, {"name": "secret", "mountPath": SECRET_DIR, "readOnly": True}))
     for number, mount in enumerate(mounts_of(job)):
         name = f"mount-{number}"
         pairs.append((volume(name, mount), volume_mount(name, mount)))

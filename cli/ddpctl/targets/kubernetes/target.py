@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from secrets import token_hex
 from typing import Any
 
 from ddpctl.command import Command, Verb
@@ -59,6 +60,7 @@ from ddpctl.targets.kubernetes.pod import (
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
+from ddpwire.run_files import STORE_SECRET
 
 STOP_MARGIN_S = 40  # beyond the ranks' grace: what the pod adds to that period, and what the cluster needs
 KILL_WAIT_S = 30
@@ -66,6 +68,7 @@ COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpoli
 RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to create a TrainJob whose runtime was created a moment before
 MOST_NAMES = 10
+UNSIGNED = "what nodes write into the run's store is not signed: you may not create Secrets (see k8s/rbac-secrets.yaml)"
 RECORD_LINE = r"^([^ []+ )?\[node[0-9]+\] ddprun-record "  # perhaps after a time
 
 
@@ -430,17 +433,15 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     """Prepare, check and create the run. Raises NotStartedError, or the error itself if the job may exist."""
     try:
-        kubectl, choice, draft, files, values, left_out = yield from _prepare(plan, options)
+        kubectl, choice, draft, files, left_out, needed = yield from _prepare(plan, options)
     except DdpctlError as error:
         raise NotStartedError(error) from None
     try:
-        yield from _make(kubectl, draft, choice.workload, files, values)
+        is_signed = yield from _make(kubectl, draft, choice.workload, needed)
     except DdpctlError as error:
-        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
-        kinds |= {"configmap"} if files else set()
-        kinds |= {"secret"} if values else set()
+        kinds = sorted({one["kind"].lower() for one in needed})
         try:
-            made = yield from _made(kubectl, sorted(kinds), draft.name, plan.uid, needed=sorted(kinds))
+            made = yield from _made(kubectl, kinds, draft.name, plan.uid, needed=kinds)
             named = ([",".join(made), draft.name, "--ignore-not-found", "--wait=false"],) if made else ()
             check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
         except DdpctlError:
@@ -450,14 +451,15 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         raise NotStartedError(error) from None
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
     handle["logs"] = f"ddpctl logs {draft.name}"
-    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
+    unsigned = () if is_signed else (UNSIGNED,)
+    note = "; ".join((_where(kubectl, choice), *unsigned, *launch_notes(draft, files, left_out)))
     return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
 
 
 def _prepare(
     plan: Plan, options: KubernetesOptions
-) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], Mapping[str, str], tuple[str, ...]]]:
-    """Do everything before the first object is created; also return the files, secret values and left-out files."""
+) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], tuple[str, ...], list[Object]]]:
+    """Do everything before the first object is created. Also return files, left-out files, and what the job needs."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose_workload(kubectl, options)
@@ -466,7 +468,11 @@ def _prepare(
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, choice.workload)
     yield from _judge(kubectl, draft, choice.workload)
-    return kubectl, choice, draft, files, values, left_out
+    needed = [*_companions(draft), *choice.workload.before(draft)]
+    if files:
+        needed.append(manifests.config_map(draft, files))
+    needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
+    return kubectl, choice, draft, files, left_out, needed
 
 
 def _check(draft: Draft, workload: Workload) -> None:
@@ -490,20 +496,14 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
     check(*answers)
 
 
-def _make(
-    kubectl: Kubectl, draft: Draft, workload: Workload, files: Mapping[str, str], values: Mapping[str, str]
-) -> Verb[None]:
-    """Create what the job needs, then the job, and make the job their owner, so that they are deleted with it."""
-    needed = [*_companions(draft), *workload.before(draft)]
-    if files:
-        needed.append(manifests.config_map(draft, files))
-    commands = [kubectl.create(dump((one,))) for one in needed]
-    if values:
-        secret = manifests.secret(draft, values)
-        needed.append(secret)
-        commands.append(kubectl.create(dump((secret,)), secret=True))
-    if commands:
-        check(*(yield tuple(commands)))
+def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
+    """Create what the job needs, then the job, and make the job their owner, so that they are deleted with it.
+
+    Return whether the Secret was created. Only a job without secrets of its own can do without it.
+    """
+    answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
+    has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
+    check(*(answers if has_secret else answers[:-1]))
     job = workload.job(draft)
     for pause_s in (*RUNTIME_PAUSES_S, None):
         (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
@@ -513,9 +513,11 @@ def _make(
     check(made)
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.name, "uid": made.stdout.strip()}
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
-    if needed:
-        change = (draft.name, "--type=merge", "--patch", patch)
-        yield tuple(kubectl.run("patch", one["kind"].lower(), *change) for one in needed)
+    change = (draft.name, "--type=merge", "--patch", patch)
+    owned = needed if has_secret else needed[:-1]
+    if owned:
+        yield tuple(kubectl.run("patch", one["kind"].lower(), *change) for one in owned)
+    return has_secret
 
 
 def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
