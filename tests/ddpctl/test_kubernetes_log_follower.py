@@ -7,14 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ddpctl.kubernetes_lab import DATA
+from tests.ddpctl.kubernetes_lab import DATA, run_of
 from tests.wording import Wording
 
+from ddpctl import run_store
 from ddpctl.targets.kubernetes.log_follower import Task
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog
@@ -88,12 +89,11 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
     }
 
 
-def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
-    task = {
-        "run": "running", "uid": "", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False,
-        "context": "lab", "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
-        "folder": str(cluster.folder / "run"),
-    }  # fmt: skip
+def start(cluster: Cluster, *, uid: str = "", **given: Any) -> "subprocess.Popen[str]":
+    folder = cluster.folder / "running"
+    folder.mkdir(exist_ok=True)
+    run_store.save(replace(run_of("running"), created=0.0, uid=uid, folder=str(folder)))
+    task = {"folder": str(folder), "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1}
     argv = [
         sys.executable,
         "-P",
@@ -168,7 +168,7 @@ def test_one_node_and_some_ranks(cluster: Cluster) -> None:
     follower.communicate(timeout=60)
     assert follower.returncode == 0
     assert printed(cluster) == ["[node1 rank3] d"]
-    kept = cluster.folder / "run/node-1" / EVENTS
+    kept = cluster.folder / "running/node-1" / EVENTS
     assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
 
 

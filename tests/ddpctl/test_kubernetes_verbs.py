@@ -128,14 +128,6 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
     assert (follow.mode, follow.timeout_s) == ("stream", None)
     assert json.loads(follow.argv[4]) == {
-        "run": "digits-otter",
-        "uid": "",
-        "nodes": 2,
-        "created": 1000.0,
-        "workload": "pytorchjob",
-        "master": False,
-        "context": "lab",
-        "namespace": "ml",
         "only": r"^([^ []+ )?.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,

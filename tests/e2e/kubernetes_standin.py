@@ -34,7 +34,7 @@ case $1 in
     file=$(file_of "${kind,,}" "$name")
     if [[ $* != *--dry-run* ]]; then
       if [[ -e $file ]]; then echo "Error from server (AlreadyExists): \\"$name\\" already exists" >&2; exit 1; fi
-      printf '%s\\n' "$text" >"$file"
+      printf '%s\\n' "$text" >"$CLUSTER/part-$call" && mv "$CLUSTER/part-$call" "$file"
     fi
     echo uid-1 ;;
   delete)

@@ -21,6 +21,7 @@ from ddpwire import history, log_record
 from ddpwire.events import EVENTS, EventLog
 
 LAUNCH = ("launch", "-t", "kubernetes", "--kind", "pytorchjob", "--nodes", "2")
+KEPT = ["networkpolicy.dawn", "secret.dawn"]  # what a run has beside its job
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_pull_reads_the_pods_and_when_they_are_gone_their_claim(cluster: StandIn
     done = ddpctl("pull", "dawn", "--into", str(tmp_path / "claim"))
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "claim") == contents(dawn)
-    assert cluster.objects() == ["networkpolicy.dawn"]  # the pod that has read the claim is gone
+    assert cluster.objects() == KEPT  # the pod that has read the claim is gone
     record = json.loads((tmp_path / "runs/dawn/run.json").read_text())
     record["job"]["mounts"] = []
     (tmp_path / "runs/dawn/run.json").write_text(json.dumps(record | {"created": 1.0}))
@@ -156,7 +157,7 @@ def test_what_follows_the_pods_ends_with_its_ddpctl(cluster: StandIn, end: str) 
             assert [process.wait(60) for process in started] == [{"TERM": 143, "HUP": 143, "KILL": -9}[end]] * 2
             lines.read()  # nobody holds the pipe open
     wait_until(lambda: not cluster.processes(), "all to end")
-    assert cluster.objects() == ([] if end == "TERM" else ["networkpolicy.dawn", "pytorchjob.dawn"])
+    assert cluster.objects() == ([] if end == "TERM" else ["networkpolicy.dawn", "pytorchjob.dawn", "secret.dawn"])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -180,11 +181,11 @@ def test_nothing_is_left_of_a_launch_that_was_interrupted(cluster: StandIn, tmp_
 
 
 def test_another_users_objects_survive_the_stop_of_an_interrupted_launch(cluster: StandIn, tmp_path: Path) -> None:
-    cluster.kill_at(7, "end", "KILL")  # it has made its NetworkPolicy
+    cluster.kill_at(7, "end", "KILL")  # it has made its NetworkPolicy or its Secret, or both
     assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == -signal.SIGKILL
     wait_until(lambda: not cluster.processes(), "its kubectl to end")
     cluster.kill_at(0, "", "")
-    assert cluster.objects() == ["networkpolicy.dawn"]
+    assert {*cluster.objects()} in ({KEPT[0]}, {KEPT[1]}, {*KEPT})
     uid = json.loads((tmp_path / "runs/dawn/run.json").read_text())["uid"]
     theirs = {"pytorchjob.dawn": "    ddpctl.uid: f00dfeed0000\n", "configmap.dawn": ""}
     for name, label in theirs.items():
@@ -200,7 +201,7 @@ def test_stop_takes_away_what_an_interrupted_stop_has_left(cluster: StandIn) -> 
     # After two calls of its status, three to keep its events, and five for what is its own.
     cluster.kill_at(cluster.calls() + 11, "end", "KILL")
     assert ddpctl("stop", "dawn").returncode == -signal.SIGKILL
-    assert cluster.objects() == ["networkpolicy.dawn"]
+    assert cluster.objects() == KEPT
     assert in_process("status", "dawn").stdout.startswith("dawn  stopped")
     assert in_process("stop", "dawn").returncode == 0
     assert cluster.objects() == []
@@ -209,7 +210,7 @@ def test_stop_takes_away_what_an_interrupted_stop_has_left(cluster: StandIn) -> 
 def test_a_launch_that_cannot_be_taken_back_keeps_its_record(cluster: StandIn) -> None:
     (cluster.folder / "away").write_text("7")  # the cluster is gone after the judgement and the first object
     assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == 69
-    assert cluster.objects() == ["networkpolicy.dawn"]
+    assert cluster.objects() in ([KEPT[0]], [KEPT[1]])
     (cluster.folder / "away").unlink()
     assert in_process("stop", "dawn").returncode == 0
     assert cluster.objects() == []

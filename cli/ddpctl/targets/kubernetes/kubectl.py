@@ -180,14 +180,6 @@ def check(*outputs: Output) -> None:
 # Discovery: which cluster, which namespace, and which workload runs the job there
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The workload that runs the job, and why it was chosen."""
-
-    workload: Workload
-    why: str
-
-
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     """Return kubectl with an explicit context and namespace. Raises ConfigError, UnavailableError."""
     asked = Kubectl(context=options.context, namespace=options.namespace)
@@ -202,36 +194,42 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     return asked.chosen(view)
 
 
-def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice]:
-    """Return the workload in the options, or the first one that is served. Raises ConfigError, UnavailableError."""
+def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str]]:
+    """Return the workload that runs the job, and why: it is in the options, or the first one that the cluster serves.
+
+    Raises ConfigError, or UnavailableError if the cluster must be queried and does not answer.
+    """
     if options.workload != "auto":
-        return (yield from _as_said(kubectl, WORKLOADS[options.workload]))
+        workload = WORKLOADS[options.workload]
+        (answer,) = yield (kubectl.raw(workload.api),)
+        if is_absent(answer):
+            raise ConfigError(
+                f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job"
+            )
+        unchecked = f", but not checked: {error_of(answer)}" if answer.returncode else ""
+        return workload, f"as requested{unchecked}"
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
     answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
     served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}
     if served["pytorchjob"]:
-        return Choice(workload=WORKLOADS["pytorchjob"], why="the cluster has Kubeflow's training-operator")
+        return WORKLOADS["pytorchjob"], "the cluster has Kubeflow's training-operator"
     if options.master:
         raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: set master: false")
     if not served["trainjob"]:
-        return Choice(workload=WORKLOADS["job"], why="the cluster has no Kubeflow operator")
+        return WORKLOADS["job"], "the cluster has no Kubeflow operator"
     (schema,) = yield (kubectl.raw(_SCHEMA),)
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
-        return Choice(workload=WORKLOADS["job"], why="the cluster's Kubeflow Trainer is older than 2.2")
-    return Choice(workload=WORKLOADS["trainjob"], why="the cluster has Kubeflow Trainer")
+        return WORKLOADS["job"], "the cluster's Kubeflow Trainer is older than 2.2"
+    return WORKLOADS["trainjob"], "the cluster has Kubeflow Trainer"
 
 
-def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
-    """Return the workload in the options. If the cluster cannot be queried, ``reason`` says so. Raises ConfigError."""
-    (answer,) = yield (kubectl.raw(workload.api),)
-    if is_absent(answer):
-        raise ConfigError(f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job")
-    why = "as requested" if answer.returncode == 0 else f"as requested, but not checked: {error_of(answer)}"
-    return Choice(workload=workload, why=why)
+def kubectl_of(handle: Mapping[str, Any]) -> Kubectl:
+    """Return kubectl for the cluster of a run, whose record has this handle."""
+    return Kubectl(context=handle.get("context"), namespace=handle.get("namespace"))
 
 
-def workload_of(handle: Mapping[str, str]) -> Workload:
-    """Return the workload of a run that was started."""
+def workload_of(handle: Mapping[str, Any]) -> Workload:
+    """Return the workload of a run, whose record has this handle."""
     return WORKLOADS[handle["workload"]]
 
 
@@ -239,8 +237,7 @@ def _serves(workload: Workload, answer: Output) -> bool:
     """Return whether the API group has the resource. Raises DdpctlError if the cluster cannot be queried."""
     if is_absent(answer):
         return False
-    if answer.returncode:
-        raise error_of(answer)
+    check(answer)
     plural = workload.resource.partition(".")[0]
     return any(one["name"] == plural for one in json.loads(answer.stdout).get("resources", ()))
 

@@ -12,18 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output
-from ddpctl.executor import end_with_parent
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.command import NOT_FOUND, Command, Output, once
+from ddpctl.errors import UnavailableError
+from ddpctl.executor import Executor, end_with_parent
+from ddpctl.run_store import Run, read
 from ddpctl.targets.kubernetes.files import keep_placed
-from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
-from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items, kubectl_of, workload_of
 from ddpctl.targets.kubernetes.pod import is_ours, selector_of
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
 from ddpwire import log_record
@@ -38,18 +39,10 @@ UNREACHABLE_S = 120.0  # how long the cluster may fail to answer before the prog
 class Task:
     """What to follow, passed as JSON on the command line."""
 
-    run: str
-    uid: str  # the uid of the run's launch
-    nodes: int  # the number of nodes of the job
-    created: float
-    workload: str
-    master: bool
-    context: str | None
-    namespace: str | None
+    folder: str  # the run's folder: its record is read there, and the records from the nodes' logs are saved there
     only: str | None  # a regular expression that a line must match
-    only_nodes: tuple[int, ...]  # empty for all nodes
+    only_nodes: Sequence[int]  # empty for all nodes
     tail: int | None
-    folder: str  # the run's folder, in which the records from the nodes' logs are saved
     replace_lost: bool = False
     timestamps: bool = False  # each line begins with its time
     poll_s: float = POLL_S
@@ -61,6 +54,7 @@ class Follower:
     """Copies logs to stdout with one thread per container. Lines of different containers are never mixed."""
 
     task: Task
+    run: Run
     kubectl: Kubectl
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, how often its container was restarted
     _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # when its stream ended, in UTC
@@ -69,7 +63,7 @@ class Follower:
 
     def follow_started(self, pods: dict[int, Any]) -> None:
         """Follow each started container that is not followed yet. Also print its log from before its last restart."""
-        container = WORKLOADS[self.task.workload].container
+        container = workload_of(self.run.handle).container
         for node, pod in pods.items():
             if self.task.only_nodes and node not in self.task.only_nodes:
                 continue
@@ -103,7 +97,7 @@ class Follower:
         thread.start()
 
     def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
-        container = WORKLOADS[self.task.workload].container
+        container = workload_of(self.run.handle).container
         tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and len(how) == 1 else ()
         tail += ("--timestamps",) if self.task.timestamps else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
@@ -125,22 +119,24 @@ class Follower:
 
     def _keep(self, node: int, record: str) -> None:
         """Save the files in a node's record. The log is printed even if they cannot be written."""
-        if node < self.task.nodes and (files := log_record.unpack(record)):
+        if node < self.run.job.max_nodes and (files := log_record.unpack(record)):
             with self._lock, suppress(OSError):
                 log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
     """Follow the logs; return the exit code."""
-    task = Task(**{**(record := json.loads(sys.argv[1])), "only_nodes": tuple(record["only_nodes"])})
-    workload = WORKLOADS[task.workload]
-    kubectl = Kubectl(context=task.context, namespace=task.namespace)
-    run, selector = _run_of(task), selector_of(task.run, task.uid)
-    follower = Follower(task=task, kubectl=kubectl)
+    task = Task(**json.loads(sys.argv[1]))
+    run = read(Path(task.folder))
+    if run is None:
+        print(f"ddpctl: {task.folder} has no record of a run", file=sys.stderr)
+        return Exit.NO_INPUT
+    workload, kubectl, selector = workload_of(run.handle), kubectl_of(run.handle), selector_of(run.name, run.uid)
+    follower = Follower(task=task, run=run, kubectl=kubectl)
     replaced: set[str] = set()  # uids of pods
     said_last, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
-        found = _ask(kubectl.get(f"{workload.resource}/{task.run}"))
+        found = _ask(kubectl.get(f"{workload.resource}/{run.name}"))
         pods_found = found if found.returncode else _ask(kubectl.get("pods", "--selector", selector))
         if pods_found.returncode:
             error = str(error_of(pods_found))
@@ -149,28 +145,26 @@ def main() -> int:
                 return Exit.UNAVAILABLE
             if error != said_last:
                 said_last = error
-                print(f"[{task.run}] {error}; giving up after {task.unreachable_s:g} s", file=sys.stderr, flush=True)
+                print(f"[{run.name}] {error}; giving up after {task.unreachable_s:g} s", file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()
-        job, pods = next((one for one in items(found) if is_ours(one, task.uid)), None), items(pods_found)
-        newest = newest_pods(workload, pods, master=task.master)
+        job, pods = next((one for one in items(found) if is_ours(one, run.uid)), None), items(pods_found)
+        newest = newest_pods(workload, pods, master=bool(run.options.get("master")))
         follower.follow_started(newest)
         with suppress(OSError):
             keep_placed(Path(task.folder), newest)
         if task.replace_lost:
             replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
-        young = time.time() - task.created < YOUNG_S
-        if has_ended(job) and not (job is None and young):
+        if has_ended(job) and not (job is None and time.time() - run.created < YOUNG_S):
             follower.finish(timeout_s=30.0)
             return Exit.OK
-        asked = unexplained(workload, job, pods, task.nodes)
-        answers = (_ask(kubectl.events_of(name)) for name in asked)
-        events = [event for answer in answers for event in items(answer)]
+        asked = unexplained(workload, job, pods, run.job.max_nodes)
+        events = [event for name in asked for event in items(_ask(kubectl.events_of(name)))]
         state = fold(run, workload, job, pods, events, now=time.time())
         if state.message != said_last:
             said_last = state.message
-            print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)
+            print(f"[{run.name}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
     return Exit.KILLED
 
@@ -185,37 +179,16 @@ def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
     return {pod["uid"] for pod in lost}
 
 
-def _run_of(task: Task) -> Run:
-    return Run(
-        name=task.run,
-        created=task.created,
-        target="kubernetes",
-        kind="kubernetes",
-        options={"master": task.master},
-        job=JobSpec(nodes=str(task.nodes)),
-        cwd="",
-        folder="",
-        checkpoint_dir="",
-        version="",
-    )
-
-
 def _ask(command: Command) -> Output:
     try:
-        done = subprocess.run(
-            command.argv,
-            capture_output=True,
-            text=True,
-            timeout=command.timeout_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=end_with_parent(),
-        )
-    except subprocess.TimeoutExpired as error:
-        return Output(returncode=TIMED_OUT, stderr=str(error))
-    except OSError as error:
+        return _executor().perform(once(command))
+    except UnavailableError as error:  # the command cannot be started
         return Output(returncode=NOT_FOUND, stderr=str(error))
-    return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+@cache
+def _executor() -> Executor:
+    return Executor(os.environ, has_stdin=False)
 
 
 if __name__ == "__main__":

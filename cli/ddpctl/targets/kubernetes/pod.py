@@ -140,8 +140,13 @@ def template(
 ) -> Object:
     """Return the pod template. ``place``: variables that identify the node; ``restart``: the restart policy."""
     options, job = draft.options, draft.plan.job
+    scraped = {  # read by a Prometheus server without its operator
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(options.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
     return {
-        "metadata": {"labels": draft.labels, "annotations": _scraped(options)},
+        "metadata": {"labels": draft.labels, "annotations": scraped},
         "spec": drop_empty(
             {
                 "restartPolicy": restart,
@@ -155,15 +160,6 @@ def template(
                 "volumes": [item for item, _ in _volumes(draft)],
             }
         ),
-    }
-
-
-def _scraped(options: KubernetesOptions) -> dict[str, str]:
-    """Return the annotations that a Prometheus server without its operator uses."""
-    return {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(options.metrics_port),
-        "prometheus.io/path": "/metrics",
     }
 
 

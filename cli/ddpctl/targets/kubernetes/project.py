@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import yaml
 
+from ddpctl.errors import ConfigError
 from ddpctl.schema import FILE_NAME, SECTIONS
 from ddpwire.exits import Exit
 
@@ -26,17 +27,6 @@ SECRETIVE = (
     ".npmrc", ".pypirc", "*.key", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "id_rsa*", "id_dsa*", "id_ecdsa*",
     "id_ed25519*", "service-account*.json", "service_account*.json",
 )  # fmt: skip
-
-
-class Found(TypedDict):
-    """The output of the program."""
-
-    files: dict[str, str]
-    left_out: list[str]
-
-
-class TooMuch(Exception):  # noqa: N818 -- not an error: such a project has to go into an image
-    """Raised if a project does not fit into a ConfigMap. The message is for the user."""
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
@@ -72,38 +62,39 @@ def files_below(folder: Path) -> Iterator[str]:
         yield from (str((Path(top) / name).relative_to(folder)) for name in sorted(files))
 
 
-def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
-    """Return the files to send. Raises TooMuch."""
+def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the output of the program. Raises ConfigError if the files do not fit into a ConfigMap, or OSError."""
     names = listed.split("\0") if listed else files_below(folder)
-    found = Found(files={}, left_out=[])
+    files: dict[str, str] = {}
+    left_out: list[str] = []
     size = 0
     for name in sorted({name for name in names if name and matches(name, globs)}):
         path = folder / name
         if not path.is_file():
             continue
         if is_secretive(name) and name not in globs:
-            found["left_out"].append(name)
+            left_out.append(name)
             continue
         size += path.stat().st_size
-        if size > MOST_BYTES or len(found["files"]) == MOST_FILES:
-            raise TooMuch(
+        if size > MOST_BYTES or len(files) == MOST_FILES:
+            raise ConfigError(
                 f"the project has more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: list the "
                 "needed files in the target's 'project', or put them into an image (project: [])"
             )
         try:
             text = path.read_bytes().decode()
         except UnicodeDecodeError:
-            raise TooMuch(f"{name} is not UTF-8 text: leave it out of the target's 'project'") from None
+            raise ConfigError(f"{name} is not UTF-8 text: leave it out of the target's 'project'") from None
         if not is_configuration(name, text):
-            found["files"][name] = text
-    return found
+            files[name] = text
+    return {"files": files, "left_out": left_out}
 
 
 def main() -> int:
     """Print the files to send; return the exit code."""
     try:
         print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
-    except TooMuch as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIG
     except OSError as error:

@@ -21,7 +21,6 @@ from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target,
 from ddpctl.targets.kubernetes import manifests
 from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
 from ddpctl.targets.kubernetes.kubectl import (
-    Choice,
     Kubectl,
     check,
     choose_workload,
@@ -30,6 +29,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     is_absent,
     items,
     keeps_secrets,
+    kubectl_of,
     misses_runtime,
     workload_of,
 )
@@ -101,16 +101,15 @@ class KubernetesTarget(Target):
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Query the jobs and pods of each namespace, and also events if the answers do not explain a state."""
         found: dict[str, RunStatus] = {}
-        for handle in {json.dumps(_place(run.handle), sort_keys=True) for run in runs if run.handle}:
-            group = [run for run in runs if run.handle and json.dumps(_place(run.handle), sort_keys=True) == handle]
-            for state in (yield from self._status_of(group, now)):
-                found[state.run] = state
+        for place in {_place(run) for run in runs if run.handle}:
+            group = [run for run in runs if run.handle and _place(run) == place]
+            found |= {state.run: state for state in (yield from self._status_of(group, now))}
         lost = "its launch was interrupted before the cluster received it: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
         return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
 
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
-        kubectl, workload = _kubectl(runs[0]), workload_of(runs[0].handle)
+        kubectl, workload = kubectl_of(runs[0].handle), workload_of(runs[0].handle)
         selector = f"{RUN_LABEL} in ({','.join(run.name for run in runs)})"
         answers = yield tuple(kubectl.get(what, "--selector", selector) for what in (workload.resource, "pods"))
         for answer in answers:
@@ -119,42 +118,31 @@ class KubernetesTarget(Target):
         jobs = {_run_name(job): job for job in items(answers[0])}
         jobs = {run.name: jobs[run.name] for run in runs if run.name in jobs and is_ours(jobs[run.name], run.uid)}
         every = items(answers[1])
-        pods: dict[str, list[dict[str, Any]]] = {}
-        asked: list[str] = []
-        for run in runs:
-            own = [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)]
-            asked += unexplained(workload, jobs.get(run.name), own, run.job.max_nodes)
-            pods[run.name] = own
-        events: list[dict[str, Any]] = []
-        if asked:
-            outputs = yield tuple(kubectl.events_of(name) for name in asked)
-            events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
+        pods = {
+            run.name: [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)] for run in runs
+        }
+        waiting = (unexplained(workload, jobs.get(run.name), pods[run.name], run.job.max_nodes) for run in runs)
+        asked = tuple(kubectl.events_of(name) for names in waiting for name in names)
+        outputs = (yield asked) if asked else ()
+        events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the pods' logs, also from before a restart; with ``follow``, across restarts, until the job ends."""
         _check_query(run, query)
-        kubectl, workload = _kubectl(run), workload_of(run.handle)
+        kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
             # Imported here, so that the package does not import what also runs as a separate program.
             from ddpctl.targets.kubernetes.log_follower import Task
 
             task = Task(
-                run=run.name,
-                uid=run.uid,
-                nodes=run.job.max_nodes,
-                created=run.created,
-                workload=workload.word,
-                master=self.options.master,
-                context=kubectl.context,
-                namespace=kubectl.namespace,
+                folder=run.folder,
                 only=only,
                 only_nodes=query.nodes,
                 tail=query.tail,
                 timestamps=query.timestamps,
                 replace_lost=self.options.replace_lost,
-                folder=run.folder,
             )
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
@@ -181,21 +169,21 @@ class KubernetesTarget(Target):
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Query every running pod. If a pod has ended, use its log and the files saved on this machine."""
         pods = yield from self._pods(run)
-        return (yield from probe_pods(run, probe, _kubectl(run), pods))
+        return (yield from probe_pods(run, probe, kubectl_of(run.handle), pods))
 
     def keep(self, run: Run) -> Verb[None]:
         """Save the nodes' events and history in the run's folder. An error while saving is ignored."""
         with suppress(DdpctlError):
             pods = (yield from self._pods(run)) if run.handle else {}
             if pods:
-                yield from keep_files(run, _kubectl(run), pods)
+                yield from keep_files(run, kubectl_of(run.handle), pods)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch files from the running pods or, without any, from the volume to which the run has written."""
         if not run.handle:
             raise NoInputError(f"run '{run.name}' has no log: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
-        return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
+        return (yield from pull_files(run, self.options, kubectl_of(run.handle), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job and everything that belongs to it. Its pods then have their grace period to save.
@@ -203,7 +191,7 @@ class KubernetesTarget(Target):
         Objects with the run's name but another uid are kept, because they belong to another launch, perhaps of another
         user.
         """
-        kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
+        kubectl = kubectl_of(run.handle) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
         found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
         companions, runtimes = COMPANIONS, any(workload.word == "trainjob" for workload in found)
@@ -244,7 +232,7 @@ class KubernetesTarget(Target):
         pods = yield from self._pods(run)
         if node not in pods:
             raise NoInputError(f"run '{run.name}' has no pod for node {node}: nodes are 0 to {run.job.max_nodes - 1}")
-        kubectl, workload = _kubectl(run), workload_of(run.handle)
+        kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
         argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
         name = pods[node]["metadata"]["name"]
@@ -261,7 +249,7 @@ class KubernetesTarget(Target):
         yield from self._patch_suspend(run, "false")
 
     def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
-        kubectl, workload = _kubectl(run), workload_of(run.handle)
+        kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
         kinds, patch = (workload.resource,), workload.suspend % value
         if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
@@ -272,13 +260,9 @@ class KubernetesTarget(Target):
         check(done)
 
     def _pods(self, run: Run) -> Verb[dict[int, Any]]:
-        (answer,) = yield (_kubectl(run).get("pods", "--selector", selector_of(run.name, run.uid)),)
+        (answer,) = yield (kubectl_of(run.handle).get("pods", "--selector", selector_of(run.name, run.uid)),)
         check(answer)
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
-
-
-def _kubectl(run: Run) -> Kubectl:
-    return Kubectl(context=run.handle.get("context"), namespace=run.handle.get("namespace"))
 
 
 def _made(
@@ -297,8 +281,8 @@ def _made(
     return tuple(kind for kind, found in whose.items() if uid and found == uid)
 
 
-def _place(handle: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: handle.get(key) for key in ("context", "namespace", "workload")}
+def _place(run: Run) -> tuple[str | None, ...]:
+    return tuple(run.handle.get(key) for key in ("context", "namespace", "workload"))
 
 
 def _run_name(thing: Mapping[str, Any]) -> str:
@@ -433,11 +417,11 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     """Prepare, check and create the run. Raises NotStartedError, or the error itself if the job may exist."""
     try:
-        kubectl, choice, draft, files, left_out, needed = yield from _prepare(plan, options)
+        kubectl, workload, draft, needed, notes = yield from _prepare(plan, options)
     except DdpctlError as error:
         raise NotStartedError(error) from None
     try:
-        is_signed = yield from _make(kubectl, draft, choice.workload, needed)
+        is_signed = yield from _make(kubectl, draft, workload, needed)
     except DdpctlError as error:
         kinds = sorted({one["kind"].lower() for one in needed})
         try:
@@ -449,30 +433,29 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         if isinstance(error, UnavailableError):  # in this case the cluster may have created the job
             raise
         raise NotStartedError(error) from None
-    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
     handle["logs"] = f"ddpctl logs {draft.name}"
-    unsigned = () if is_signed else (UNSIGNED,)
-    note = "; ".join((_where(kubectl, choice), *unsigned, *launch_notes(draft, files, left_out)))
-    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
+    notes += [] if is_signed else [UNSIGNED]
+    return Submission(handle=handle, note="; ".join(notes), checkpoint_dir=checkpoint_dir(plan))
 
 
-def _prepare(
-    plan: Plan, options: KubernetesOptions
-) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], tuple[str, ...], list[Object]]]:
-    """Do everything before the first object is created. Also return files, left-out files, and what the job needs."""
+def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], list[str]]]:
+    """Do everything before the first object is created. The lists are the objects that the job needs, and notes."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
-    choice = yield from choose_workload(kubectl, options)
+    workload, why = yield from choose_workload(kubectl, options)
     files, left_out = yield from _read_project(plan, options)
     values = yield from read_secrets(plan.job)
     draft = Draft(plan=plan, options=options, project=_keys(files))
-    _check(draft, choice.workload)
-    yield from _judge(kubectl, draft, choice.workload)
-    needed = [*_companions(draft), *choice.workload.before(draft)]
+    _check(draft, workload)
+    yield from _judge(kubectl, draft, workload)
+    needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
-    return kubectl, choice, draft, files, left_out, needed
+    context = f" of context {kubectl.context}" if kubectl.context else ""
+    where = f"a {workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({why})"
+    return kubectl, workload, draft, needed, [where, *launch_notes(draft, files, left_out)]
 
 
 def _check(draft: Draft, workload: Workload) -> None:
@@ -548,8 +531,3 @@ def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
         f"{number:03}-{re.sub('[^-._A-Za-z0-9]', '_', path.rpartition('/')[2])[:200]}": path
         for number, path in enumerate(files)
     }
-
-
-def _where(kubectl: Kubectl, choice: Choice) -> str:
-    context = f" of context {kubectl.context}" if kubectl.context else ""
-    return f"a {choice.workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({choice.why})"
