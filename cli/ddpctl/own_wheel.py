@@ -39,7 +39,10 @@ def wheel() -> bytes:
     files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: ddpctl\nVersion: {__version__}\n".encode()
     files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: ddpctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{about}/entry_points.txt"] = _PROGRAMS.encode()
-    rows = [f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items()]
+    rows = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(data)}\n")
     files[f"{about}/RECORD"] = "".join([*rows, f"{about}/RECORD,,\n"]).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -59,10 +62,6 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         for path in sorted(top.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield f"{package}/{path.relative_to(top)}", path.read_bytes()
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 if __name__ == "__main__":

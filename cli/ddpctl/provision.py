@@ -62,17 +62,18 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
         raise ConfigError("provision: two hosts have the same address: list each machine once")
     for host in options.hosts:
         _check_name(host.address)
-        if len(hosts) > 1 and _loopback(host.peer or host.address):
+        peer = host.peer or host.address
+        if len(hosts) > 1 and (peer == "localhost" or ((found := _ip(peer)) and found.is_loopback)):
             raise ConfigError(
-                f"provision: {host.peer or host.address} means a different machine on each host: set `peer` to an "
+                f"provision: {peer} means a different machine on each host: set `peer` to an "
                 "address at which the other hosts reach this host"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
+        host = SshHost.from_text(address)
+        _check_name(host.address)
         # A node has its variables above; a machine that is not a node gets them here.
-        own = {} if address in hosts else _variables(SshHost.from_text(address), site)
-        _check_name(SshHost.from_text(address).address)
-        groups[group] = {"hosts": {SshHost.from_text(address).address: own}}
+        groups[group] = {"hosts": {host.address: {} if address in hosts else _variables(host, site)}}
     shared = {
         "ddpctl_authorized_keys": list(site.keys),
         "ddpctl_containers": options.runtime,
@@ -90,11 +91,6 @@ def _check_name(address: str) -> None:
         )
     if ":" in address and _ip(address) is None:
         raise ConfigError(f"provision: {address!r} is neither a host name nor an IP address: set the port with `port`")
-
-
-def _loopback(address: str) -> bool:
-    found = _ip(address)
-    return address == "localhost" or bool(found and found.is_loopback)
 
 
 def _ip(address: str) -> IPv4Address | IPv6Address | None:

@@ -154,7 +154,8 @@ def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""
         name, equals, value = word.partition("=")
-        if before.startswith("-") and "=" not in before and sounds_secret(before) and not _is_flag(word):
+        # The next flag cannot be a value, but a value may begin with a dash.
+        if before.startswith("-") and "=" not in before and sounds_secret(before) and not re.fullmatch(_FLAG, word):
             found.append(REDACTED)
         elif equals and value and re.fullmatch(r"[\w.-]+", name) and sounds_secret(name):
             found.append(f"{name}={REDACTED}")
@@ -179,11 +180,6 @@ def _forms(value: str) -> Iterable[str]:
         yield from (shlex.quote(text), quote(text, safe=""), quote(text))
     for line in value.splitlines():
         yield from (line.strip(), repr(line.strip())[1:-1])
-
-
-def _is_flag(word: str) -> bool:
-    """Return whether a word can only be the next flag, and not a value that begins with a dash."""
-    return re.fullmatch(_FLAG, word) is not None
 
 
 def _without_value(match: re.Match[str]) -> str:

@@ -105,6 +105,13 @@ def share(part: str, whole: str, *, keep: str = "") -> str:
     return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
 
+def _productive_share(series: str) -> str:
+    """Return an expression for the share of productive seconds. ``series`` has {} in place of a counter's name."""
+    counters = ("ddp_productive_seconds_total", "ddp_unproductive_seconds_total")
+    productive, unproductive = (by_run("sum", series.format(counter)) for counter in counters)
+    return f"{productive}\n/\n(\n  {productive}\n  + {unproductive}\n)"
+
+
 STEPS = Recording(
     name="run:ddp_steps:rate5m",
     expr=by_run("max", "rate(ddp_steps_total[5m])"),
@@ -127,24 +134,12 @@ PHASES = Recording(
 )
 PRODUCTIVE = Recording(
     name="run:ddp_productive:ratio",
-    expr=f"""\
-{by_run("sum", "ddp_productive_seconds_total")}
-/
-(
-  {by_run("sum", "ddp_productive_seconds_total")}
-  + {by_run("sum", "ddp_unproductive_seconds_total")}
-)""",
+    expr=_productive_share("{}"),
     help="Effective training time ratio since the start: productive / (productive + unproductive) seconds.",
 )
 PRODUCTIVE_LATELY = Recording(
     name="run:ddp_productive:ratio1h",
-    expr=f"""\
-{by_run("sum", "rate(ddp_productive_seconds_total[1h])")}
-/
-(
-  {by_run("sum", "rate(ddp_productive_seconds_total[1h])")}
-  + {by_run("sum", "rate(ddp_unproductive_seconds_total[1h])")}
-)""",
+    expr=_productive_share("rate({}[1h])"),
     help="The same over the last hour.",
 )
 CHECKPOINT_AGE = Recording(

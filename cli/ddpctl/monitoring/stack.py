@@ -166,9 +166,8 @@ def env_file(settings: StackSettings) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The stack's folder, and the addresses at which its two servers answer."""
+    """The addresses at which the two servers answer."""
 
-    folder: Path
     prometheus: str
     grafana: str
 
@@ -179,13 +178,13 @@ def folder_of(root: Path) -> Path:
 
 
 def places(root: Path) -> Places | None:
-    """Return the places of the stack that was written last, or None if there is none."""
+    """Return the addresses of the stack that was written last, or None if there is none."""
     try:
         lines = (folder_of(root) / ".env").read_text().splitlines()
     except OSError:
         return None
     env = dict(line.split("=", 1) for line in lines if "=" in line)
-    return _places(root, env["PROMETHEUS_PORT"], env["GRAFANA_PORT"])
+    return _places(env["PROMETHEUS_PORT"], env["GRAFANA_PORT"])
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
@@ -222,7 +221,7 @@ def up(
     """Start the stack, or recreate it if it is running, and wait until it answers."""
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, settings.folder, "ps", "-q")))
-    found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
+    found = _places(settings.prometheus_port, settings.grafana_port)
     if not running.stdout.strip():
         for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
             if is_reachable(url):
@@ -277,9 +276,8 @@ def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
 
 
-def _places(root: Path, prometheus_port: str, grafana_port: str) -> Places:
-    here = "http://127.0.0.1"
-    return Places(folder=folder_of(root), prometheus=f"{here}:{prometheus_port}", grafana=f"{here}:{grafana_port}")
+def _places(prometheus_port: object, grafana_port: object) -> Places:
+    return Places(prometheus=f"http://127.0.0.1:{prometheus_port}", grafana=f"http://127.0.0.1:{grafana_port}")
 
 
 def _wait(service: str, url: str, where: str) -> None:
@@ -295,11 +293,8 @@ def _wait(service: str, url: str, where: str) -> None:
 
 def dashboard_config_maps() -> str:
     """Return one ConfigMap per dashboard. Grafana's sidecar finds it by its default label (grafana_dashboard: '1')."""
-    return "---\n".join(_config_map(name) for name in DASHBOARDS)
-
-
-def _config_map(name: str) -> str:
-    return f"""\
+    return "---\n".join(
+        f"""\
 # Made by ddpctl monitor. In the namespace that Grafana's sidecar watches.
 apiVersion: v1
 kind: ConfigMap
@@ -310,3 +305,5 @@ metadata:
 data:
   ddpctl-{name}.json: |
 {textwrap.indent(dashboard(name), "    ")}"""
+        for name in DASHBOARDS
+    )

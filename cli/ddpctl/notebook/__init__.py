@@ -2,16 +2,12 @@
 
     from ddpctl.notebook import launch
 
-Like ``ddpctl launch``, it launches on the target local, and each rank is a separate process. So it uses no CUDA in the
-notebook's kernel, and each call starts new processes. The modules of this package use IPython if it is installed, and
-never import torch.
-
     accuracy = launch(train, gpus=2, args=(0.1,))
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
 Like ``ddpctl launch``, it launches on the target local, and each rank is a separate process. So it uses no CUDA in the
-notebook's kernel, and a second call starts with new processes. The modules of this package use IPython if it is
-installed, and never import torch.
+notebook's kernel, and each call starts new processes. The modules of this package use IPython if it is installed, and
+never import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -32,13 +32,13 @@ from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import NAME_PATTERN, JobSpec, check_env, check_time
 from ddpctl.targets.local import LocalOptions
-from ddpwire import kaggle, run_files
+from ddpwire import kaggle
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, RECORD, node_name, rank_log
+from ddpwire.run_files import CHECKPOINTS, NODE_LOG, OUTCOME, RECORD, node_name, rank_log
 
 LAST_LINES = 25
 CALL_FILE = "call.pkl"
-OUTCOME = "ddpctl outcome "  # begins the log line from which the target kaggle reads how a session ended
+OUTCOME_LINE = "ddpctl outcome "  # begins the log line from which the target kaggle reads how a session ended
 POLL_S = 0.1
 FUNCTION, SOURCE = "function", "source"  # keys in the record's handle of a function's run
 
@@ -71,21 +71,24 @@ def run(
 
     Raises RankError, DdpctlError and KeyboardInterrupt.
     """
-    context = open_context()
+    # Users do not know the module that runs their function.
+    module, shown = "ddpctl.notebook.rank_main", what if isinstance(what, str) else serialization.title(what)
+    context = AppContext(
+        executor=_executor(),
+        root=run_store.state_dir(os.environ),
+        emit=lambda line: print(line.replace(module, shown), flush=True),
+    )
     job = _job(what, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(f"launch: name {name!r}: up to 40 lower-case letters, digits and '-', starting with a letter")
-    if not isinstance(what, str):  # users do not know the ranks' module
-        context = replace(
-            context,
-            emit=lambda line: print(line.replace("ddpctl.notebook.rank_main", serialization.title(what)), flush=True),
-        )
     packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
     resumes = _resumed(context, resume, program_of(what))
+    calls = None  # the folder of the packed call and its result, which no other user can read
     if packed is not None:
-        folder = context.root / ".calls"
-        folder.mkdir(parents=True, exist_ok=True)
-        job, file = _with_call(job, packed, folder)
+        (context.root / ".calls").mkdir(parents=True, exist_ok=True)
+        calls = Path(tempfile.mkdtemp(dir=context.root / ".calls"))
+        (calls / CALL_FILE).write_bytes(packed)
+        job = replace(job, command=("-m", module, str(calls / CALL_FILE)))
     request = Request(
         job=job,
         target="local",
@@ -108,30 +111,19 @@ def run(
         _print_end(context, record, state)
         if interrupted:
             raise KeyboardInterrupt
-        if packed is None:
-            _judge(record, state)
-            return Finished(
-                run=record.name,
-                folder=Path(record.folder),
-                checkpoint_dir=Path(record.checkpoint_dir),
-                code=state.code or 0,
-            )
-        _judge(record, state, file.parent)
-        result = file.parent / RESULT
-        if state.code or not result.exists():
+        _judge(record, state, calls)
+        if calls is None:
+            folder, checkpoint_dir = Path(record.folder), Path(record.checkpoint_dir)
+            return Finished(run=record.name, folder=folder, checkpoint_dir=checkpoint_dir, code=state.code or 0)
+        if state.code or not (calls / RESULT).exists():
             return None
-        return pickle.loads(result.read_bytes())  # noqa: S301 (rank 0 wrote it)
+        return pickle.loads((calls / RESULT).read_bytes())  # noqa: S301 (rank 0 wrote it)
     finally:
         context.executor.reap()
-        if packed is not None:
-            remove(file.parent)
-
-
-def open_context() -> AppContext:
-    """Return the context of a call; its messages go to the cell."""
-    return AppContext(
-        executor=_executor(), root=run_store.state_dir(os.environ), emit=lambda line: print(line, flush=True)
-    )
+        if calls is not None:
+            shutil.rmtree(calls, ignore_errors=True)
+            with suppress(OSError):  # calls that have not ended are in the parent
+                calls.parent.rmdir()
 
 
 @cache
@@ -173,12 +165,6 @@ def _job(
     name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
     name = name if NAME_PATTERN.fullmatch(name) else "train"
     return JobSpec(**{**fields, "name": name, "command": command, "device": device})
-
-
-def _with_call(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
-    file = fresh(folder) / CALL_FILE
-    file.write_bytes(packed)
-    return replace(job, command=("-m", "ddpctl.notebook.rank_main", str(file))), file
 
 
 def _start(context: AppContext, request: Request) -> Run:
@@ -241,10 +227,11 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
         context.emit("  resume with  launch(..., resume=True), on Kaggle with this version's output among the inputs")
     on = kaggle.session(os.environ)
     if on and on.batch and outcome:
-        context.emit(OUTCOME + json.dumps({"code": outcome.code, "cause": outcome.cause, "message": outcome.message}))
+        end = {"code": outcome.code, "cause": outcome.cause, "message": outcome.message}
+        context.emit(OUTCOME_LINE + json.dumps(end))
 
 
-def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
+def _judge(record: Run, state: RunStatus, calls: Path | None) -> None:
     """Raise RankError if the run failed. A run that saves and stops on SIGTERM, as at the deadline, has not failed."""
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
@@ -271,11 +258,8 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
         code=code,
         traceback=story["traceback"],
     )
-    if story["original"]:
-        try:
-            error.__cause__ = pickle.loads(story["original"])  # noqa: S301
-        except Exception:  # an exception whose __init__ needs more than its args
-            error.__cause__ = None
+    with suppress(Exception):  # it cannot be sent, or its __init__ needs more than its args
+        error.__cause__ = pickle.loads(story["original"])  # noqa: S301
     return error
 
 
@@ -316,8 +300,8 @@ class Tail:
 
 def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     """Show the run until its end; return how it ended, and whether the cell was interrupted."""
-    node = Path(run.folder) / run_files.node_name(0)
-    tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run, first="TERM")
+    node = Path(run.folder) / node_name(0)
+    tail, stopper = Tail(node / NODE_LOG), launcher.Stopper(context, run, first="TERM")
     progress = Progress(node, screen())
     checked, interval_s = time.monotonic(), ALIVE_CHECK_S
     state = None
@@ -325,7 +309,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
         try:
             tail.print_new()
             progress.update()
-            if (node / run_files.OUTCOME).exists() or time.monotonic() - checked > interval_s:
+            if (node / OUTCOME).exists() or time.monotonic() - checked > interval_s:
                 checked, interval_s = time.monotonic(), min(2 * interval_s, ALIVE_CHECK_SELDOM_S)
                 (found,) = launcher.status(context, (run,))
                 state = found if found.ended else None
@@ -411,26 +395,10 @@ def _copy(source: Path, target: Path) -> None:
 
 def _runs_below(top: Path) -> list[Run]:
     """Return the runs in folders at most ``MAX_DEPTH`` levels below ``top``."""
-    found: list[Run] = []
-    level = [top]
-    for _ in range(MAX_DEPTH):
-        below: list[Path] = []
-        for parent in level:
-            with suppress(OSError), os.scandir(parent) as entries:
-                below += [Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] != "."]
-        for parent in sorted({path.parent for path in below if (path / RECORD).is_file()}):
-            found += run_store.load_all(parent)
-        level = below
+    found = []
+    for folder, below, files in os.walk(top, followlinks=True):
+        is_deepest = len(Path(folder).relative_to(top).parts) == MAX_DEPTH
+        below[:] = [] if is_deepest else [name for name in below if not name.startswith(".")]
+        if RECORD in files and (run := run_store.read(Path(folder))):
+            found.append(run)
     return found
-
-
-def fresh(folder: Path) -> Path:
-    """Create a folder that no other user can read."""
-    return Path(tempfile.mkdtemp(dir=folder))
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, and its parent if that is then empty."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        folder.parent.rmdir()

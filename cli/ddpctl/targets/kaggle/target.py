@@ -6,7 +6,8 @@ The client handles credentials itself. It can push, query, print and fetch, but 
 import json
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
@@ -271,15 +272,13 @@ _OUTCOME = re.compile(r"^ddpctl outcome (\{.*\})$", re.MULTILINE)
 _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 
 # Kaggle's messages about sessions that it ended itself.
-_FAILURES = (
-    (r"memory", "the session ran out of memory: use a smaller batch, or --input loader"),
-    (
-        r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)",
+_FAILURES = {
+    r"memory": "the session ran out of memory: use a smaller batch, or --input loader",
+    r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)":
         "the session reached its time limit before the notebook ended",
-    ),
-    (r"disk|space", "the session's disk is full: its working folder holds 20 GB"),
-    (r"requested cancel|cancell?ed", "it was cancelled on the website"),
-)
+    r"disk|space": "the session's disk is full: its working folder holds 20 GB",
+    r"requested cancel|cancell?ed": "it was cancelled on the website",
+}  # fmt: skip
 
 
 def read_status(run: str, text: str) -> RunStatus:
@@ -305,31 +304,26 @@ _MESSAGES: dict[State, str] = {
 
 def _explained(failure: str) -> str:
     words = " ".join(failure.split())
-    for pattern, sentence in _FAILURES:
-        if re.search(pattern, words, re.IGNORECASE):
-            return f"{sentence} (Kaggle: {words})"
-    return f"Kaggle: {words}"
+    known = (sentence for pattern, sentence in _FAILURES.items() if re.search(pattern, words, re.IGNORECASE))
+    return next((f"{sentence} (Kaggle: {words})" for sentence in known), f"Kaggle: {words}")
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
     """Return the status of an ended session with details from its log. ``explained``: whether Kaggle gave a reason."""
     text = plain(log)
-    outcomes = _OUTCOME.findall(text)
-    if outcomes:
+    if outcomes := _OUTCOME.findall(text):
         outcome = json.loads(outcomes[-1])
         state: State = "succeeded" if outcome["code"] == 0 else "stopped" if outcome["cause"] == "stopped" else "failed"
         return RunStatus(run=found.run, state=state, message=outcome["message"], code=int(outcome["code"]))
-    raised = _RAISED.findall(text)
-    if found.state == "failed" and raised and not explained:
-        return RunStatus(run=found.run, state="failed", message=f"the notebook failed: {raised[-1]}", code=found.code)
+    if found.state == "failed" and not explained and (raised := _RAISED.findall(text)):
+        return replace(found, message=f"the notebook failed: {raised[-1]}")
     return found
 
 
 def plain(log: str) -> str:
     """Return a session's log as text. The client prints it in Kaggle's format, which is a JSON list of parts."""
     try:
-        parts = json.loads(log)
-        return "".join(str(part.get("data", "")) for part in parts)
+        return "".join(str(part.get("data", "")) for part in json.loads(log))
     except (ValueError, TypeError, AttributeError):
         return log
 
@@ -339,58 +333,33 @@ def plain(log: str) -> str:
 # errors. The messages come from kaggle 2.2.4 and 2.2.5, and from Kaggle's servers as users have quoted them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownError:
-    """A pattern in a message of the client, and what it means."""
-
-    pattern: str
-    sentence: str  # {0} is the pattern's first group
-    error: type[DdpctlError] = UnavailableError
-
-
-_KNOWN_ERRORS = (
-    KnownError(
-        pattern=r"Authentication required to call the Kaggle API|401 Client Error|Unauthenticated|Unauthorized",
-        sentence="the kaggle client is not logged in: run kaggle auth login, or put a token in ~/.kaggle/access_token",
-    ),
-    KnownError(
-        pattern=r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached",
-        sentence="this week's GPU hours are used up: kaggle quota shows when they are renewed; --device cpu needs none",
-    ),
-    KnownError(
-        pattern=r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached",
-        sentence="you have reached the limit of sessions ({0}): wait for one to end, or cancel one on its page",
-    ),
-    KnownError(
-        pattern=r"phone",
-        sentence="Kaggle gives GPUs and internet only to accounts with a verified phone number: "
-        "https://www.kaggle.com/settings",
-    ),
-    KnownError(
-        pattern=r"(?:Notebook|Kernel) not found",
-        error=NoInputError,
-        sentence="Kaggle finds no such notebook of yours: is `owner` the user that the client is logged in as? "
-        "A notebook that was made on the website must be saved there once",
-    ),
-    KnownError(
-        pattern=r"409 Client Error|title (?:is )?already in use|^Conflict$",
-        error=ConfigError,
-        sentence="a notebook with that title already exists: give the run another --name",
-    ),
-    KnownError(
-        pattern=r"Max retries exceeded|NameResolution|Failed to resolve|Connection refused|ConnectionError|timed out",
-        sentence="Kaggle cannot be reached from this machine: is there a network, or a proxy to name in HTTPS_PROXY?",
-    ),
-    KnownError(
-        pattern=r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$",
-        error=NoInputError,
-        sentence="the notebook does not exist or is not yours; it may have been deleted on the website",
-    ),
-    KnownError(
-        pattern=r"unrecognized arguments|invalid choice",
-        sentence="this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)",
-    ),
-)
+# A pattern in a message of the client → the error and its sentence, in which {0} is the pattern's first group.
+_KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
+    r"Authentication required to call the Kaggle API|401 Client Error|Unauthenticated|Unauthorized":
+        (UnavailableError, "the kaggle client is not logged in: run kaggle auth login, or put a token in "
+         "~/.kaggle/access_token"),
+    r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached":
+        (UnavailableError, "this week's GPU hours are used up: kaggle quota shows when they are renewed; --device cpu "
+         "needs none"),
+    r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached":
+        (UnavailableError, "you have reached the limit of sessions ({0}): wait for one to end, or cancel one on its "
+         "page"),
+    r"phone":
+        (UnavailableError, "Kaggle gives GPUs and internet only to accounts with a verified phone number: "
+         "https://www.kaggle.com/settings"),
+    r"(?:Notebook|Kernel) not found":
+        (NoInputError, "Kaggle finds no such notebook of yours: is `owner` the user that the client is logged in as? "
+         "A notebook that was made on the website must be saved there once"),
+    r"409 Client Error|title (?:is )?already in use|^Conflict$":
+        (ConfigError, "a notebook with that title already exists: give the run another --name"),
+    r"Max retries exceeded|NameResolution|Failed to resolve|Connection refused|ConnectionError|timed out":
+        (UnavailableError, "Kaggle cannot be reached from this machine: is there a network, or a proxy to name in "
+         "HTTPS_PROXY?"),
+    r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$":
+        (NoInputError, "the notebook does not exist or is not yours; it may have been deleted on the website"),
+    r"unrecognized arguments|invalid choice":
+        (UnavailableError, "this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)"),
+}  # fmt: skip
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
@@ -403,9 +372,9 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     if output.returncode == TIMED_OUT:
         return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
-    for known in _KNOWN_ERRORS:
-        if match := re.search(known.pattern, text, re.IGNORECASE | re.MULTILINE):
+    for pattern, (error, sentence) in _KNOWN_ERRORS.items():
+        if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
             group = next(iter(match.groups()), None) or "number unknown"
-            return known.error(f"cannot {doing}: {known.sentence.format(group)}")
+            return error(f"cannot {doing}: {sentence.format(group)}")
     words = one_line(" ".join(text.split()))
     return UnavailableError(f"cannot {doing}: kaggle reports: {cut(words, MAX_WORDS) or 'nothing'}")

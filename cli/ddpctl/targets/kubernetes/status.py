@@ -142,11 +142,10 @@ def _unscheduled(message: str) -> str:
 
 
 def _evicted(message: str) -> str:
+    advice = ": request_memory reserves what it needs" if "low on resource" in message else ""
     if "emptydir" in message.lower():
-        return f"evicted: {_short(message)}: write less there, or mount a claim"
-    if "low on resource" in message:
-        return f"evicted: {_short(message)}: request_memory reserves what it needs"
-    return f"evicted: {_short(message)}"
+        advice = ": write less there, or mount a claim"
+    return f"evicted: {_short(message)}{advice}"
 
 
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
@@ -170,11 +169,8 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
         if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"):
-            return (
-                f"its volumes are not there: {_short(event['message'])}"
-                if "Pod" not in event["reason"]
-                else _short(event["message"])
-            )
+            about = "" if "Pod" in event["reason"] else "its volumes are not there: "
+            return f"{about}{_short(event['message'])}"
     return "" if reason in ("", "ContainerCreating", "PodInitializing") else f"{reason}: {_short(message)}"
 
 
@@ -225,11 +221,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
 
 def newest_first(events: Sequence[Object]) -> list[Object]:
     """Return events with the most recent first."""
-    return sorted(events, key=_when, reverse=True)
-
-
-def _when(event: Object) -> str:
-    return event.get("lastTimestamp") or event.get("eventTime") or ""
+    return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
 
 
 def _times(number: int) -> str:
@@ -277,10 +269,10 @@ def fold(
 ) -> RunStatus:
     """Return a run's status at the time ``now``."""
     master = bool(run.options.get("master"))
-    by_pod = {
-        node: report(pod, workload.container, [one for one in events if _is_of(one, pod)], now)
-        for node, pod in newest_pods(workload, pods, master=master).items()
-    }
+    by_pod = {}
+    for node, pod in newest_pods(workload, pods, master=master).items():
+        own = [event for event in events if event["involvedObject"]["name"] == pod["metadata"]["name"]]
+        by_pod[node] = report(pod, workload.container, own, now)
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
     def result(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
@@ -308,23 +300,27 @@ def fold(
     if "Succeeded" in true or "Complete" in true:
         return result("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
     if "Failed" in true:
-        return result("failed", _why_failed(workload, true["Failed"], by_pod), _code(by_pod), remains=True)
+        code = next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
+        return result("failed", _why_failed(workload, true["Failed"], by_pod), code, remains=True)
     return result(*_going(workload, job, by_pod, events, run))
 
 
 def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
+    spec = job.get("spec", {})
     if "Suspended" in conditions(job):
         return "suspended", f"suspended: no pods, but its checkpoints are kept; continue with ddpctl resume {run.name}"
-    if _wants_suspension(job):
+    if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
         return "stopping", f"the {workload.kind} is being suspended; {_counted(pods, run)}"
-    return _state(pods, run.job.max_nodes), _why(workload, job, pods, events, run)
-
-
-def _wants_suspension(job: Object) -> bool:
-    spec = job.get("spec", {})
-    return bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
+    phases = [pod.phase for pod in pods.values()]
+    if "succeeded" in phases:  # all nodes end with the same outcome
+        state: State = "stopping"
+    elif "running" in phases:
+        state = "running" if phases.count("running") == run.job.max_nodes else "rendezvous"
+    else:
+        state = "starting"
+    return state, _why(workload, job, pods, events, run)
 
 
 def _node(node: int, pod: PodReport | None) -> NodeReport:
@@ -333,28 +329,13 @@ def _node(node: int, pod: PodReport | None) -> NodeReport:
     return NodeReport(node=node, alive=alive, state=None, outcome=None, note=note)
 
 
-def _is_of(event: Object, pod: Object) -> bool:
-    return bool(event["involvedObject"]["name"] == pod["metadata"]["name"])
-
-
 def _counted(pods: Mapping[int, PodReport], run: Run) -> str:
     running = sum(pod.phase == "running" for pod in pods.values())
     return f"{running} of {run.job.max_nodes} pod{'s' * (run.job.max_nodes != 1)} running"
 
 
-def _state(pods: Mapping[int, PodReport], nodes: int) -> State:
-    running = sum(pod.phase == "running" for pod in pods.values())
-    if _num_succeeded(pods):  # all nodes end with the same outcome
-        return "stopping"
-    return "running" if running == nodes else "rendezvous" if running else "starting"
-
-
-def _num_succeeded(pods: Mapping[int, PodReport]) -> int:
-    return sum(pod.phase == "succeeded" for pod in pods.values())
-
-
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
-    done, nodes = _num_succeeded(pods), run.job.max_nodes
+    done, nodes = sum(pod.phase == "succeeded" for pod in pods.values()), run.job.max_nodes
     if done == nodes:
         return f"all pods have ended with exit code 0; the {workload.kind} has not ended yet"
     for pod in pods.values():
@@ -363,16 +344,15 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     if done:
         return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not ended yet"
     about_job = [one for one in events if one["involvedObject"]["name"].startswith(job["metadata"]["name"])]
-    if len(pods) < run.job.max_nodes and (words := why_no_pod(about_job)):
+    if len(pods) < nodes and (words := why_no_pod(about_job)):
         return f"{_counted(pods, run)}: {words}"
     restarts = sum(pod.restarts for pod in pods.values())
     again = f", {restarts} restart{'s' * (restarts != 1)} so far" if restarts else ""
     if any(pod.phase == "stopping" for pod in pods.values()):
         return f"{_counted(pods, run)}{again}: a pod is ending, and is replaced when it is gone"
-    if not pods and "Restarting" in conditions(job):
-        return f"the {workload.kind} is making new pods for those that failed"
     if not pods:
-        return f"the {workload.kind} has no pods yet"
+        restarting = "Restarting" in conditions(job)
+        return f"the {workload.kind} {'is making new pods for those that failed' if restarting else 'has no pods yet'}"
     return f"{_counted(pods, run)}{again}"
 
 
@@ -386,8 +366,3 @@ def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodRep
         if pod.phase == "failed" or pod.code:
             return f"{reason}: {pod.name}: {pod.words}"
     return reason or f"the {workload.kind} has failed"
-
-
-def _code(pods: Mapping[int, PodReport]) -> int:
-    codes = [pod.code for pod in pods.values() if pod.code]
-    return codes[0] if codes else Exit.SCRIPT
