@@ -117,16 +117,6 @@ def inventory_text(options: SshOptions, site: Site) -> str:
     return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
 
 
-def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Command:
-    """Return the command that runs the playbook. ``only`` limits it to these machines."""
-    argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
-    argv += ["--check"] if check else []
-    argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
-    argv += [f"--limit={','.join(only)}"] if only else []
-    env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
-    return Command(argv=(*argv, *run.extra), env=env, mode="tty", kills_orphans=True, timeout_s=None)
-
-
 def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
     """Run the playbook, after a check that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
     if run.playbook == "verify":
@@ -140,9 +130,15 @@ def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
 
 
 def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
+    """Run the playbook on the machines in ``only``, or on all; return the result of each machine."""
+    argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
+    argv += ["--check"] if check else []
+    argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
+    argv += [f"--limit={','.join(only)}"] if only else []
+    env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
     # Remove the result of an earlier playbook, which must not be taken for this one's.
     yield (Command(argv=("rm", "-f", run.recap)),)
-    (played,) = yield (playbook_line(run, check=check, only=only),)
+    (played,) = yield (Command(argv=(*argv, *run.extra), env=env, mode="tty", kills_orphans=True, timeout_s=None),)
     (recap,) = yield (Command(argv=("cat", run.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
     if played.returncode == _INTERRUPTED:
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from tests.ddpctl.kubernetes_lab import DATA, JOB, draft_of, plan_of
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes import manifests, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
-from ddpctl.targets.kubernetes.options import KubernetesOptions, find_problems
+from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft, dump
 
 JOBS = {
@@ -56,7 +56,7 @@ def cases() -> list[Any]:
     found = []
     for word, (job_name, job), (name, given) in itertools.product(WORKLOADS, JOBS.items(), OPTIONS.items()):
         options = KubernetesOptions(workload=word, **given)
-        if not list(find_problems(job, options)):
+        if not list(options.problems(job)):
             found.append(pytest.param(job, options, id=f"{word}-{job_name}-{name}"))
     return found
 

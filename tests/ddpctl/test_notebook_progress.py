@@ -46,7 +46,7 @@ def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tm
     write(tmp_path, row(30, loss=2.0))
     progress.update()  # it is not time yet
     write(tmp_path, row(30, loss=2.0), row(90, loss=1.0))
-    progress.close()
+    progress.update(last=True)
     assert shown.steps == [(90, True)]
 
 
@@ -55,13 +55,13 @@ def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
     progress = Progress(tmp_path, shown)
     write(tmp_path, {"time": 1000.0})
     progress.update()
-    progress.close()
+    progress.update(last=True)
     assert shown.steps == []
 
 
 def test_elsewhere_the_last_line_is_the_runs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, row(90, loss=1.0))
-    Progress(tmp_path, Lines()).close()
+    Progress(tmp_path, Lines()).update(last=True)
     assert capsys.readouterr().out == "step 90   loss 1.0000\n"
 
 

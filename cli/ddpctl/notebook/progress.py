@@ -45,16 +45,10 @@ class Progress:
         self._points: list[Point] = []
         self._read_at = -math.inf
 
-    def update(self) -> None:
-        """Read the history and draw it, if ``DRAW_S`` have passed since the last time."""
-        if time.monotonic() - self._read_at >= DRAW_S:
-            self._show(last=False)
-
-    def close(self) -> None:
-        """Draw the history once more, after the run's end."""
-        self._show(last=True)
-
-    def _show(self, *, last: bool) -> None:
+    def update(self, *, last: bool = False) -> None:
+        """Read the history and draw it. Unless ``last``, do so only if ``DRAW_S`` have passed since the last time."""
+        if not last and time.monotonic() - self._read_at < DRAW_S:
+            return
         self._read_at = time.monotonic()
         try:
             points = points_of(read_history(self._path.read_text()))

@@ -320,7 +320,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
             _stop(stopper)
     tail.print_new()
     tail.close()
-    progress.close()
+    progress.update(last=True)
     return state, bool(stopper.times)
 
 

@@ -28,7 +28,6 @@ Pods = Mapping[int, Mapping[str, Any]]  # the pod of each node
 LOG_LINES = 2000
 PLACED = "placed"  # a file next to a node's files: when the node first got a machine
 READER_S = 180  # how long the pod that reads a claim may take to start
-NO_POD = "it has no pod"
 
 
 # Probing: with a shell in each running pod
@@ -68,7 +67,7 @@ def _probe_kept(
     (output,) = yield (Command(argv=("/bin/sh",), stdin=text, timeout_s=TIMEOUT_S, probe=True),)
     found = []
     for one in read_probe(output, nodes):
-        pod = seen.get(one.node, ProbeResult(node=one.node, failure=NO_POD))
+        pod = seen.get(one.node, ProbeResult(node=one.node, failure="it has no pod"))
         kept = {name: text for name, text in one.files.items() if name != PLACED}
         placed = tuple(float(line) for line in one.files.get(PLACED, "").split()) or pod.placed
         failure = "" if kept else pod.failure

@@ -31,9 +31,6 @@ from ddpwire import log_record
 from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
-POLL_S = 2.0
-UNREACHABLE_S = 120.0  # how long the cluster may fail to answer before the program ends
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -45,8 +42,8 @@ class Task:
     tail: int | None
     replace_lost: bool = False
     timestamps: bool = False  # each line begins with its time
-    poll_s: float = POLL_S
-    unreachable_s: float = UNREACHABLE_S
+    poll_s: float = 2.0
+    unreachable_s: float = 120.0  # how long the cluster may fail to answer before the program ends
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The options of a target of kind kubernetes, a job's mounts there, and the validation of both. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
@@ -226,9 +226,23 @@ class KubernetesOptions:
         Rule(check_labels),
     ] = field(default_factory=dict)
 
-    def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
+    def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """Yield the key and a message for each setting that the cluster accepts but with which the job would fail."""
-        return find_problems(job, self)
+        most = LONGEST - suffix(self.workload, job.max_nodes) - LONGEST_WORD
+        if len(job.name) > most:
+            yield (
+                "job.name",
+                f"{job.name!r} has {len(job.name)} characters, and with a run's word and the pods' own endings it may "
+                f"not have more than {LONGEST}: at most {most}",
+            )
+        yield from _of_sizes(job, self)
+        yield from _of_mounts(job)
+        yield from _of_workload(job, self)
+        yield from _of_variables(job, self)
+        theirs = ("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")
+        for key in self.labels:
+            if key in _LABELS or key.startswith(theirs):
+                yield "target.labels", f"{key} is set by ddpctl or the cluster"
 
 
 # A job's mounts as Kubernetes volumes: paths on the machine, claims, Secrets and ConfigMaps
@@ -245,7 +259,7 @@ class Mount:
 
 
 def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
-    """Return the job's mounts, which ``JobSpec`` and ``find_problems`` have checked."""
+    """Return the job's mounts, which ``JobSpec`` and ``KubernetesOptions.problems`` have checked."""
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
@@ -298,24 +312,6 @@ def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
         f"{name!r} has {len(name)} characters: at most {most} are allowed, so that with the pods' endings its "
         f"Services have at most {LONGEST}"
     )
-
-
-def find_problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    """Yield the key and a message for each problem."""
-    most = LONGEST - suffix(options.workload, job.max_nodes) - LONGEST_WORD
-    if len(job.name) > most:
-        yield (
-            "job.name",
-            f"{job.name!r} has {len(job.name)} characters, and with a run's word and the pods' own endings it may not "
-            f"have more than {LONGEST}: at most {most}",
-        )
-    yield from _of_sizes(job, options)
-    yield from _of_mounts(job)
-    yield from _of_workload(job, options)
-    yield from _of_variables(job, options)
-    for key in options.labels:
-        if key in _LABELS or key.startswith(("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")):
-            yield "target.labels", f"{key} is set by ddpctl or the cluster"
 
 
 def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:

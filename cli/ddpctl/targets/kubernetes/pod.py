@@ -329,46 +329,26 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
     """Return a pod's scheduling fields. ``selector``: labels of the run's pods; ``taken``: scarce resources."""
+    on_run = {"labelSelector": {"matchLabels": selector}}
+    tolerations: list[Object] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken]
+    for key in _LOST:
+        lost = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
+        tolerations.append(lost)
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
+        **on_run,
+    }
+    term = {"weight": 100, "podAffinityTerm": {"topologyKey": options.together, **on_run}}
+    affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
     return drop_empty(
         {
             "schedulerName": options.scheduler,
             "priorityClassName": options.priority_class,
             "nodeSelector": dict(options.node_selector),
-            "tolerations": _tolerations(options, taken),
-            "affinity": _affinity(options, selector),
-            "topologySpreadConstraints": _spread(options, selector),
+            "tolerations": [*tolerations, *map(toleration, options.tolerations)],
+            "affinity": affinity if options.together else {},
+            "topologySpreadConstraints": [] if options.spread == "none" else [spread],
         }
     )
-
-
-def _tolerations(options: KubernetesOptions, taken: list[str]) -> list[Object]:
-    return [
-        *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken),
-        *(
-            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
-            for key in _LOST
-        ),
-        *map(toleration, options.tolerations),
-    ]
-
-
-def _spread(options: KubernetesOptions, selector: dict[str, str]) -> list[Any]:
-    if options.spread == "none":
-        return []
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
-            "labelSelector": {"matchLabels": selector},
-        }
-    ]
-
-
-def _affinity(options: KubernetesOptions, selector: dict[str, str]) -> Object:
-    if not options.together:
-        return {}
-    term = {"topologyKey": options.together, "labelSelector": {"matchLabels": selector}}
-    return {
-        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    }

@@ -16,7 +16,7 @@ from ddpctl.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import holds
-from ddpctl.text import one_line
+from ddpctl.text import cut, one_line
 from ddpwire.exits import Exit
 
 Object = Mapping[str, Any]
@@ -229,8 +229,7 @@ def _times(number: int) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    return cut(" ".join(text.split()).rstrip("."), LONGEST, plain=True)
 
 
 # The run

@@ -38,7 +38,6 @@ from ddpctl.targets.kubernetes.options import (
     RUNS,
     WORKSPACE,
     KubernetesOptions,
-    find_problems,
     holds,
     mounts_of,
     name_problem,
@@ -459,7 +458,7 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
 
 
 def _check(draft: Draft, workload: Workload) -> None:
-    wrong = [text for _, text in find_problems(draft.plan.job, replace(draft.options, workload=workload.word))]
+    wrong = [text for _, text in replace(draft.options, workload=workload.word).problems(draft.plan.job)]
     if name := name_problem(draft.name, workload.word, draft.plan.job.max_nodes):
         wrong.append(f"the run's name {name}: choose a shorter --name")
     if wrong:
