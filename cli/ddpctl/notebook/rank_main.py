@@ -52,7 +52,7 @@ def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> di
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [index for index, frame in enumerate(frames) if frame.filename in cells]
-    file, line = (code.co_filename, code.co_firstlineno) if code else ("the function's parcel", 1)
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("the packed function", 1)
     if own:
         file, line = frames[own[-1]].filename, frames[own[-1]].lineno or line
     limited = traceback.TracebackException.from_exception(error)

@@ -44,8 +44,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
-            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside it, once a rank, "
-            f"rather than take it along (up to {LARGE_BYTES >> 20} MB)"
+            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside it, once per "
+            f"rank, instead of sending it (up to {LARGE_BYTES >> 20} MB)"
         )
     functions = [
         one for one in (function, *(value for _, _, value in _used(function))) if isinstance(one, FunctionType)

@@ -50,7 +50,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A run of a script that succeeded, or that its deadline stopped after it had saved."""
+    """A script's run that succeeded, or that saved and stopped at its deadline."""
 
     run: str
     folder: Path

@@ -253,15 +253,16 @@ def _read(run: Run, answer: Output) -> RunStatus:
 # The client's answers: Kaggle knows the state of its session, and the log shows how the ranks ended
 
 
-# kagglesdk's KernelWorkerStatus, in lower case and without underscores, because older clients differ in both.
-STATES: dict[str, State] = {
-    "queued": "pending",
-    "newscript": "pending",
-    "running": "running",
-    "complete": "succeeded",
-    "error": "failed",
-    "cancelrequested": "stopping",
-    "cancelacknowledged": "stopped",
+# kagglesdk's KernelWorkerStatus, in lower case and without underscores, because older clients differ in both → the state
+# of a run, a message and the exit code.
+_STATES: Mapping[str, tuple[State, str, int | None]] = {
+    "queued": ("pending", "it is in Kaggle's queue", None),
+    "newscript": ("pending", "it is in Kaggle's queue", None),
+    "running": ("running", "its session is running", None),
+    "complete": ("succeeded", "the notebook ran to the end", int(Exit.OK)),
+    "error": ("failed", "the notebook failed", int(Exit.SCRIPT)),
+    "cancelrequested": ("stopping", "it is being cancelled", None),
+    "cancelacknowledged": ("stopped", "it was cancelled on the website", int(Exit.SAVED_TERM)),
 }
 _STATUS = re.compile(r'has status "(?:\w+\.)?(\w+)"')
 _FAILURE = re.compile(r'^Failure message: "(.*)"$', re.MULTILINE | re.DOTALL)
@@ -284,22 +285,11 @@ _FAILURES = {
 def read_status(run: str, text: str) -> RunStatus:
     """Parse the output of ``kaggle kernels status``."""
     match = _STATUS.search(text)
-    word = match[1] if match else ""
-    state = STATES.get(word.replace("_", "").lower(), "unknown")
-    failure = _FAILURE.search(text)
-    message = _explained(failure[1].strip()) if failure else _MESSAGES.get(state, f"Kaggle says: {text.strip()[:120]}")
-    code = {"succeeded": Exit.OK, "failed": Exit.SCRIPT, "stopped": Exit.SAVED_TERM}.get(state)
-    return RunStatus(run=run, state=state, message=message, code=None if code is None else int(code))
-
-
-_MESSAGES: dict[State, str] = {
-    "pending": "it is in Kaggle's queue",
-    "running": "its session is running",
-    "succeeded": "the notebook ran to the end",
-    "failed": "the notebook failed",
-    "stopping": "it is being cancelled",
-    "stopped": "it was cancelled on the website",
-}
+    word = match[1].replace("_", "").lower() if match else ""
+    state, message, code = _STATES.get(word, ("unknown", f"Kaggle says: {text.strip()[:120]}", None))
+    if failure := _FAILURE.search(text):
+        message = _explained(failure[1].strip())
+    return RunStatus(run=run, state=state, message=message, code=code)
 
 
 def _explained(failure: str) -> str:

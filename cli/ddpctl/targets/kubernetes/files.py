@@ -60,7 +60,7 @@ def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tup
 def _probe_kept(
     run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
 ) -> Verb[tuple[ProbeResult, ...]]:
-    """Return what is saved here of nodes without a running pod. Files from their logs (``seen``) take precedence."""
+    """Return what this machine has of nodes without a running pod. Files from their logs (``seen``) take precedence."""
     words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
     files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
     text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)

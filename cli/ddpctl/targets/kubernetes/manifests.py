@@ -33,7 +33,7 @@ def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
 
 
 def secret(draft: Draft, values: Mapping[str, str]) -> Object:
-    """Return the Secret of the run: its store secret, and the job's secrets. It is sent only to kubectl's stdin."""
+    """Return the Secret with the job's secrets and the secret of the run's store. Send it only to kubectl's stdin."""
     return manifest("v1", "Secret", draft.metadata, type="Opaque", stringData=dict(values))
 
 
@@ -49,7 +49,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to /metrics."""
+    """Return the policy that admits the run's pods, and Prometheus to its port. Whoever is admitted can run code."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     spec = {
         "podSelector": {"matchLabels": draft.selector},

@@ -320,7 +320,7 @@ def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, s
     for name, size in (("cpus", int), ("memory", size_bytes)):
         reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
         if reserve and not limit:
-            yield f"target.request_{name}", f"a reserve needs a limit: give the job's {name} as well"
+            yield f"target.request_{name}", f"a request needs a limit: set the job's {name} as well"
         elif reserve and size(reserve) > size(limit):
             wrong = f"{reserve} is above the limit, the job's {name}, {limit}"
             yield f"target.request_{name}", f"{wrong}: no pod would be made"
@@ -338,9 +338,9 @@ def _of_mount(mount: Mount, before: set[str]) -> str | None:
     if mount.path in before:
         return f"{mount.path} is given twice"
     if mount.path in OURS:
-        return f"{mount.path} is ddpctl's: shm says its size" if mount.path == OURS[0] else f"{mount.path} is ddpctl's"
+        return f"ddpctl mounts {mount.path} itself{': set its size with shm' if mount.path == OURS[0] else ''}"
     if ".." in mount.path.split("/"):
-        return f"{mount.path!r}: no '..' in a path of a container"
+        return f"{mount.path!r}: a path in the container may not contain '..'"
     if mount.kind == "path":
         if not mount.source.startswith("/") or ".." in mount.source.split("/"):
             return (
@@ -360,13 +360,13 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
     if options.master and options.workload in ("trainjob", "job"):
         yield "target.master", f"a {options.workload} has no Master: set master: false, or workload: pytorchjob"
     if job.port and options.workload == "trainjob":
-        yield "job.port", f"{job.port}, but a TrainJob's operator says 29500: leave it out"
+        yield "job.port", f"{job.port}, but a TrainJob's operator always uses 29500: leave it out"
     if options.gang and options.workload == "job":
-        yield "target.gang", "a plain Job has no gang: a queue of Kueue, or another workload"
+        yield "target.gang", "a plain Job cannot be scheduled as a gang: use a queue of Kueue, or another workload"
     if options.metrics_port == (job.port or 0):
         yield "job.port", f"{job.port} is already the port of the metrics (metrics_port): choose another"
     if options.restart == "Never" and job.max_restarts:
-        yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: one of the two"
+        yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: change one of the two"
 
 
 def _of_variables(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
@@ -375,7 +375,7 @@ def _of_variables(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[st
             yield "target.env_secrets", f"{name} is in the job's {'env' if name in job.env else 'secrets'} as well"
     for name in job.secrets:
         if name in job.env:
-            yield "job.secrets", f"{name} is in env as well: take it out of one"
+            yield "job.secrets", f"{name} is in env as well: remove it from one of the two"
     for name in job.env:
         if name.startswith("JOB_COMPLETION_") or name in ("KUBERNETES_SERVICE_HOST", "HOSTNAME"):
             yield "job.env", f"{name} is set by Kubernetes"

@@ -1,4 +1,4 @@
-"""The pod template of a node. It is the same for every workload, except for the container's name and its rank. Pure."""
+"""The pod template of a node. Workloads differ only in the container's name and in how a node gets its rank. Pure."""
 
 import math
 import re
@@ -105,7 +105,7 @@ class Draft:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The labels that select the pods of the run's name, whichever launch created them."""
+        """The labels that select the pods of every run with this name."""
         return {RUN_LABEL: self.name}
 
     @property
