@@ -253,8 +253,8 @@ def _read(run: Run, answer: Output) -> RunStatus:
 # The client's answers: Kaggle knows the state of its session, and the log shows how the ranks ended
 
 
-# kagglesdk's KernelWorkerStatus, in lower case and without underscores, because older clients differ in both → the run's
-# state, a message and the exit code.
+# kagglesdk's KernelWorkerStatus (in lower case and without underscores, because older clients differ in both) → the
+# state of a run, a message and the exit code.
 _STATES: Mapping[str, tuple[State, str, int | None]] = {
     "queued": ("pending", "it is in Kaggle's queue", None),
     "newscript": ("pending", "it is in Kaggle's queue", None),
