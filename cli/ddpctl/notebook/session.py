@@ -172,11 +172,8 @@ def _start(context: AppContext, request: Request) -> Run:
         return launcher.start(context, request, attached=True)
     except ConfigError as error:
         if kaggle.session(os.environ) and "gpus_needed" in error.fields:
-            on_kaggle = (
-                "on Kaggle: Settings > Accelerator > GPU T4 x2, which needs a verified phone number and is "
-                "30 hours a week"
-            )
-            raise ConfigError(error.message, hint=f"{error.hint}; {on_kaggle}", **error.fields) from None
+            error.hint += "; on Kaggle: Settings > Accelerator > GPU T4 x2, which needs a verified phone number "
+            error.hint += "and is 30 hours a week"
         raise
 
 

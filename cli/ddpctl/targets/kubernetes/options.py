@@ -228,13 +228,8 @@ class KubernetesOptions:
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """Yield the key and a message for each setting that the cluster accepts but with which the job would fail."""
-        most = LONGEST - suffix(self.workload, job.max_nodes) - LONGEST_WORD
-        if len(job.name) > most:
-            yield (
-                "job.name",
-                f"{job.name!r} has {len(job.name)} characters, and with a run's word and the pods' own endings it may "
-                f"not have more than {LONGEST}: at most {most}",
-            )
+        if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
+            yield "job.name", problem
         yield from _of_sizes(job, self)
         yield from _of_mounts(job)
         yield from _of_workload(job, self)
@@ -297,19 +292,14 @@ def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
 # that field alone; most checks here are about combinations of fields.
 
 
-def suffix(workload: str, max_nodes: int) -> int:
-    """Return how many characters a workload appends to the run's name in the longest name of a pod."""
-    last = len(str(max_nodes - 1))
-    return last + {"trainjob": len("-node-0--xxxxx"), "job": len("--xxxxx")}.get(workload, len("-worker-"))
-
-
-def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
-    """Return why a run's name is too long, or None if it is not."""
-    most = LONGEST - suffix(workload, max_nodes)
+def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> str | None:
+    """Return why a name is too long, or None if it is not. ``more``: the length of what a run's name adds to it."""
+    ending = {"trainjob": "-node-0--xxxxx", "job": "--xxxxx"}.get(workload, "-worker-")  # of the longest name of a pod
+    most = LONGEST - more - len(ending) - len(str(max_nodes - 1))
     if len(name) <= most:
         return None
     return (
-        f"{name!r} has {len(name)} characters: at most {most} are allowed, so that with the pods' endings its "
+        f"{name!r} has {len(name)} characters: at most {most} are allowed, so that the names of the run's pods and "
         f"Services have at most {LONGEST}"
     )
 
