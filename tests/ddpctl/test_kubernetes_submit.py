@@ -199,7 +199,8 @@ def test_who_may_not_make_secrets_gets_a_run_that_signs_nothing(wording: Wording
     before = (VIEW,), (OK,), (OK, OK, OK), (OK, NO_SECRETS)
     asked, submission = submit(*before, (UID,), (OK,), workload="pytorchjob")
     assert [line.split()[7] for line in lines(asked[-1])] == ["networkpolicy"]
-    wording(submission.note)
+    (warning,) = submission.table
+    wording(warning)
     value = Output(returncode=0, stdout="c4nary\n")
     with pytest.raises(ConfigError) as error:
         submit((VIEW,), (OK,), (value,), *before[2:], (OK, NO_SECRETS), (), job=SECRET, workload="pytorchjob")

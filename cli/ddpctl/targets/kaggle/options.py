@@ -77,24 +77,15 @@ class KaggleOptions:
         if job.checkpoint_dir:
             yield "job.checkpoint_dir", "a Kaggle session keeps its checkpoints as its output, and in no other store"
         if job.secrets:
-            yield (
-                "job.secrets",
-                "the notebook would contain the secret: keep it in Kaggle's Add-ons > Secrets instead",
-            )
+            yield "job.secrets", "the notebook would contain the secret: use Kaggle's Add-ons > Secrets instead"
         if exposed(job):
-            yield (
-                "job.env",
-                "the notebook would contain a variable that looks secret: keep it in Kaggle's Add-ons > Secrets",
-            )
+            yield "job.env", "a variable in env looks like a secret: use Kaggle's Add-ons > Secrets instead"
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
             yield "job.time_limit", f"a Kaggle session may run for at most 12h, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:
             yield "job.time_limit", f"{job.time_limit} is too short: ranks are asked to save 10 minutes before the end"
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:
-            yield (
-                "job.command",
-                f"-m {words[1]}: a module is not sent to Kaggle: use a script, and the target's `files`",
-            )
+            yield "job.command", f"-m {words[1]}: a module cannot be sent: use a script and the target's `files`"
         if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
             yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"

@@ -416,7 +416,7 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     """Prepare, check and create the run. Raises NotStartedError, or the error itself if the job may exist."""
     try:
-        kubectl, workload, draft, needed, notes = yield from _prepare(plan, options)
+        kubectl, workload, draft, needed, note = yield from _prepare(plan, options)
     except DdpctlError as error:
         raise NotStartedError(error) from None
     try:
@@ -434,12 +434,12 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         raise NotStartedError(error) from None
     handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
     handle["logs"] = f"ddpctl logs {draft.name}"
-    notes += [] if is_signed else [UNSIGNED]
-    return Submission(handle=handle, note="; ".join(notes), checkpoint_dir=checkpoint_dir(plan))
+    table = () if is_signed else (UNSIGNED,)
+    return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
 
-def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], list[str]]]:
-    """Do everything before the first object is created. The lists are the objects that the job needs, and notes."""
+def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
+    """Do everything before the first object is created. Also return the objects that the job needs, and a note."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     workload, why = yield from choose_workload(kubectl, options)
@@ -454,7 +454,7 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     where = f"a {workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({why})"
-    return kubectl, workload, draft, needed, [where, *launch_notes(draft, files, left_out)]
+    return kubectl, workload, draft, needed, "; ".join((where, *launch_notes(draft, files, left_out)))
 
 
 def _check(draft: Draft, workload: Workload) -> None:
