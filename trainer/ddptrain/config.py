@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
-from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
+from ddptrain.recipes import RECIPES, RecipeError, read_recipe, recipe_names
 from ddpwire import commandline, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
@@ -22,10 +22,7 @@ DATA = tuple(RECIPES)
 MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet")
 TEXT_MODEL = "gpt"
 SHARDED = ("fsdp", "hybrid")  # strategies
-SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 DEVICES = ("auto", "cuda", "cpu")
-COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
-
 
 # The arguments of add_argument for a field of each type, unless the option overrides them.
 _ARGUMENTS: dict[Any, dict[str, Any]] = {
@@ -37,10 +34,10 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 
 
 def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
-    """Return a dataclass field for an option. ``flag`` is set if it differs from the field's name.
+    """Return a dataclass field for an option with the help ``text``. ``argument`` is passed to argparse.
 
-    ``shapes``: whether the option shapes the weights, so that a checkpoint with another value cannot be resumed.
-    Without a default, the value comes from the recipe. ``argument`` is passed to argparse.
+    ``flag`` is given only if it differs from the field's name. ``shapes``: whether the option shapes the weights, so
+    that a checkpoint with another value cannot be resumed. Without a default, the recipe must have the value.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
@@ -56,7 +53,7 @@ def flag_of(item: Field[Any]) -> str:
 
 
 def key_of(item: Field[Any]) -> str:
-    """Return a name of the field that is unique among all groups. It is used in checkpoints and by argparse."""
+    """Return the field's name in checkpoints and for argparse, which is unique among all groups."""
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
@@ -115,19 +112,14 @@ class DataOptions:
 
     name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
     folder: Path = option(
-        "the data's folder; mnist, cifar10 and cifar100 are downloaded to it if they are missing; for folder: "
-        "contains CLASS/*.png or *.jpg, or train and val with such folders; for text: a file, or a folder of "
-        "*.txt",
+        "the data's folder; mnist, cifar10 and cifar100 are downloaded to it if they are missing; for folder: contains "
+        "CLASS/*.png or *.jpg, or train and val with such folders; for text: a file, or a folder of *.txt",
         flag="--data-dir",
         default=Path("data"),
     )
-    image_size: int = shaping(
-        "for folder: side of the square images in pixels", type=whole(1), default=224, metavar="PX"
-    )
+    image_size: int = shaping("for folder: side of the square images", type=whole(1), default=224, metavar="PX")
     cache: Path | None = option(
-        "for folder: where to cache decoded images, 3 bytes per pixel (default: .ddptrain in --data-dir)",
-        flag="--cache-dir",
-        default=None,
+        "for folder: where to cache decoded images (default: .ddptrain in --data-dir)", flag="--cache-dir", default=None
     )
     synthetic_samples: int = shaping("for synthetic: number of training images", type=whole(1), default=4096)
     synthetic_shape: tuple[int, int, int] = shaping(
@@ -136,8 +128,8 @@ class DataOptions:
     synthetic_classes: int = shaping("for synthetic: number of classes", type=whole(2), default=10)
     context: int = shaping("for text: context length in bytes", type=whole(1), default=256)
     input: str = option(
-        "device: keep all images on the device as bytes; loader: worker processes load them; auto: device if "
-        "they fit, else loader. Order and augmentation are the same in both",
+        "device: keep all images on the device as bytes; loader: worker processes load them; auto: device if they fit, "
+        "else loader. The results are the same",
         choices=("auto", "device", "loader"),
         default="auto",
     )
@@ -150,24 +142,20 @@ class AugmentationOptions:
 
     augment: bool = shaping("augment images with the options of this group", default=True)
     shift: int | None = shaping(
-        "random crops after padding by N black pixels (default: digits 1, cifar10 and cifar100 4)",
+        "random crops after padding by PX black pixels (default: digits 1, cifar10 and cifar100 4)",
         type=whole(0),
         default=None,
         metavar="PX",
     )
-    flip: bool | None = shaping(
-        "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
-    )
+    flip: bool | None = shaping("mirror half of the images (default: for cifar10, cifar100 and folder)", default=None)
     cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
         "share of images that get a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
     )
-    mixup: float = shaping(
-        "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
-    )
+    mixup: float = shaping("blend each image with another, by Beta(X, X); 0: off", type=real(0), default=0.0)
     cutmix: float = shaping(
-        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with "
-        "--mixup: one of the two per image",
+        "paste a rectangle of another image, with an area from Beta(X, X); 0: off; with --mixup: one of the two per "
+        "image",
         type=real(0),
         default=0.0,
     )
@@ -190,8 +178,7 @@ class ModelOptions:
         metavar="FILE",
     )
     stem: str = shaping(
-        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: "
-        "small up to 64 px",
+        "first layers of a ResNet: imagenet quarters height and width, small keeps them; auto: small up to 64 px",
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
@@ -203,9 +190,7 @@ class ModelOptions:
     layers: int = shaping("number of layers of gpt", type=whole(1), default=4)
     width: int = shaping("width of gpt (embedding size)", type=whole(1), default=128)
     heads: int = shaping("attention heads of gpt; must divide --width", type=whole(1), default=4)
-    recompute: bool = option(
-        "activation checkpointing: recompute activations in the backward pass to save memory", default=False
-    )
+    recompute: bool = option("activation checkpointing: recompute activations to save memory", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,25 +199,17 @@ class TrainingOptions:
 
     epochs: int = option("number of epochs; 0: only evaluate the checkpoint", type=whole(0))
     batch_size: int = shaping("images per optimizer step over ALL ranks", type=whole(1))
-    batch_size_per_rank: int = option(
-        "images per optimizer step on each rank, instead of --batch-size; 0: use --batch-size", type=whole(0), default=0
-    )
+    batch_size_per_rank: int = option("--batch-size for each rank, not for all; 0: off", type=whole(0), default=0)
     accumulate: int = shaping(
-        "split each step's images into N parts and accumulate their gradients: less memory, the same gradient",
-        type=whole(1),
-        default=1,
+        "split a step's images into N parts, and add up their gradients, to save memory", type=whole(1), default=1
     )
     label_smoothing: float = shaping("label smoothing, from 0 (none) to less than 1", type=real(0, 1), default=0.0)
     ema: float = shaping(
-        "evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off",
-        type=real(0, 1),
-        default=0.0,
+        "evaluate an exponential moving average of the weights with this decay; 0: off", type=real(0, 1), default=0.0
     )
     test_flip: bool = option("evaluate the mean of each image and its mirror image", default=False)
     tensorboard: Path | None = option("write TensorBoard scalars of each epoch to this folder", default=None)
-    seed: int = shaping(
-        "random seed of the initial weights, the order of the data and the augmentation", type=whole(0), default=0
-    )
+    seed: int = shaping("random seed of the weights, the data's order, the augmentation", type=whole(0), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,28 +224,20 @@ class OptimizerOptions:
     schedule: str = shaping(
         "learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine falls to 0; "
         "steps multiplies by --gamma at each of --milestones",
-        choices=SCHEDULES,
+        choices=("one-cycle", "cosine", "steps", "constant"),
         default="one-cycle",
     )
     warmup: float | None = shaping(
-        "warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, but at most a quarter "
-        "of --epochs)",
+        "warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, at most a quarter of --epochs)",
         type=real(0.0),
         default=None,
     )
     milestones: tuple[int, ...] = shaping(
-        "epochs after which the learning rate is multiplied by --gamma",
-        type=milestones,
-        default=(30, 60, 80),
-        metavar="N,N,...",
+        "epochs after which --gamma applies", type=milestones, default=(30, 60, 80), metavar="N,N,..."
     )
     gamma: float = shaping("factor of the learning rate at each of --milestones", type=real(0.0), default=0.1)
-    momentum: float = shaping(
-        "momentum of SGD, or the first beta of AdamW, from 0 to less than 1", type=real(0, 1), default=0.9
-    )
-    weight_decay: float = shaping(
-        "weight decay, not applied to normalisation layers and biases; 0: none", type=real(0.0), default=0.0
-    )
+    momentum: float = shaping("momentum of SGD, or the first beta of AdamW", type=real(0, 1), default=0.9)
+    weight_decay: float = shaping("weight decay, except of norms and biases; 0: none", type=real(0.0), default=0.0)
     clip: float = shaping("clip the norm of the gradient to this value; 0: off", type=real(0.0), default=0.0)
 
 
@@ -290,7 +259,7 @@ class CheckpointOptions:
         metavar="URL",
     )
     every: int = option(
-        "also save every N steps; 0: only at the end of each epoch and when the training is stopped",
+        "also save every N steps; 0: only after each epoch and when stopped",
         flag="--checkpoint-every",
         type=whole(0),
         default=0,
@@ -305,8 +274,8 @@ class CheckpointOptions:
     keep: int = option("number of newest checkpoints to keep; 0: all", type=whole(0), default=3)
     keep_best: bool = option("also keep the checkpoint with the highest test accuracy", default=True)
     resume: str = option(
-        "auto: continue from the newest complete checkpoint, if any; never: start at step 0, and refuse a "
-        "folder with checkpoints; PATH: continue from this checkpoint",
+        "auto: continue from the newest complete checkpoint, if any; never: start at step 0, and refuse a folder with "
+        "checkpoints; PATH: continue from this checkpoint",
         default="auto",
         metavar="auto|never|PATH",
     )
@@ -321,20 +290,20 @@ class MachineOptions:
 
     device: str = option("%(choices)s", choices=DEVICES, default="auto")
     precision: str = option(
-        "precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on "
-        "a CPU; with --deterministic fp32. fp64 is for comparisons",
+        "precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a CPU; "
+        "with --deterministic fp32. fp64 is for comparisons",
         choices=("auto", "fp32", "bf16", "fp16", "fp64"),
         default="auto",
     )
     channels_last: bool = option("use the memory format channels_last", default=True)
     compile: str = option(
-        "mode of torch.compile, which delays the first step; reduce-overhead uses CUDA graphs",
-        choices=COMPILE,
+        "mode of torch.compile, which delays the first step",
+        choices=("off", "default", "reduce-overhead", "max-autotune"),
         default="off",
     )
     deterministic: bool = option(
-        "one thread per rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give "
-        "bit-identical weights, also after a restart",
+        "one thread per rank and fixed algorithms: the same seed and number of ranks give bit-identical weights, also "
+        "after a restart",
         default=False,
     )
 
@@ -346,8 +315,8 @@ class RankOptions:
     rank: int | None = option("rank of this process, if no launcher sets RANK", type=whole(0), default=None)
     world_size: int | None = option("number of ranks, if no launcher sets WORLD_SIZE", type=whole(1), default=None)
     init_method: str = option(
-        "rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a "
-        "new file that all ranks can access",
+        "rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a new file "
+        "that all ranks can access",
         default="env://",
         metavar="URL",
     )
@@ -360,24 +329,18 @@ class RankOptions:
         metavar="SECONDS",
     )
     strategy: str = option(
-        "ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all "
-        "ranks; hybrid: sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for "
-        "comparison; single: one device",
+        "ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all ranks; hybrid: "
+        "sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for comparison; single: one "
+        "device",
         choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
-    backend: str = option(
-        "communication backend; auto: nccl on GPUs, gloo on CPUs",
-        choices=("auto", "nccl", "gloo", "mpi"),
-        default="auto",
-    )
+    backend: str = option("auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo", "mpi"), default="auto")
     sync_bn: bool = shaping("synchronise batch normalisation over all ranks (GPUs only)", default=False)
     compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
     bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
     bucket_view: bool = option("gradients are views of the buckets, which saves a copy", default=True)
-    static_graph: bool = option(
-        "DDP's static_graph: every step uses the same parameters in the same order", default=False
-    )
+    static_graph: bool = option("every step uses the same parameters in the same order", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,9 +350,7 @@ class CallbackOptions:
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("folder of the traces", default=Path("profile"))
     debug: bool = option(
-        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the "
-        "backward pass; slow",
-        default=False,
+        "more output of torch, a record of the last collectives, anomaly detection; slow", default=False
     )
     stop_after: float = option(
         "save and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
@@ -475,20 +436,23 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
     values = _recipe_values(name, parser) | _environment_values(environ, parser) | given
     if "checkpoint_dir" in values:
         values["checkpoint_dir"] = Path(values["checkpoint_dir"])
-    required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
-    if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
+    required = [item for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
+    if missing := sorted(flag_of(item) for item in required if key_of(item) not in values):
         names_of_missing = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
         parser.error(f"recipe {name}: {names_of_missing} {'are' if missing[1:] else 'is'} not given")
-    return Options(**{group: _group(kind, values) for group, kind in GROUPS.items()})
+    groups = {}
+    for group, kind in GROUPS.items():
+        groups[group] = kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
+    return Options(**groups)
 
 
 def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
     try:
-        recipe: Recipe = read_recipe(name)
+        arguments = read_recipe(name)
     except RecipeError as error:
         parser.error(f"argument --recipe: {error}")
     parser.source = f"recipe {name}: "
-    values = vars(parser.parse_args(recipe.arguments))
+    values = vars(parser.parse_args(arguments))
     parser.source = ""
     return values
 
@@ -509,10 +473,6 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
         values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
-
-
-def _group(kind: Any, values: Mapping[str, Any]) -> Any:
-    return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
 
 
 def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
