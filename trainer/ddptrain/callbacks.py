@@ -1,8 +1,7 @@
-"""The code that runs before and after the steps of the training loop.
+"""The code that runs before and after each step of the training loop.
 
-`NonFiniteGuard` finds NaN and infinite losses and gradients, `StopVote` lets the ranks agree on when to stop, and
-`ProgressDisplay` reports on stdout. `Callbacks` holds these and all other objects that are called before or after a
-step.
+`NonFiniteGuard` finds NaN and infinite losses and gradients. `StopVote` lets the ranks agree on when to stop.
+`ProgressDisplay` reports on stdout. `Callbacks` holds all objects that are called before or after a step.
 """
 
 import math
@@ -10,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -53,10 +52,10 @@ class NonFiniteGuard:
     """Finds NaN and infinity before the optimizer's step, so that they never reach a weight or a checkpoint.
 
     If a loss is not finite on one rank, its gradient becomes NaN, and the all-reduce brings the NaN to every rank. So
-    all ranks see it after the same step, without further communication. On a CPU, the step is not taken and NonFinite
-    is raised. On a GPU, the CPU does not wait: a flag on the GPU (``found_inf``, with which torch's fused optimizers
-    support GradScaler) keeps every later step from changing anything. The CPU reads a copy of the flag when it arrives,
-    one or more steps later.
+    all ranks see it after the same step, without further communication. On a CPU, the step is not taken, and NonFinite
+    is raised. On a GPU, the CPU does not wait. A flag on the GPU keeps this step and all later ones from changing
+    anything: ``found_inf``, which torch's fused optimizers read for GradScaler. The CPU reads a copy of the flag one or
+    more steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,8 +78,8 @@ class NonFiniteGuard:
     def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
         """Check the gradient's norm before optimizer step ``step`` (counted from 1). Raises NonFinite.
 
-        ``scaled``: whether a GradScaler is used, which skips a step that overflowed and reduces its scale. Then it is
-        an error only if MAX_OVERFLOWS steps in a row overflow.
+        ``scaled``: whether a GradScaler is used. It skips a step that overflows, and reduces its scale, so only
+        MAX_OVERFLOWS steps in a row that overflow are an error.
         """
         self._norm = norm
         if scaled:
@@ -147,8 +146,7 @@ class StopVote:
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
-        """Return the exit code with which all ranks agree to stop, or 0 to continue. Every rank calls it after every
-        step.
+        """Return the exit code with which all ranks stop, or 0 to continue. Every rank calls this after every step.
 
         NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
         """
@@ -166,11 +164,6 @@ class StopVote:
         if self.timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank
-
-    @property
-    def requested_by_other(self) -> int | None:
-        """The rank in ``requested_by``, but None if this rank received a signal itself."""
-        return None if self._signals.code else self.requested_by
 
     def close(self) -> None:
         """Read the last vote. Call this before the process group ends."""
@@ -233,7 +226,7 @@ class ProgressBar(ProgressDisplay):
         self._task: TaskID | None = None
 
     def log(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print lines above the bar."""
         with _closed_terminal_ignored():
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -266,16 +259,14 @@ def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun:
     if not first:
         return ProgressDisplay()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
-        try:
+        with suppress(ImportError):  # rich is optional
             return ProgressBar(noun)
-        except ImportError:  # rich is optional
-            pass
     return ProgressLines(noun)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """All callbacks of one rank, which together take a few microseconds per step."""
+    """All callbacks of one rank. Together they take a few microseconds per step."""
 
     poll_stop: Callable[[], int]  # StopVote.poll
     heartbeat: Heart
@@ -313,8 +304,8 @@ class Callbacks:
         self.heartbeat.beat(step)
         self._count_steps()
         self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
-        if self.stragglers.after_step(step, self.phases.own_s) and self.stragglers.skew is not None:
-            self.metrics.skew(self.stragglers.skew.ratio, self.stragglers.speed)
+        if (skew := self.stragglers.after_step(step, self.phases.own_s)) is not None:
+            self.metrics.skew(skew.ratio, skew.speed)
         self.tracer.step()
         if self._every("times", TIMES_EVERY_S):
             self._export_times()

@@ -4,9 +4,7 @@ There are two process groups. The default group always uses gloo and carries dat
 that no GPU waits for it. ``World.data_group`` carries the gradients.
 """
 
-import io
 import os
-import pickle
 import re
 import socket
 import sys
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ddptrain.checkpoint import map_tensors
 from ddptrain.config import SHARDED, Options, RankOptions
 from ddptrain.errors import TrainError, config_error
 from ddpwire import names
@@ -71,7 +70,8 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
 
     If LOCAL_RANK is missing, all ranks are assumed to be on this machine. Raises TrainError.
     """
-    environ = _with_options(environ, options or RankOptions())
+    options = options or RankOptions()
+    environ = _with_options(environ, options)
     if names.RANK not in environ and names.WORLD_SIZE not in environ:
         return RankInfo()
     rank, size = _number(environ, names.RANK), _number(environ, names.WORLD_SIZE)
@@ -83,7 +83,7 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
         raise _rank_error(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
     if local_rank >= local_world_size:
         raise _rank_error(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_world_size}")
-    if size > 1 and (options is None or needs_master(options)):
+    if size > 1 and needs_master(options):
         for name in (names.MASTER_ADDR, names.MASTER_PORT):
             if not environ.get(name):
                 raise _rank_error(f"{names.WORLD_SIZE}={size}, but {name} is not set")
@@ -120,8 +120,8 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None = None
 
 
 def _rank_error(message: str) -> TrainError:
-    hint = f"{message}; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-    return config_error(hint, rank=None)
+    advice = "start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    return config_error(f"{message}; {advice}", rank=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def _meeting_point(options: RankOptions) -> str:
 
 @contextmanager
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
-    """Print that the rank is waiting if the block takes longer than ``seconds``: torch prints nothing meanwhile."""
+    """Print that the rank is waiting if the ``with`` block takes longer than ``seconds``."""
     line = (
         f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
         f"giving up after {options.timeout_s:g} s"
@@ -184,11 +184,12 @@ def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> I
 
 
 def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
-    """Wait until the name resolves: the name of a pod may appear later than the pod. torch would print a C++ stack."""
+    """Wait until the name resolves, because a pod's name may appear later than the pod. Raises TrainError."""
     deadline, logged = time.monotonic() + timeout_s, False
     while True:
         try:
             socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no name of a host"
             what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
@@ -199,16 +200,13 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
                 print(f"ddptrain: {what}; giving up after {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
             time.sleep(min(1.0, timeout_s))
-        else:
-            return
 
 
 @contextmanager
 def torch_cpp_log_off() -> Iterator[None]:
-    """Turn off the log of torch's C++ code, unless the user has set its level.
+    """Turn off the log of torch's C++ code during the rendezvous, unless the user has set its level.
 
-    This is used during the rendezvous, whose errors are raised as exceptions; C++ stacks would hide the one-line
-    message. The NCCL group is created later, so its warnings and errors are printed.
+    The errors of the rendezvous are raised as exceptions. The log's C++ stacks would hide their one-line message.
     """
     if CPP_LOG_LEVEL in os.environ:
         yield
@@ -226,7 +224,7 @@ def _set_cpp_log_level(level: str) -> None:
 
 
 def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
-    """Choose the device and create the process group for the gradients. Call `join_ranks` first. Raises TrainError."""
+    """Choose the device, and create the process group for the gradients, after `join_ranks`. Raises TrainError."""
     device = agree(rank_info, lambda: take_device(rank_info, device_name))
     check_same_devices(gather(rank_info, device.type))
     timeout = timedelta(seconds=options.timeout_s)  # a new group does not inherit it from the default one
@@ -236,8 +234,9 @@ def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> W
     if backend == "nccl" and device.type == "cpu":
         raise config_error("--backend nccl needs GPUs, but this run trains on the CPU", hint="give auto or gloo")
     group = dist.new_group(backend=backend, timeout=timeout) if rank_info.size > 1 else None
-    data_group = cast("dist.ProcessGroup | None", group)
-    return World(rank_info=rank_info, device=device, backend=backend, data_group=data_group)
+    return World(
+        rank_info=rank_info, device=device, backend=backend, data_group=cast("dist.ProcessGroup | None", group)
+    )
 
 
 def choose_device(rank_info: RankInfo, name: str) -> torch.device:
@@ -288,7 +287,10 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Call ``action`` on every rank. If it raises TrainError on some, raise the error of the lowest of them on all."""
+    """Return the result of ``action``, which every rank calls. If it fails on a rank, raise its TrainError on all.
+
+    If it fails on several ranks, raise the error of the lowest of them.
+    """
     failure: TrainError | None = None
     try:
         result = action()
@@ -318,51 +320,22 @@ def broadcast_state(rank_info: RankInfo, value: T) -> T:
     if rank_info.size == 1:
         return value
     tensors: list[Tensor] = []
-    header: tuple[bytes, list[tuple[torch.Size, tuple[int, ...], torch.dtype]]] = (b"", [])
-    if rank_info.is_first:
-        skeleton = io.BytesIO()
-        _Pickler(skeleton, tensors).dump(value)
-        header = skeleton.getvalue(), [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
-    pickled, kinds = broadcast(rank_info, header)
-    if not rank_info.is_first:
-        tensors += [torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in kinds]
+
+    def describe(_path: tuple[Any, ...], tensor: Tensor) -> Tensor:
+        like = torch.empty_like(tensor, device="meta")  # has no gaps
+        tensors.append(tensor.detach() if like.stride() == tensor.stride() else tensor.detach().clone())
+        return like
+
+    def make(_path: tuple[Any, ...], like: Tensor) -> Tensor:
+        tensors.append(torch.empty_like(like, device="cpu"))
+        return tensors[-1]
+
+    described = broadcast(rank_info, map_tensors(value, describe) if rank_info.is_first else None)
+    received: T = value if rank_info.is_first else map_tensors(described, make)
     for tensor in filter(Tensor.numel, tensors):
         memory = tensor.as_strided((tensor.numel(),), (1,))
         dist.broadcast(memory.view(torch.uint8), src=0)  # as bytes: gloo does not support every dtype
-    return value if rank_info.is_first else cast(T, _Unpickler(io.BytesIO(pickled), tensors).load())
-
-
-def _has_no_gaps(tensor: Tensor) -> bool:
-    """Return whether the elements fill a block of memory without gaps, with the dimensions in any order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-class _Pickler(pickle.Pickler):
-    """A pickler that collects the tensors in a list and pickles only their indices."""
-
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Tensor):
-            return None
-        self._tensors.append(obj.detach() if _has_no_gaps(obj) else obj.detach().contiguous())
-        return len(self._tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, pid: int) -> Tensor:
-        return self._tensors[pid]
+    return received
 
 
 def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
@@ -374,20 +347,18 @@ def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether the rendezvous or a collective timed out, which only the text of torch's or gloo's error shows.
+    """Return whether the rendezvous or a collective timed out.
 
-    No error type is specific to a time-out: torch raises DistNetworkError, DistStoreError or RuntimeError, which are
-    also used for other failures, and gloo raises RuntimeError. The first line of their text contains "timeout" or
-    "timed out".
+    Neither torch nor gloo has an error type for a time-out. Only the first line of the error's text shows it.
     """
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether the error means that another rank exited or did not answer.
+    """Return whether another rank exited or did not answer.
 
-    gloo has no error type of its own: it raises RuntimeError, whose text contains the path of a source file of gloo.
+    gloo has no error type of its own. It raises RuntimeError, whose text contains the path of a source file of gloo.
     """
     if isinstance(error, dist.DistError):
         return nccl_failure(error) is None
@@ -424,7 +395,7 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
-    """Raise TrainError for options that cannot be combined, on every rank, as the ranks have not met yet."""
+    """Raise TrainError if options cannot be combined. Every rank raises it, because the ranks have not met yet."""
     ranks, compile_mode, accumulates = options.ranks, options.machine.compile, options.training.accumulate > 1
     strategy, compiled = f"--strategy {ranks.strategy}", f"--compile {compile_mode}"
     if ranks.strategy in SHARDED:
@@ -492,8 +463,7 @@ class WithAutocast(nn.Module):
     def forward(self, images_BCHW: Tensor) -> Tensor:  # noqa: N803
         """Return the model's output."""
         with self._autocast():
-            output: Tensor = self.model(images_BCHW)
-        return output
+            return cast(Tensor, self.model(images_BCHW))
 
 
 def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> DistributedDataParallel:
@@ -522,15 +492,13 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
 def lay_out_buckets(ddp: DistributedDataParallel) -> None:
     """Give DDP's buckets their final layout before the first step. Every rank must call this.
 
-    DDP groups the gradients into buckets when it is created, and again after the first backward pass of the process,
-    now in the order in which the gradients became ready. The order in which an all-reduce adds the ranks' numbers
-    depends on an element's place in its bucket. Without this call, the first step after each start would add in a
-    different order than the same step of a process that started earlier; with three or more ranks, the last bits would
-    differ.
+    DDP groups the gradients into buckets when it is created. After the first backward pass, it groups them again, in
+    the order in which they became ready. An element's place in its bucket decides in which order the all-reduce adds
+    the ranks' numbers. Without this call, the first step after a restart would add in another order than the same step
+    without a restart. With three or more ranks, the last bits would differ.
 
-    The backward passes made here are for a sum of one element of each parameter, in the order of the parameters. So the
-    layout depends only on the model. Neither the model nor an optimizer runs: weights, buffers and random generators do
-    not change, and no gradient is left.
+    This function makes backward passes of the sum of one element of each parameter. So the layout depends only on the
+    model. Weights, buffers and random generators do not change, and no gradient is left.
     """
     module = ddp.module
     parameters = [one for one in module.parameters() if one.requires_grad]
@@ -550,8 +518,5 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def compile_model(model: nn.Module, mode: str) -> nn.Module:
-    """Return the model compiled by torch.compile in one of its modes."""
-    if mode == "off":
-        return model
-    module: nn.Module = torch.compile(model, mode=mode)  # type: ignore[assignment]
-    return module
+    """Return the model compiled by torch.compile in this mode, or the model itself if ``mode`` is "off"."""
+    return model if mode == "off" else cast(nn.Module, torch.compile(model, mode=mode))

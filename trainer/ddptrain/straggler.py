@@ -1,9 +1,9 @@
 """Finds stragglers: ranks for which the others wait. It compares the ranks' own times for a step, without waiting.
 
-Every few steps, an all-reduce of one number per rank distributes the shortest time of each rank's last steps. The
-shortest is used because another process on a rank's core slows down only some of its steps, but a slow rank has no fast
-steps. The result is read a few steps later, so no rank waits for it. A rank and its node are reported when the rank was
-slow in several comparisons in a row (see `StragglerPolicy`), and again when it is no longer slow.
+Every few steps, an all-reduce distributes one number per rank: the shortest time of its last steps. Another process on
+a rank's core slows down only some of its steps, but a slow rank has no fast steps. The result is read a few steps
+later, so no rank waits for it. A rank is reported when it was slow in several comparisons in a row (see
+`StragglerPolicy`), and again when it is no longer slow.
 """
 
 import math
@@ -18,12 +18,12 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from ddptrain.distributed import RankInfo
+from ddptrain.distributed import RankInfo, gather
 from ddpwire import names
 from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 EVERY_STEPS = 3  # steps between two all-reduces
-COMPARISON_S = 0.8  # all-reduces are combined into one comparison until they span this time
+COMPARISON_S = 0.8  # the all-reduces of this time are combined into one comparison
 LASTING_S = 3.5  # minimum time of slow comparisons in a row: other processes may use a core for a second or two
 WELL_RATIO = 1.5  # a reported rank is no longer slow below this ratio
 IN_A_ROW = 2  # minimum number of comparisons in a row
@@ -35,22 +35,13 @@ PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # counts to start with: slow ranks, and all r
 class Skew:
     """How the ranks' own step times compare with each other."""
 
-    slowest: int  # the slowest rank
-    ratio: float  # its time divided by the median of all ranks
-    behind_s: float  # its time minus that median
-    speeds: tuple[float, ...]  # for each rank, the best time divided by the rank's own, 0 to 1
+    ratio: float  # the slowest rank's time divided by the median of all ranks
+    speed: float  # of this rank: the best rank's time divided by its own, 0 to 1
 
 
-def compute_skew(own_s: Sequence[float]) -> Skew:
+def compute_skew(own_s: Sequence[float], rank: int) -> Skew:
     """Return the skew of the given times, one per rank. For an even number of ranks, the lower median is used."""
-    typical, best = statistics.median_low(own_s), min(own_s)
-    slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    return Skew(
-        slowest=slowest,
-        ratio=own_s[slowest] / typical,
-        behind_s=own_s[slowest] - typical,
-        speeds=tuple(best / one for one in own_s),
-    )
+    return Skew(ratio=max(own_s) / statistics.median_low(own_s), speed=min(own_s) / own_s[rank])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +55,10 @@ class StragglerEvent:
 class StragglerPolicy:
     """Decides when to report that a rank is slow, and when to report that it is no longer slow. Pure.
 
-    A healthy rank is slow in a share p of the comparisons. If comparisons are independent, the probability that it is
-    slow by chance in k comparisons in a row is p**k. A rank is reported after the smallest k for which this
-    probability, summed over all ranks, is at most FALSE_REPORTS, but not before LASTING_S. p is measured in this
-    training, excluding reported ranks.
+    A healthy rank is slow in a share p of the comparisons, which is measured in this training. If comparisons are
+    independent, the rank is slow by chance in k comparisons in a row with probability p**k. A rank is reported after
+    the smallest k for which the sum of this probability over all ranks is at most FALSE_REPORTS, but not before
+    LASTING_S. Reported ranks do not count towards p.
     """
 
     def __init__(self, size: int) -> None:
@@ -127,7 +118,6 @@ class StragglerDetector:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_event`` is called on rank 0 with the event and the step."""
-        self.skew: Skew | None = None  # of the last comparison
         self._rank = rank
         self._began_s = clock()  # when the present steps began
         self._pending_s = 0.0  # how long the steps of the pending all-reduce took
@@ -137,16 +127,14 @@ class StragglerDetector:
         self._times_s = torch.zeros(size, dtype=torch.float64)  # per rank; before the all-reduce, 0 for the other ranks
         self._pending: dist.Work | None = None
 
-    @property
-    def speed(self) -> float:
-        """The speed of this rank in the last comparison, from 0 to 1."""
-        return self.skew.speeds[self._rank] if self.skew else 1.0
+    def after_step(self, step: int, own_s: deque[float]) -> Skew | None:
+        """Return the last all-reduce's skew, if there is a new one. Start the next all-reduce with ``own_s``.
 
-    def after_step(self, step: int, own_s: deque[float]) -> bool:
-        """Return whether ``skew`` is new. Empties ``own_s``, the times of the steps since the last comparison."""
+        ``own_s`` are this rank's times for the steps since the last all-reduce. They are removed from it.
+        """
         if step % EVERY_STEPS or len(self._times_s) == 1:
-            return False
-        is_new = self.read_answer(step)
+            return None
+        skew = self.read_answer(step)
         # A GPU may not have finished any step yet: its rank sends 0, and then no rank compares.
         self._times_s.zero_()
         self._times_s[self._rank] = min(own_s, default=0.0)
@@ -155,22 +143,21 @@ class StragglerDetector:
         self._pending_s, self._began_s = now_s - self._began_s, now_s
         # The group's own method takes half the time of dist.all_reduce, which checks its arguments each time.
         self._pending = cast(dist.ProcessGroup, dist.group.WORLD).allreduce([self._times_s])
-        return is_new
+        return skew
 
-    def read_answer(self, step: int) -> bool:
-        """Read the last all-reduce. Call this also before the process group ends. Return whether ``skew`` is new."""
+    def read_answer(self, step: int) -> Skew | None:
+        """Return the last all-reduce's skew, or None without one. Call this also before the process group ends."""
         if self._pending is None:
-            return False
+            return None
         self._pending.wait()
         self._pending = None
         own_s = self._times_s.tolist()
         if min(own_s) <= 0:
-            return False
-        self.skew = compute_skew(own_s)
+            return None
         if self._rank == 0:
             for event in self._policy.update(own_s, seconds=self._pending_s):
                 self._on_event(event, step)
-        return True
+        return compute_skew(own_s, self._rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,14 +171,10 @@ class RankHost:
         return self.host if self.node is None else f"node {self.node} ({self.host})"
 
 
-def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[RankHost, ...]:
+def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> list[RankHost]:
     """Return the machines of all ranks. Every rank must call this."""
     node = environ.get(names.RANKS_NODE) or environ.get(names.GROUP_RANK) or ""
-    mine = (int(node) if node.isdecimal() else None, socket.gethostname())
-    hosts = [mine] * rank_info.size
-    if rank_info.size > 1:
-        dist.all_gather_object(hosts, mine)
-    return tuple(RankHost(node=number, host=host) for number, host in hosts)
+    return gather(rank_info, RankHost(node=int(node) if node.isdecimal() else None, host=socket.gethostname()))
 
 
 def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> str:
