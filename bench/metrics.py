@@ -93,11 +93,10 @@ def a_step(size: int = 2) -> dict[str, float]:
 
 FILL = """
 import os, sys
-from ddptrain.metrics import TrainingInfo, open_metrics
+from ddptrain.metrics import open_metrics
 from ddpwire.metrics import STEP_PHASES, UNPRODUCTIVE_CAUSES
 metrics = open_metrics(os.environ, first=sys.argv[1] == "0")
-info = TrainingInfo(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_per_sample=9)
-metrics.training_info(info)
+metrics.training_info(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_per_sample=9)
 metrics.step(step=1, epoch=1, samples=1, lr=0.1)
 metrics.step_duration(0.1)
 metrics.skew(1.0, 1.0)

@@ -38,6 +38,7 @@ LOG_EVERY_S = 30.0
 NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
 TIMES_EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
+_SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
@@ -138,7 +139,7 @@ class StopVote:
     def __init__(
         self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
     ) -> None:
-        self.timed_out = False  # --stop-after passed on this rank, before any signal
+        self._timed_out = False  # --stop-after passed on this rank, before any signal
         self._rank_info = rank_info
         self._signals = signals
         self._guard = guard
@@ -152,7 +153,7 @@ class StopVote:
         """
         code = self._signals.code
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            self.timed_out = not code
+            self._timed_out = not code
             code = max(code, Exit.SAVED_TERM)
         if self._guard.detected:
             code = NOT_FINITE
@@ -161,9 +162,16 @@ class StopVote:
     @property
     def requested_by(self) -> int | None:
         """The rank that received the signal, once all have agreed to stop, or None if --stop-after passed instead."""
-        if self.timed_out:
+        if self._timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank
+
+    def cause(self, code: int) -> str:
+        """Return what stopped the training with this exit code, as part of a message."""
+        if self._timed_out:
+            return "--stop-after"
+        other = "" if self._signals.code or self.requested_by is None else f" to rank {self.requested_by}"
+        return _SIGNALS[code] + other
 
     def close(self) -> None:
         """Read the last vote. Call this before the process group ends."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ddptrain import debugging
-from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, ProgressDisplay, StopVote, open_progress
+from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, StopVote, open_progress
 from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
 from ddptrain.config import Options
@@ -41,7 +41,7 @@ from ddptrain.distributed import (
 from ddptrain.errors import TrainError
 from ddptrain.goodput import Goodput, lost_before, steps_before
 from ddptrain.memory_estimate import warn_if_too_large
-from ddptrain.metrics import Metrics, TrainingInfo, open_metrics
+from ddptrain.metrics import Metrics, open_metrics
 from ddptrain.models import fetch_pretrained
 from ddptrain.step_timing import Overlap, Tracer, measure_phases
 from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
@@ -63,7 +63,6 @@ from ddpwire.run_files import write_error
 from ddpwire.signals import Signals
 
 _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
-_SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
@@ -140,7 +139,14 @@ def _train(
     rank_hosts = gather_rank_hosts(rank_info, environ)
     manager = CheckpointManager(state, directory, metrics, goodput, events, on_wait=heartbeat.beat)
     if metrics.enabled:
-        metrics.training_info(_training_info(state))
+        metrics.training_info(
+            backend=world.backend if rank_info.size > 1 else "none",
+            device=world.device.type,
+            model=options.model.name,
+            dataset=data.name,
+            num_steps=state.num_steps,
+            flops_per_sample=step_flops(state),
+        )
 
     def log_straggler(event: StragglerEvent, step: int) -> None:
         progress.log(straggler_message(event, rank_hosts[event.rank], step))
@@ -187,7 +193,7 @@ def _train(
     if result.exit_code and stop.requested_by is not None:
         heartbeat.stopped_for(stop.requested_by)
     callbacks.stragglers.read_answer(result.step)
-    _save_and_report(state, result, manager, callbacks, progress, stop)
+    _save_and_report(state, result, manager, callbacks, stop)
     uploader = manager.uploader
     if rank_info.size > 1:
         del state, manager  # they keep DDP's reference to gloo, which may abort the process at its end
@@ -206,17 +212,6 @@ def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirector
     return directory
 
 
-def _training_info(state: TrainingState) -> TrainingInfo:
-    return TrainingInfo(
-        backend=state.world.backend if state.world.rank_info.size > 1 else "none",
-        device=state.world.device.type,
-        model=state.options.model.name,
-        dataset=state.data.name,
-        num_steps=state.num_steps,
-        flops_per_sample=step_flops(state),
-    )
-
-
 def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
@@ -226,7 +221,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
 
 
 def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset | TextDataset:
-    """Return the data set; fetch it and the pretrained weights first if necessary. Raises TrainError.
+    """Return the data set. Fetch it and the pretrained weights first if they are missing. Raises TrainError.
 
     Rank 0 downloads first, which is enough if the nodes share a folder. Then one rank of each other node downloads.
     """
@@ -247,28 +242,22 @@ def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> Image
 
 
 def _save_and_report(
-    state: TrainingState,
-    result: TrainResult,
-    manager: CheckpointManager,
-    callbacks: Callbacks,
-    progress: ProgressDisplay,
-    stop: StopVote,
+    state: TrainingState, result: TrainResult, manager: CheckpointManager, callbacks: Callbacks, stop: StopVote
 ) -> None:
     """Save the last step, and report how the training ended. Raises TrainError if the step cannot be saved."""
-    accuracy = None if result.evaluation is None else result.evaluation.accuracy
-    path = manager.save_last(result.step, accuracy)
+    evaluation = result.evaluation
+    path = manager.save_last(result.step, None if evaluation is None else evaluation.accuracy)
     if result.exit_code:
-        progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
+        callbacks.progress.log(stop_message(state, result.step, path, by=stop.cause(result.exit_code)))
     else:
         callbacks.heartbeat.complete()
-        evaluation = result.evaluation
         if evaluation is None:
             with callbacks.goodput.time_lost("evaluation"):
                 evaluation = evaluate(state)
         callbacks.flush_metrics()
         mine = callbacks.metrics.time_totals() or callbacks.goodput.totals()
-        progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
-        progress.log(summary_message(state, result, evaluation=evaluation, checkpoint=path))
+        callbacks.progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
+        callbacks.progress.log(summary_message(state, result, evaluation=evaluation, checkpoint=path))
     callbacks.flush_metrics()
     lost = {cause: round(seconds, 3) for cause, seconds in callbacks.goodput.lost_s.items() if seconds}
     callbacks.events.emit(
@@ -310,7 +299,10 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return a message about where the training continues. ``epochs_before``: of the training before, if known."""
+    """Return a message about where the training continues.
+
+    ``epochs_before`` is the number of epochs of the training that wrote the checkpoint, or None if unknown.
+    """
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -329,17 +321,11 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
     return text
 
 
-def stop_message(
-    state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
-) -> str:
-    """Return why the training stopped and how to continue. ``other`` is the rank that got the signal, if not this."""
-    by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
-    if other is not None:
-        by += f" to rank {other}"
-    where = f"stopped by {by} after step {result.step} of {state.num_steps}"
+def stop_message(state: TrainingState, step: int, checkpoint: Path | None, *, by: str) -> str:
+    """Return a message about what stopped the training (``by``) after ``step`` steps, and how to continue."""
     # A launcher that sets the checkpoint folder of each run prints itself how to continue.
     how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command continues from there"
-    return f"{where}: saved {checkpoint}{how}"
+    return f"stopped by {by} after step {step} of {state.num_steps}: saved {checkpoint}{how}"
 
 
 def summary_message(
@@ -363,8 +349,7 @@ def summary_message(
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
     """Return how the ranks' time was used, and rank 0's peak memory (torch's on a GPU, else the process's).
 
-    ``spent_s`` has one entry per rank: its productive seconds, with the key "productive", and its lost seconds by
-    cause.
+    ``spent_s`` has one entry per rank: its lost seconds, keyed by cause, and its productive seconds ("productive").
     """
     total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")

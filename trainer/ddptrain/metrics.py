@@ -1,13 +1,12 @@
 """Writes a rank's metrics for Prometheus. ddpwire.metrics defines them.
 
-ddprun sets a folder for them: prometheus_client writes them to files there, which ddprun collects. Without ddprun
+prometheus_client writes them to files in a folder that ddprun sets, and ddprun collects the files. Without ddprun,
 nothing is written, and prometheus_client is not imported.
 """
 
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -16,20 +15,8 @@ from ddpwire import names
 from ddpwire.metrics import Metric
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingInfo:
-    """Facts about what is trained, and on what."""
-
-    backend: str  # carries the gradients; "none" with one rank
-    device: str
-    model: str
-    dataset: str
-    num_steps: int
-    flops_per_sample: int  # of a training step; 0: unknown
-
-
 class Metrics:
-    """The metrics of a rank. Values for series that this rank does not write, such as those of rank 0, are ignored.
+    """The metrics of a rank. Values of series that this rank does not write, such as those of rank 0, are ignored.
 
     A write takes some microseconds, so values that change in every step are collected until ``flush``.
     """
@@ -74,12 +61,15 @@ class Metrics:
         if (series := self._series.get((metric.name, *labels))) is not None:
             series.observe(value)
 
-    def training_info(self, info: TrainingInfo) -> None:
-        """Set the facts about the training."""
-        self._flops_per_sample = info.flops_per_sample
-        self._set(catalogue.STEPS_PLANNED, info.num_steps)
+    def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
+        """Set the facts about the training: the backend (of the gradients), device, model and dataset as ``labels``.
+
+        ``flops_per_sample`` is of a training step; 0: unknown.
+        """
+        self._flops_per_sample = flops_per_sample
+        self._set(catalogue.STEPS_PLANNED, num_steps)
         if (series := self._series.get((catalogue.TRAINING_INFO.name,))) is not None:
-            series.labels(backend=info.backend, device=info.device, model=info.model, dataset=info.dataset).set(1)
+            series.labels(**labels).set(1)
 
     def step(self, *, step: int, epoch: int, samples: int, lr: float) -> None:
         """Count an optimizer step."""
@@ -128,10 +118,10 @@ class Metrics:
             self.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
 
     def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds over all starts of the run, keyed by "productive" and by cause; empty without a
-        folder.
+        """Return this rank's seconds over all starts of the run, keyed by "productive" and by cause.
 
-        The values come from the files that ddprun collects, which include those of earlier processes.
+        The values come from the files that ddprun collects, which include those of earlier processes. Without a folder,
+        the result is empty.
         """
         if not self.enabled:
             return {}
@@ -185,8 +175,7 @@ class Metrics:
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
-    """Return metrics that are written if this process runs under ddprun; otherwise, or on an error, metrics that are
-    not.
+    """Return metrics that are written if ddprun runs this process. If not, or on an error, they are not written.
 
     ``first``: whether this is rank 0.
     """
