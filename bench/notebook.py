@@ -143,7 +143,7 @@ def ours_rank(epochs, images, batch):
     )
     for epoch in range(epochs):
         before, began = dict(phases.totals), time.perf_counter()
-        order = epoch_order(len(state.train), seed=0, epoch=epoch)
+        order = epoch_order(len(state.data.train), seed=0, epoch=epoch)
         for indices in batches(order, state.batch_size, first=0):
             phases.begin()
             shard = shard_of(indices, rank=rank, world_size=2)

@@ -31,7 +31,7 @@ guard, phases = (
     NonFiniteGuard(world.device),
     measure_phases(world.device, state.model.parameters(), alone=rank_info.size == 1),
 )
-order = epoch_order(len(state.train), seed=0, epoch=0).to(world.device)
+order = epoch_order(len(state.data.train), seed=0, epoch=0).to(world.device)
 for step, batch in enumerate(batches(order, size, first=0)):
     if step == WARM_UP:
         began = time.monotonic()

@@ -57,7 +57,7 @@ def ours(setting):
     def stream():
         epoch = 0
         while True:
-            order = epoch_order(len(state.train), seed=0, epoch=epoch).to(device)
+            order = epoch_order(len(state.data.train), seed=0, epoch=epoch).to(device)
             for batch in batches(order, state.batch_size, first=0):
                 if len(batch) == state.batch_size:
                     yield epoch, shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)

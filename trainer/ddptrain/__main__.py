@@ -10,16 +10,15 @@ from importlib import import_module
 from typing import NoReturn
 
 from ddptrain.config import parse_options
-from ddptrain.spawn import is_rank, spawn
+from ddptrain.errors import TrainError
+from ddptrain.spawn import spawn
+from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.signals import Signals
 from ddpwire.streams import open_closed
 
-VERBS = {
-    "export": "ddptrain.export",
-    "fit": "ddptrain.memory_estimate",
-    "sample": "ddptrain.sample",
-}  # modules whose main takes arguments
+# The modules of the subcommands. Their function ``main`` takes the arguments, and returns the exit code.
+VERBS = {"export": "ddptrain.export", "fit": "ddptrain.memory_estimate", "sample": "ddptrain.sample"}
 
 
 def main() -> NoReturn:
@@ -31,7 +30,7 @@ def main() -> NoReturn:
     signals.install()
     arguments = sys.argv[1:]
     options = parse_options(arguments, os.environ)
-    if options.ranks.spawn > 1 and not is_rank(os.environ):
+    if options.ranks.spawn > 1 and names.RANK not in os.environ:  # a rank does not start other ranks
         sys.exit(spawn(arguments, options.ranks.spawn))
 
     from ddptrain.goodput import process_start
@@ -46,10 +45,8 @@ def main() -> NoReturn:
 
 
 def _verb(name: str, arguments: list[str]) -> int:
-    from ddptrain.errors import TrainError
-
     try:
-        code: int = import_module(VERBS[name]).main(arguments)
+        return int(import_module(VERBS[name]).main(arguments))
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except TrainError as error:
@@ -60,7 +57,6 @@ def _verb(name: str, arguments: list[str]) -> int:
             raise
         print(f"ddptrain {name}: {sys.executable} has no torch: pip install 'ddpctl[train]'", file=sys.stderr)
         return Exit.UNAVAILABLE
-    return code
 
 
 if __name__ == "__main__":

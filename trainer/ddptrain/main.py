@@ -287,7 +287,7 @@ def start_message(state: TrainingState) -> str:
     where = f"{world.backend} on {world.device.type}" if world.rank_info.size > 1 else world.device.type
     text = (
         f"{options.model.name} ({parameters:,} parameters) on {state.data.name} "
-        f"({len(state.train):,} {state.data.noun} to train, {len(state.test):,} to test): "
+        f"({len(state.data.train):,} {state.data.noun} to train, {len(state.data.test):,} to test): "
         f"{_count(world.rank_info.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} per rank, "
         f"batch {state.batch_size}, {_count(epochs, 'epoch')} of {_count(state.steps_per_epoch, 'step')}; "
         f"{state.precision.name}, {state.batch_builder.feed.description}"

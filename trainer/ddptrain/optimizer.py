@@ -1,6 +1,5 @@
 """The optimizers, the learning rate as a function of the step, and the moving average of the weights."""
 
-import copy
 import math
 from typing import Any
 
@@ -31,8 +30,7 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
     kind = {"foreach" if isinstance(parameters[0], compat.sharded_type()) else "fused": True}
     sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0, **kind)
     if options.momentum:
-        # torch initialises the buffers at the first step, and fp16 may skip its first steps. Beginning with 0 gives the
-        # same first step.
+        # torch makes the buffers at the first step, which fp16 may skip. Buffers of 0 give the same first step.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
@@ -78,7 +76,7 @@ def cosine(fraction: float) -> float:
 def match_strides(optimizer: torch.optim.Optimizer) -> None:
     """Give each moment the strides of its weight, because the fused step reads both in the order of memory.
 
-    The strides differ after loading a checkpoint that was saved with the other setting of ``--channels-last``.
+    The strides differ if a checkpoint was saved with the other setting of ``--channels-last``.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():
@@ -89,19 +87,16 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 class WeightAverage:
     """An exponential moving average of the weights, which is evaluated instead of them. It decays faster at first.
 
-    ``decay`` is the share of the average that each step keeps. ``average`` is a copy of the model, made here if None.
+    ``average`` is a copy of the model. ``decay`` is the share of the average that each step keeps.
     """
 
-    def __init__(self, model: nn.Module, decay: float, average: nn.Module | None = None) -> None:
-        self.model = average or copy.deepcopy(model).requires_grad_(requires_grad=False)
+    def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:
+        self.model = average
         self._decay = decay
         self._weights = _float_tensors(model)
-        self._averages = _float_tensors(self.model)
-        self._counts = [
-            (own, given)
-            for own, given in zip(self.model.buffers(), model.buffers(), strict=True)
-            if not own.is_floating_point()
-        ]
+        self._averages = _float_tensors(average)
+        buffers = zip(average.buffers(), model.buffers(), strict=True)
+        self._counts = [(own, given) for own, given in buffers if not own.is_floating_point()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -56,20 +56,10 @@ def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, 
     """Run one rank in its own process. torch ends this process when its parent ends."""
     if os.getppid() != parent:  # the parent was killed before torch could watch it
         os._exit(Exit.KILLED)
-    variables = {
-        names.RANK: rank,
-        names.LOCAL_RANK: rank,
-        names.WORLD_SIZE: num_ranks,
-        names.LOCAL_WORLD_SIZE: num_ranks,
-    }
-    os.environ.update({name: str(value) for name, value in variables.items()})
+    os.environ |= dict.fromkeys((names.RANK, names.LOCAL_RANK), str(rank))
+    os.environ |= dict.fromkeys((names.WORLD_SIZE, names.LOCAL_WORLD_SIZE), str(num_ranks))
     sys.argv[1:] = [*arguments, "--spawn=1", f"--init-method={init_method}"]
     import_module("ddptrain.__main__").main()  # imported by name, because it imports this module
-
-
-def is_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher has started this process as a rank. A rank does not start other ranks."""
-    return names.RANK in environ
 
 
 def _wait(processes: Sequence[BaseProcess]) -> int:

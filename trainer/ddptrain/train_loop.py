@@ -82,7 +82,7 @@ def train(
         start = time.monotonic()
         loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
         images_before = images
-        order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
+        order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
             callbacks.on_step_begin()
             lr = state.lr(step)
@@ -243,7 +243,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     forward passes, because sharded ranks exchange weights in them. A rank that has no samples left evaluates sample 0,
     which is not counted.
     """
-    model, world, num_samples = state.evaluated, state.world, len(state.test)
+    model, world, num_samples = state.evaluated, state.world, len(state.data.test)
     _broadcast_buffers(model, world)
     was_training = model.training
     model.eval()
@@ -344,7 +344,7 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     """Compute this rank's shard of step ``step`` (counted from 1) again, with the weights that it had."""
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
-    order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
+    order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
     shard = shard_of(
         next(batches(order, state.batch_size, first=index)), rank=rank_info.rank, world_size=rank_info.size
     )

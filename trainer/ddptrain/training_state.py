@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from ddptrain import compat
 from ddptrain.config import MachineOptions, Options, TrainingOptions
 from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, normalisation_of_images
-from ddptrain.data.base import ImageDataset, Samples
+from ddptrain.data.base import ImageDataset
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
-from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
+from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
 from ddptrain.distributed import RankInfo, WithAutocast, World, agree, compile_model, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error
 from ddptrain.models import build_gpt, build_model, load_pretrained
@@ -38,11 +38,11 @@ BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward p
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """``weights`` is the dtype of the parameters, ``compute`` the dtype of the matrix products."""
+    """The precision of a training."""
 
     name: str
-    compute: torch.dtype
-    weights: torch.dtype
+    compute: torch.dtype  # of the matrix products
+    weights: torch.dtype  # of the parameters
     scaler: torch.amp.GradScaler | None  # keeps fp16's gradients from becoming 0
 
     @property
@@ -69,7 +69,7 @@ def choose_precision(options: MachineOptions, device: torch.device) -> Precision
 
 
 def same_precision(options: MachineOptions, world: World) -> MachineOptions:
-    """Return the options with ``auto`` replaced by a precision that suits all ranks. Every rank must call this."""
+    """Return the options with a precision that all ranks support instead of ``auto``. Every rank must call this."""
     if options.precision != "auto":
         return options
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
@@ -121,11 +121,12 @@ class TensorBoard:
 
     def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
         """Write the results of the epoch that ended after ``step`` steps."""
+        if self._writer is None:
+            return
         values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
-        for name, value in values.items() if self._writer else ():
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        if self._writer:
-            self._writer.flush()
+        self._writer.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +147,6 @@ class TrainingState:
     batch_size: int  # over all ranks
 
     @property
-    def train(self) -> Samples | Windows:
-        """The training set."""
-        return self.data.train
-
-    @property
-    def test(self) -> Samples | Windows:
-        """The test set."""
-        return self.data.test
-
-    @property
     def evaluated(self) -> nn.Module:
         """The model to evaluate, which is the average of the weights if there is one."""
         return self.model if self.ema is None else self.ema.model
@@ -163,7 +154,7 @@ class TrainingState:
     @property
     def steps_per_epoch(self) -> int:
         """The number of optimizer steps in an epoch; the last step may have a smaller batch."""
-        return num_batches(len(self.train), self.batch_size)
+        return num_batches(len(self.data.train), self.batch_size)
 
     @property
     def num_steps(self) -> int:
@@ -213,9 +204,9 @@ def build_training_state(
     sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
     torch.manual_seed(options.training.seed)
     if sharding is None:
-        memory_format = torch.channels_last if options.machine.channels_last else torch.preserve_format
+        layout = torch.channels_last if options.machine.channels_last else torch.preserve_format
         model = initial_model(options, data)
-        model = model.to(world.device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
+        model = model.to(world.device, precision.weights, memory_format=layout)  # type: ignore[call-overload]
     else:  # only rank 0 has the complete weights, on the CPU
         weights = agree(world.rank_info, lambda: initial_model(options, data) if world.rank_info.is_first else None)
         with torch.device("meta"):
@@ -227,28 +218,23 @@ def build_training_state(
         for one in [model] if average is None else [model, average]:
             sharding.apply(one, weights, precision.compute if precision.mixed else None)
         del weights
-    ema = WeightAverage(model, options.training.ema, average) if average is not None else None
+    ema = None if average is None else WeightAverage(model, average, options.training.ema)
+    batch_builder = _make_batches(options, world, data, precision, batch_size=batch_size)
+    ddp = model
+    if sharding is None:
+        if options.ranks.strategy == "dp":
+            ddp = WithAutocast(model, partial(precision.autocast, world.device))
+        ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
+        ddp = compile_model(ddp, options.machine.compile)
     return TrainingState(
         options=options,
         world=world,
         data=data,
-        batch_builder=_make_batches(options, world, data, precision, batch_size=batch_size),
+        batch_builder=batch_builder,
         precision=precision,
         model=model,
         sharding=sharding,
-        ddp=model
-        if sharding is not None
-        else compile_model(
-            wrap_model(
-                WithAutocast(model, partial(precision.autocast, world.device))
-                if options.ranks.strategy == "dp"
-                else model,
-                options.ranks,
-                world,
-                deterministic=options.machine.deterministic,
-            ),
-            options.machine.compile,
-        ),
+        ddp=ddp,
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
         tensorboard=TensorBoard(options.training.tensorboard if world.rank_info.is_first else None),
@@ -281,24 +267,20 @@ def _make_batches(
     if isinstance(data, TextDataset):
         refuse_image_options(options)
         return TextBatches(options, data, world.device)
-    normalise = (
-        normalisation_of_imagenet(data.shape.channels)
-        if options.model.pretrained
-        else normalisation_of_images(data.train.images_NHWC)
-    )
+    if options.model.pretrained:
+        normalise = normalisation_of_imagenet(data.shape.channels)
+    else:
+        normalise = normalisation_of_images(data.train.images_NHWC)
     normalise = normalise.to(world.device, precision.compute)
     return make_batch_builder(options, data, world, normalise, batch_size=batch_size)
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return 16 hex digits of a hash of a state_dict: names, dtypes, shapes and bytes.
-
-    Every rank must call this. The tensors of a sharded training are gathered one at a time.
-    """
+    """Return 16 hex digits of a hash of a state_dict: names, dtypes, shapes and bytes. Every rank must call this."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        whole = compat.whole_tensor(tensor.detach())
+        whole = compat.whole_tensor(tensor.detach())  # one at a time, to save memory
         digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
@@ -311,12 +293,8 @@ def enable_recompute(model: nn.Module) -> None:
     for child in model.children():
         for block in child.children() if isinstance(child, nn.Sequential) else (child,):
             if any(True for _ in block.parameters()):
-                again = partial(_contexts, block)
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)
-
-
-def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None], ...]:
-    return contextlib.nullcontext(), _no_statistics(block)
+                contexts = partial(lambda block: (contextlib.nullcontext(), _no_statistics(block)), block)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 @contextlib.contextmanager
@@ -339,8 +317,7 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
 class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
     """Counts the floating-point operations of matrix products, convolutions and attention. Others are negligible.
 
-    torch's own counter (torch.utils.flop_counter) is not used, because importing it takes seconds at each start of a
-    rank.
+    torch's own counter (torch.utils.flop_counter) is not used, because its import takes seconds.
     """
 
     def __init__(self) -> None:
