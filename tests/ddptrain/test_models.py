@@ -103,11 +103,16 @@ def test_the_stem_is_as_asked(wording: Wording) -> None:
     wording(error.value)
 
 
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet"])
+@pytest.mark.parametrize(
+    "name", ["torchvision:resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet", "regnet_x_400mf"]
+)
 @pytest.mark.parametrize(("channels", "size_px"), [(1, 32), (3, 64)])
 def test_torchvisions_by_name(name: str, channels: int, size_px: int) -> None:
-    model = build_model(name, ImageShape(channels=channels, size_px=size_px, classes=7)).eval()
+    shape = ImageShape(channels=channels, size_px=size_px, classes=7)
+    model = build_model(name, shape).eval()
     assert model(torch.rand(1, channels, size_px, size_px)).shape == (1, 7)
+    with torch.device("meta"):  # as for a sharded training
+        assert {tensor.device.type for tensor in build_model(name, shape).state_dict().values()} == {"meta"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ SMALL_PX = 64  # up to this size ImageNet's stem leaves too few pixels for the l
 SMALLEST_PX = {"simple": 1, "convnet": 4, "imageclassifier": 8, "resnet18": 16, "digitsnet": 2}
 _NORMED = ("convnet", "resnet18")
 TORCHVISION_PREFIX = "torchvision:"
-_TWO_HEADS = ("googlenet", "inception_v3")
 IMAGENET = "imagenet"
 
 
@@ -46,10 +45,8 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
     smallest_px = SMALLEST_PX[name]
     if shape.size_px < smallest_px:
         fits = ", ".join(other for other, smallest in SMALLEST_PX.items() if smallest <= shape.size_px)
-        raise config_error(
-            f"--model {name} needs images of at least {smallest_px} px, but these have {shape.size_px}; models that "
-            f"fit: {fits}"
-        )
+        message = f"--model {name} needs images of at least {smallest_px} px, but these have {shape.size_px}"
+        raise config_error(f"{message}; models that fit: {fits}")
     norm_layer: Norm = partial(nn.GroupNorm, NORM_GROUPS) if norm == "group" else nn.BatchNorm2d
     if name == "resnet18":
         small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
@@ -110,8 +107,7 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with torchvision's parameter names.
 
-    The small stem is one 3x3 convolution: ImageNet's stem and pooling would shrink a 32 px image to 1x1 in the last
-    block.
+    The small stem is one 3x3 convolution. ImageNet's stem and pooling would leave 1x1 of a 32 px image.
     """
 
     def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
@@ -135,8 +131,7 @@ class ResNet18(nn.Module):
         """Return logits of shape (B, classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images_BCHW))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.fc(self.avgpool(x))
-        return logits
+        return cast(Tensor, self.fc(self.avgpool(x)))
 
 
 def simple_model(shape: ImageShape) -> nn.Module:
@@ -202,8 +197,7 @@ class ThreeChannels(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Return the model's logits."""
-        logits: Tensor = self.model(images_BCHW.expand(-1, 3, -1, -1))
-        return logits
+        return cast(Tensor, self.model(images_BCHW.expand(-1, 3, -1, -1)))
 
 
 def torchvision_name(name: str) -> str:
@@ -222,35 +216,38 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
     """Return a torchvision classifier with initial weights, for 1 or 3 channels. Raises TrainError."""
     plain = torchvision_name(name)
     options: dict[str, Any] = {"num_classes": shape.classes}
-    if plain in _TWO_HEADS:
+    if plain in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}
     if plain.startswith("vit_"):
         options["image_size"] = shape.size_px
     if shape.channels not in (1, 3):
         raise config_error(f"--model {name} takes images of 1 or 3 channels, not {shape.channels}")
-    get = torchvision_module("models").get_model
+
+    def build(device: torch.device) -> nn.Module:
+        # torchvision computes the widths of a RegNet from the values of tensors, which the meta device does not have.
+        with warnings.catch_warnings(), torch.device("cpu") if plain.startswith("regnet_") else device:
+            warnings.simplefilter("ignore")  # some models warn about their initialisation
+            model: nn.Module = torchvision_module("models").get_model(plain, weights=None, **options)
+            if small_stem:
+                _make_stem_small(model, name)
+            return model.to(device)
+
     try:
-        with torch.device("meta"):
-            trial = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
-            trial.eval()(torch.empty(1, 3, shape.size_px, shape.size_px))
+        build(torch.device("meta")).eval()(torch.empty(1, 3, shape.size_px, shape.size_px, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it fails"
         raise config_error(f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some models warn about their initialisation
-        model = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
+    model = build(torch.get_default_device())
     return model if shape.channels == 3 else ThreeChannels(model)
 
 
-def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
-    """Return the model, with a 3x3 convolution and no pooling if ``small``. Raises TrainError if it is not a ResNet."""
-    if small:
-        old = getattr(model, "conv1", None)
-        if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
-            raise config_error(f"--stem small is for ResNets, not for {name}")
-        model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
-        model.maxpool = nn.Identity()
-    return model
+def _make_stem_small(model: nn.Module, name: str) -> None:
+    """Replace the stem with a 3x3 convolution and no pooling. Raises TrainError if the model is not a ResNet."""
+    old = getattr(model, "conv1", None)
+    if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
+        raise config_error(f"--stem small is for ResNets, not for {name}")
+    model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
 
 
 def weights_file(options: ModelOptions) -> Path:
@@ -281,7 +278,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     """Load the weights into a model. Return the names of its modules that are not loaded. Raises TrainError.
 
-    Modules that are not loaded are the head, whose classes differ, and the stem if its shape differs. All others must
+    The head is not loaded, because its classes differ, nor is the stem if its shape differs. All other modules must
     fit.
     """
     path = weights_file(options)
