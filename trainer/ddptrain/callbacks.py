@@ -337,9 +337,9 @@ class Callbacks:
 
     def _count_steps(self) -> None:
         while self.phases.completed:
-            step = self.phases.completed.popleft()
-            self.goodput.add_step(step.step, step.seconds)
-            self.metrics.step_duration(step.seconds)
+            step, seconds = self.phases.completed.popleft()
+            self.goodput.add_step(step, seconds)
+            self.metrics.step_duration(seconds)
 
     def _export_times(self) -> None:
         self.metrics.time_spent(self.phases.totals, self.goodput.productive_s, self.goodput.lost_s)

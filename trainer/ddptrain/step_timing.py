@@ -1,21 +1,20 @@
 """The time of each phase of a step, the overlap of communication with the backward pass, and traces of the profiler.
 
 The phases of a step add up to its duration, and no device waits for the measurement. On a CPU, a clock is read between
-the phases. On a GPU, an event is recorded between the phases, and the time between two events is read when the GPU has
-passed both. So the time of a step is measured on the GPU, because the host may be many steps ahead. ``comm_exposed`` is
-the end of the backward pass, from the time when a rank's last gradient is ready to the end of the all-reduce. Sharded
-ranks wait for each other within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time
-around a step: the vote on a stop, metrics, the heartbeat.
+the phases. On a GPU, an event is recorded between the phases, because the host may be many steps ahead. The time
+between two events is read when the GPU has passed both.
+
+``comm_exposed`` is the part of the backward pass after a rank's last gradient is ready, until the all-reduce ends.
+Sharded ranks wait for each other within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is
+the time around a step: the vote on a stop, metrics, the heartbeat.
 """
 
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,25 +24,18 @@ from ddptrain import compat
 from ddptrain.distributed import find_ddp
 from ddpwire.metrics import STEP_PHASES
 
-NANO = 1e-9
 SKIPPED_STEPS = 3  # in the first steps memory is allocated, and then DDP builds its buckets again
 WARM_UP_STEPS = 1  # for the profiler to warm up
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The duration of a step."""
-
-    step: int
-    seconds: float
-
-
-class Phases(Protocol):
+class Phases:
     """Measures the steps. Call ``begin`` for each step, ``mark`` at the end of each phase, and finally ``end``."""
 
-    totals: dict[str, float]  # seconds per phase, over all measured steps
-    own_s: deque[float]  # per step since it was last emptied: the rank's own time, without waiting for the others
-    completed: deque[StepTime]  # the measured steps; the caller empties it
+    def __init__(self) -> None:
+        self.totals = dict.fromkeys(STEP_PHASES, 0.0)  # seconds per phase, over all measured steps
+        # For each step since it was last emptied: the rank's own time, without waiting for the others.
+        self.own_s: deque[float] = deque(maxlen=100)
+        self.completed: deque[tuple[int, float]] = deque()  # number and seconds of each step; the caller empties it
 
     def begin(self) -> None:
         """Begin a step."""
@@ -58,13 +50,11 @@ class Phases(Protocol):
         """End the step; the time since the last mark is the phase ``other``."""
 
 
-class ClockPhases:
+class ClockPhases(Phases):
     """Measures phases on a CPU with a clock, because a call on a CPU returns when its work is done."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(STEP_PHASES, 0.0)
-        self.own_s: deque[float] = deque(maxlen=100)
-        self.completed: deque[StepTime] = deque()
+        super().__init__()
         self._began = self._last = self._ready = self._waiting_s = 0.0
 
     def begin(self) -> None:
@@ -93,33 +83,23 @@ class ClockPhases:
         self._waiting_s += time.perf_counter() - self._last
         self.mark("other")
         self.own_s.append(self._last - self._began - self._waiting_s)
-        self.completed.append(StepTime(step, self._last - self._began))
+        self.completed.append((step, self._last - self._began))
 
 
-@dataclass(slots=True)
-class PendingStep:
-    """The events of a step in the stream of the GPU, each with the phase that ends there."""
-
-    step: int
-    marks: list[tuple[str, torch.cuda.Event]]
-
-
-class EventPhases:
+class EventPhases(Phases):
     """Measures phases on a GPU with events in its stream."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(STEP_PHASES, 0.0)
-        self.own_s: deque[float] = deque(maxlen=100)
-        self.completed: deque[StepTime] = deque()
+        super().__init__()
         self._spare: list[torch.cuda.Event] = []
-        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._marks: list[tuple[str, torch.cuda.Event]] = []  # of this step: each phase, and the event at its end
         self._ready: torch.cuda.Event | None = None
-        self._pending: deque[PendingStep] = deque()
+        self._pending: deque[tuple[int, list[tuple[str, torch.cuda.Event]]]] = deque()  # earlier steps, and their marks
 
     def begin(self) -> None:
         """Begin a step."""
-        while self._pending and self._pending[0].marks[-1][1].query():  # type: ignore[no-untyped-call]
-            self._add(self._pending.popleft())
+        while self._pending and self._pending[0][1][-1][1].query():  # type: ignore[no-untyped-call]
+            self._add(*self._pending.popleft())
         self._marks, self._ready = [("", self._event())], None
 
     def mark(self, phase: str) -> None:
@@ -136,23 +116,23 @@ class EventPhases:
     def end(self, step: int) -> None:
         """End the step."""
         self.mark("other")
-        self._pending.append(PendingStep(step, self._marks))
+        self._pending.append((step, self._marks))
 
     def _event(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _add(self, pending: PendingStep) -> None:
+    def _add(self, step: int, marks: list[tuple[str, torch.cuda.Event]]) -> None:
         own_s = total_s = 0.0
-        for (_, before), (phase, event) in pairwise(pending.marks):
+        for (_, before), (phase, event) in pairwise(marks):
             seconds = before.elapsed_time(event) / 1000
             self.totals[phase] += seconds
             total_s += seconds
             own_s += 0.0 if phase in ("comm_exposed", "other") else seconds
         self.own_s.append(own_s)
-        self.completed.append(StepTime(pending.step, total_s))
-        self._spare += [event for _, event in pending.marks]
+        self.completed.append((step, total_s))
+        self._spare += [event for _, event in marks]
 
 
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
@@ -177,9 +157,7 @@ class Overlap:
 
     def hidden_s(self) -> float:
         """Return the seconds of overlap in a step, averaged over the measured steps, or 0 without DDP."""
-        if self._ddp is None:
-            return 0.0
-        return NANO * compat.ddp_overlap_ns(self._ddp)
+        return 0.0 if self._ddp is None else 1e-9 * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:
@@ -209,12 +187,11 @@ class Tracer:
 
     def step(self) -> None:
         """Tell the profiler that a step has ended."""
-        if self._profile is not None:
-            self._left -= 1
-            if self._left == 0:
-                self.end()
-            else:
-                self._profile.step()
+        self._left -= 1
+        if self._left == 0:
+            self.end()
+        elif self._profile is not None:
+            self._profile.step()
 
     def end(self) -> None:
         """Write the trace, unless it is already written."""
@@ -226,9 +203,9 @@ class Tracer:
             first = SKIPPED_STEPS + WARM_UP_STEPS + 1
             self._log(f"no trace: the training ended less than {first} steps after this start (--profile)")
             return
+        steps = self._num_steps - self._left
         try:
             running.export_chrome_trace(str(self._path))
+            self._log(f"trace of {steps} steps in {self._path}: open it in https://ui.perfetto.dev")
         except (OSError, RuntimeError) as error:
             self._log(f"no trace: {self._path}: {error}")
-            return
-        self._log(f"trace of {self._num_steps - self._left} steps in {self._path}: open it in https://ui.perfetto.dev")
