@@ -8,21 +8,11 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddptrain.config import (
-    MODELS,
-    SHARDED,
-    TEXT_MODEL,
-    ModelOptions,
-    Options,
-    Parser,
-    RankOptions,
-    image_shape,
-    whole,
-)
+from ddptrain.config import MODELS, SHARDED, TEXT_MODEL, ModelOptions, Options, Parser, RankOptions, image_shape, whole
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
@@ -50,15 +40,6 @@ The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A line of the calculation. ``size`` is in bytes, or None if it is unknown."""
-
-    what: str
-    size: float | None
-    how: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingSize:
     """The values that determine how much memory a training needs."""
 
@@ -74,8 +55,8 @@ class TrainingSize:
     largest_layer: float | None = None  # parameters that FSDP gathers at a time; None: unknown
     recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
-    def rows(self) -> tuple[Row, ...]:
-        """Return the rows of the calculation."""
+    def rows(self) -> list[tuple[str, float | None, str]]:
+        """Return the rows of the calculation: what, its size in bytes (None: unknown), and how it is computed."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
         compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]
@@ -84,6 +65,7 @@ class TrainingSize:
         shared = f" / {self.shards_all} ranks" if self.shards_all > 1 else ""
         states_shared = shared or (f" / {self.shards_optimizer} ranks" if self.shards_optimizer > 1 else "")
         weights = number * width / self.shards_all
+        states = number * state / self.shards_all / self.shards_optimizer
         if self.bucket_view:
             bucket_bytes, buckets = 0.0, "none: gradients are views of them"
         elif self.shards_all > 1:
@@ -92,51 +74,44 @@ class TrainingSize:
             bucket_bytes, buckets = weights, f"{count} {width} bytes: a second copy of the gradients"
         kept = f"kept for the backward pass, for a batch of {self.batch_size}"
         kept = kept if self.activations is not None else "not known without --model and --batch-size"
-        rows = [
-            Row(what="parameters", size=weights, how=f"{count} {width} bytes{shared}"),
-            Row(what="gradients", size=weights, how=f"{count} {width} bytes{shared}"),
-            Row(
-                what="optimizer",
-                size=number * state / self.shards_all / self.shards_optimizer,
-                how=f"{count} {state:g} bytes: {moments} for each parameter ({self.optimizer}){states_shared}",
-            ),
-            Row(what="DDP's buckets", size=bucket_bytes, how=buckets),
-            Row(what="activations", size=self.activations, how=kept),
+        how = f"{count} {state:g} bytes: {moments} for each parameter ({self.optimizer}){states_shared}"
+        rows: list[tuple[str, float | None, str]] = [
+            ("parameters", weights, f"{count} {width} bytes{shared}"),
+            ("gradients", weights, f"{count} {width} bytes{shared}"),
+            ("optimizer", states, how),
+            ("DDP's buckets", bucket_bytes, buckets),
+            ("activations", self.activations, kept),
         ]
         if self.shards_all > 1:
             size = None if self.largest_layer is None else self.largest_layer * WHOLE_LAYERS * min(width, compute)
             how = "not known without --model" if size is None else f"{WHOLE_LAYERS} x {self.largest_layer:,.0f}"
-            rows.append(Row(what="whole layers", size=size, how=f"{how}: two layers' weights and a gradient"))
+            rows.append(("whole layers", size, f"{how}: two layers' weights and a gradient"))
         elif self.dtype == "amp":
-            rows.append(Row(what="16-bit copies", size=number * 2, how=f"{count} 2 bytes: autocast keeps them"))
-        rows.append(Row(what="libraries", size=LIBRARY_BYTES, how="CUDA, cuBLAS, cuDNN, NCCL: an estimate"))
-        return tuple(rows)
+            rows.append(("16-bit copies", number * 2, f"{count} 2 bytes: autocast keeps them"))
+        return [*rows, ("libraries", LIBRARY_BYTES, "CUDA, cuBLAS, cuDNN, NCCL: an estimate")]
 
     def total(self) -> float:
         """Return the sum of the known sizes in bytes."""
-        return sum(row.size or 0.0 for row in self.rows())
+        return sum(size or 0.0 for _, size, _ in self.rows())
 
 
-def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingSize], ...]:
-    """Return changes that would reduce the memory, each with its description."""
-    ideas: list[tuple[str, TrainingSize]] = []
+def suggestions(case: TrainingSize, *, ranks: int) -> Iterator[tuple[str, TrainingSize]]:
+    """Yield changes that would reduce the memory: a description, and the changed training."""
+    lean = replace(case, bucket_view=True)
     if not case.bucket_view:
-        ideas.append(("gradients as views of DDP's buckets (gradient_as_bucket_view)", replace(case, bucket_view=True)))
+        yield "gradients as views of DDP's buckets (gradient_as_bucket_view)", lean
     if case.activations and case.batch_size > 1:
         half = replace(case, activations=case.activations / 2, batch_size=case.batch_size // 2)
-        ideas.append((f"batches of {half.batch_size} on each rank", half))
+        yield f"batches of {half.batch_size} on each rank", half
     if case.recomputed is not None:
-        ideas.append(("activations computed again (--recompute)", with_recompute(case)))
-    lean = replace(case, bucket_view=True)
+        yield "activations computed again (--recompute)", with_recompute(case)
     if case.optimizer == "adamw":
-        ideas.append(("bucket views, and an 8-bit AdamW (bitsandbytes, torchao)", replace(lean, state_bytes=2.0)))
+        yield "bucket views, and an 8-bit AdamW (bitsandbytes, torchao)", replace(lean, state_bytes=2.0)
     if DTYPE_BYTES[case.dtype] == 4:
-        ideas.append(("bucket views, and weights, gradients and moments in bf16", replace(lean, dtype="bf16")))
+        yield "bucket views, and weights, gradients and moments in bf16", replace(lean, dtype="bf16")
     if OPTIMIZER_MOMENTS[case.optimizer]:
-        sharded = replace(lean, shards_optimizer=ranks)
-        ideas.append((f"bucket views, and ZeroRedundancyOptimizer on {ranks} ranks", sharded))
-    ideas.append((f"FSDP instead of DDP on {ranks} ranks", replace(case, shards_all=ranks)))
-    return tuple(ideas)
+        yield f"bucket views, and ZeroRedundancyOptimizer on {ranks} ranks", replace(lean, shards_optimizer=ranks)
+    yield f"FSDP instead of DDP on {ranks} ranks", replace(case, shards_all=ranks)
 
 
 def with_recompute(case: TrainingSize) -> TrainingSize:
@@ -145,7 +120,7 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training on the fewest ranks, a power of two, on which it fits with FSDP, or None if it never fits."""
+    """Return the training on the fewest ranks (a power of two) on which it fits with FSDP; None if it never fits."""
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
     known = (one for one in trials if case.activations is None or one.activations is not None)
@@ -157,14 +132,13 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
 
     ``options`` are ddptrain's options for this training, without the batch size, or None if ddptrain cannot run it.
     """
-    rows = case.rows()
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
-    lines += [f"  {row.what:15} {_gib(row.size) if row.size is not None else '?':>11}   {row.how}" for row in rows]
+    for what, size, how in case.rows():
+        lines.append(f"  {what:15} {'?' if size is None else _gib(size):>11}   {how}")
     lines += [f"  {'together':15} {_gib(case.total()):>11}", ""]
     open_end = " and the activations" if case.activations is None else ""
     if case.total() <= memory:
-        lines.append(f"it fits into {_gib(memory)}: {_gib(case.total())}{open_end}")
-        return "\n".join(lines)
+        return "\n".join([*lines, f"it fits into {_gib(memory)}: {_gib(case.total())}{open_end}"])
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):
         outcome = "fits" if better.total() <= memory else "still too much"
@@ -207,14 +181,16 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
     memory, size = gpu_memory(world.device), world.rank_info.size
     if memory is None or not world.rank_info.is_first or options.machine.precision == "fp64":
         return
-    fp32, plain = (
-        options.machine.precision == "fp32",
-        options.optimizer.name == "sgd" and not options.optimizer.momentum,
-    )
-    known = {**vars(options.model), "model": options.model.name, "context": options.data.context}
-    known |= {"dtype": "fp32" if fp32 else "amp", "optimizer": "plain-sgd" if plain else options.optimizer.name}
-    known |= {"batch_size": math.ceil(batch_size / size / options.training.accumulate)}
-    known |= {"bucket_view": size == 1 or options.ranks.bucket_view}
+    plain = options.optimizer.name == "sgd" and not options.optimizer.momentum
+    known = {
+        **vars(options.model),
+        "model": options.model.name,
+        "context": options.data.context,
+        "dtype": "fp32" if options.machine.precision == "fp32" else "amp",
+        "optimizer": "plain-sgd" if plain else options.optimizer.name,
+        "batch_size": math.ceil(batch_size / size / options.training.accumulate),
+        "bucket_view": size == 1 or options.ranks.bucket_view,
+    }
     if shape is not None:
         known |= {"image": (shape.channels, shape.size_px, shape.size_px), "classes": shape.classes}
     if size > 1 and options.ranks.strategy in SHARDED:
@@ -234,11 +210,15 @@ def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tu
             num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
         )
         name = f"{given.params:,.0f} parameters"
-    case = replace(case, shards_all={"ddp": 1, "fsdp": given.ranks, "hybrid": given.ranks_per_node}[given.strategy])
-    wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "hybrid": "hybrid FSDP"}[given.strategy]
+    wrapped, num_shards = {
+        "ddp": ("DistributedDataParallel", 1),
+        "fsdp": ("FSDP", given.ranks),
+        "hybrid": ("hybrid FSDP", given.ranks_per_node),
+    }[given.strategy]
+    case = replace(case, shards_all=num_shards)
     title = f"{name}, {given.optimizer}, {given.dtype}, {wrapped}"
-    fits = case.total() <= memory
-    return fits, estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options)
+    text = estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options)
+    return case.total() <= memory, text
 
 
 def parse_size(text: str) -> float:
@@ -290,7 +270,7 @@ def _parser() -> Parser:
 
 
 def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
-    """Return a model's size and description, with counted parameters and activations measured on the meta device."""
+    """Return a model's size and description. Its activations are measured on the meta device."""
     import torch
 
     from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
@@ -342,7 +322,7 @@ def _launch_options(given: argparse.Namespace) -> str | None:
 
 
 def gpu_memory(device: "torch.device | None" = None) -> float | None:
-    """Return the memory of a GPU in bytes, by default of this machine's first one; None for a CPU or without a GPU."""
+    """Return the bytes of memory of ``device`` (default: the first GPU), or None for a CPU or without a GPU."""
     import torch
 
     if not torch.cuda.is_available() or (device is not None and device.type == "cpu"):
