@@ -86,12 +86,12 @@ class CheckpointManager:
         self._saver: CheckpointSaver | None = None
         self._sharding, options = state.sharding, state.options.checkpoints
         self._path = partial(checkpoint_path, options.folder)
+        warn, shard = log_warning, None if self._sharding is None else self._sharding.shard
         if directory is not None:
-            self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=log_warning)
-        shard = None if self._sharding is None else self._sharding.shard
+            self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=warn)
         if directory is not None or shard is not None:
             self._saver = CheckpointSaver(
-                directory, options, metrics, events=events, warn=log_warning, on_wait=on_wait, shard=shard
+                directory, options, metrics, events=events, warn=warn, on_wait=on_wait, shard=shard
             )
 
     def resume(self) -> tuple[Path, int, int | None] | None:
@@ -252,18 +252,15 @@ class CheckpointFinder:
 
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
         """Return the checkpoint that ``--resume`` selects, or None to start at step 0. Raises TrainError."""
-        resume = self.options.resume
         paths = self._checkpoints()
         started_again = os.environ.get(names.ATTEMPT, "1") != "1" and paths
-        if resume not in ("auto", "never") and not started_again:
-            found: tuple[Path, Checkpoint] | None = self._given(first_file(Path(resume)))
-        else:
-            if resume == "never" and paths and not started_again:
-                raise config_error(
-                    f"--resume never, but {paths[0].name} is in {self.directory.folder}",
-                    hint="give another --checkpoint-dir, or --resume auto",
-                )
-            found = self._newest(paths)
+        resume = "auto" if started_again else self.options.resume
+        if resume == "never" and paths:
+            raise config_error(
+                f"--resume never, but {paths[0].name} is in {self.directory.folder}",
+                hint="give another --checkpoint-dir, or --resume auto",
+            )
+        found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
         if found is not None:
             self._check_same_config(*found, shaping)
         return found
@@ -276,7 +273,7 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
-        """Return the first complete checkpoint, and rename the corrupt ones before it.
+        """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
 
         A checkpoint that cannot be read may be complete, so it keeps its name. If no checkpoint is complete, none is
         renamed.
@@ -302,10 +299,11 @@ class CheckpointFinder:
         if not path.name:
             message = f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
             raise TrainError(Exit.NO_INPUT, message)
-        found, bad = first_whole(
-            [path],
-            lambda path: self._load(path) if manifest_path(path).exists() else parse_checkpoint(read_regular(path)),
-        )
+
+        def read(path: Path) -> Checkpoint:
+            return self._load(path) if manifest_path(path).exists() else parse_checkpoint(read_regular(path))
+
+        found, bad = first_whole([path], read)
         if found is None:
             error = bad[path]
             code = Exit.NO_INPUT if error.reason in ("io", "missing") else Exit.DATA
@@ -336,9 +334,9 @@ class CheckpointFinder:
         """Raise TrainError if options that shape the weights have changed, unless --allow-changed-config is given."""
         before = checkpoint.shaping
         changed = [name for name in now if name in before and before[name] != now[name]]
-        if not changed:
-            return
         changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
+        if not changes:
+            return
         if not self.options.allow_changed:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
             raise config_error(
@@ -432,7 +430,7 @@ class CheckpointSaver:
             if self.uploader:
                 _upload(self.uploader, path)
         except Exception as error:  # a failed checkpoint does not end the training
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")
             reason = error.strerror if isinstance(error, OSError) else error
             self._failed(checkpoint.step, f"{path}: {reason}")
@@ -473,12 +471,15 @@ class Snapshot:
         sources: list[Tensor] = []
         copies: list[Tensor] = []
 
-        def copy_of(path: tuple[Any, ...], tensor: Tensor) -> Tensor:
-            sources.append(tensor.detach())
-            copies.append(self._buffer(path, sources[-1]))
-            return copies[-1]
+        def buffer_for(path: tuple[Any, ...], tensor: Tensor) -> Tensor:
+            source, kept = tensor.detach(), self._buffers.get(path)
+            if kept is None or (kept.shape, kept.dtype, kept.stride()) != (source.shape, source.dtype, source.stride()):
+                kept = self._buffers[path] = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+            sources.append(source)
+            copies.append(kept)
+            return kept
 
-        copy = map_tensors(state, copy_of)
+        copy = map_tensors(state, buffer_for)
         if sources:
             # The copy runs in the training's own stream, so the next step cannot change a tensor before it is copied.
             compat.copy_all(copies, sources)
@@ -491,10 +492,3 @@ class Snapshot:
         """Wait until the copies are complete. May be called from any thread."""
         if self._copied is not None:
             self._copied.synchronize()
-
-    def _buffer(self, path: tuple[object, ...], source: Tensor) -> Tensor:
-        kept = self._buffers.get(path)
-        if kept is None or (kept.shape, kept.dtype, kept.stride()) != (source.shape, source.dtype, source.stride()):
-            kept = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
-            self._buffers[path] = kept
-        return kept
