@@ -4,13 +4,12 @@
     step-00000008.json     its manifest: the size and SHA-256 of the file, the step, the hash of the configuration
     step-00000008.shard-1  only in a sharded training: the second rank's file; the first writes step-00000008.pt
 
-In a shard a sharded tensor is a dictionary: "rows" are its rank's rows, "shape" is the shape of the complete tensor.
-Concatenated in order, the rows of all shards are the complete tensor.
+In a shard, a sharded tensor is a dictionary: "rows" are its rank's rows, "shape" is the shape of the complete tensor.
+The rows of all shards in order are the complete tensor.
 
-The checkpoint exists once its manifest does. The data is written to ``.step-00000008.pt.part`` and synced to disk; then
-the manifest is renamed to its final name, and then the data. If a manifest exists beside a matching ``.part`` file, the
-process was killed between these two renames, so ``finish_write`` renames the ``.part`` file. All shards are written
-before the manifest and renamed after it.
+The checkpoint exists once its manifest does. All data files are first written with names such as
+``.step-00000008.pt.part``, and synced to disk. Then the manifest is renamed to its final name, and then the data files.
+If a process is killed between these renames, ``finish_write`` renames the ``.part`` files that match the manifest.
 """
 
 import contextlib
@@ -58,13 +57,10 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a checkpoint that one rank writes.
-
-    Each writer calls ``gather`` with a value. The writer of shard 0 gets a list of all values, the others None.
-    """
+    """The part of a checkpoint that one rank writes."""
 
     number: int
-    gather: Callable[[Any], list[Any] | None]
+    gather: Callable[[Any], list[Any] | None]  # called by each writer; returns all values to that of shard 0, else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +105,9 @@ class OtherFormat(UnusableCheckpoint):
     """The checkpoint is from another version of ddptrain. It is not faulty, so it is neither renamed nor deleted."""
 
     def __init__(self, number: int) -> None:
-        what = "a newer ddptrain wrote it" if number > SHARDED_FORMAT else "an older ddptrain wrote it"
-        known = f"formats {FORMAT} and {SHARDED_FORMAT}"
-        super().__init__("incompatible", f"it has format {number} ({what}), but this ddptrain reads {known}")
+        writer = "a newer" if number > SHARDED_FORMAT else "an older"
+        known = f"this ddptrain reads formats {FORMAT} and {SHARDED_FORMAT}"
+        super().__init__("incompatible", f"it has format {number} ({writer} ddptrain wrote it), but {known}")
         self.number = number
 
 
@@ -169,11 +165,11 @@ def config_sha256(shaping: Mapping[str, Any]) -> str:
 def write_checkpoint(
     path: Path, checkpoint: Checkpoint, *, on_write: Callable[[], None] = lambda: None, shard: Shard | None = None
 ) -> int:
-    """Write the data and the manifest, and return the size in bytes.
+    """Write the data and the manifest, and return the size in bytes. Raises OSError.
 
-    Raises OSError; if that happens before the manifest is on the disk, no new file is left. ``on_write`` is called
-    whenever a piece has reached the disk. With a ``shard``, every writer calls this function and writes its own file;
-    the writer of shard 0 also writes the manifest of all files. If a writer failed, that of shard 0 removes the files.
+    If it fails before the manifest is on the disk, no new file is left. ``on_write`` is called whenever a piece has
+    reached the disk. With a ``shard``, every writer calls this function and writes its own file. The writer of shard 0
+    also writes the manifest of all files, or removes the files if a writer fails.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
     written: Any
@@ -268,16 +264,17 @@ def read_manifest(path: Path) -> Manifest:
         text = read_regular(file).decode()
         values = json.loads(text)
         number = values["format"]
-        is_newer = type(number) is int and number > SHARDED_FORMAT
-        if is_newer and not _describes(values, path):
+        if type(number) is int and number > SHARDED_FORMAT and not _describes(values, path):
             raise OtherFormat(number)
         manifest = Manifest(**values)
-        sizes, digests = zip(*((size, digest) for _, size, digest in manifest.files(path)), strict=True)
-        numbers, texts = (manifest.step, *sizes), (*digests, manifest.config_sha256)
-        whole = text == manifest.text() and all(type(number) is int for number in numbers)
-        whole = whole and all(isinstance(one, str) for one in texts)
-        whole = whole and isinstance(manifest.accuracy, float | int | None)
-        whole = whole and type(manifest.format) is int and manifest.format in (FORMAT, SHARDED_FORMAT)
+        _, sizes, digests = zip(*manifest.files(path), strict=True)
+        whole = (
+            text == manifest.text()
+            and all(type(one) is int for one in (number, manifest.step, *sizes))
+            and all(isinstance(one, str) for one in (*digests, manifest.config_sha256))
+            and isinstance(manifest.accuracy, float | int | None)
+            and number in (FORMAT, SHARDED_FORMAT)
+        )
     except FileNotFoundError:
         raise CorruptCheckpoint("missing", f"its manifest {file.name} is missing") from None
     except (ValueError, TypeError, LookupError, RecursionError):

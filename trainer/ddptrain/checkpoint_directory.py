@@ -138,10 +138,6 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
     """Raise TrainError unless all ranks see the same folder, as each writes its shard there. Every rank calls this."""
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
-    def make() -> None:
-        if rank_info.is_first:
-            token.touch()
-
     def look() -> None:
         if not token.exists():
             raise config_error(
@@ -150,7 +146,7 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
             )
 
     try:
-        agree(rank_info, make)
+        agree(rank_info, token.touch if rank_info.is_first else lambda: None)
         agree(rank_info, look)
     finally:
         if rank_info.is_first:
@@ -168,10 +164,8 @@ def try_lock(descriptor: int) -> bool:
     try:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
-        except AttributeError:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
+        except (AttributeError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.EAGAIN, errno.EACCES):
                 raise
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -251,11 +245,10 @@ def log_warning(message: str) -> None:
 def _may_be_best(path: Path) -> bool:
     """Return whether this may be the best checkpoint, because its manifest cannot be read at present."""
     try:
-        read_manifest(path)
+        with contextlib.suppress(UnusableCheckpoint):
+            read_manifest(path)
     except OSError:
         return True
-    except UnusableCheckpoint:
-        pass
     return False
 
 

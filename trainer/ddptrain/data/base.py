@@ -7,7 +7,7 @@ Shapes: N samples, H height, W width, C channels.
 import contextlib
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class ImageDataset:
     train: Samples
     test: Samples
     crop_px: int | None = None
-    class_names: tuple[str, ...] = field(default=(), repr=False)
     noun = "images"  # the plural name of a sample
 
     @property

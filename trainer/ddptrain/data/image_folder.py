@@ -1,8 +1,8 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
 """A folder of pictures: CLASS/*.png or *.jpg, directly or in subfolders train and val (or test).
 
-Classes are sorted by name. Pictures are decoded once, into a cache: a .npy file of squares that are a little larger
-than the model's images. The file is mapped into memory.
+Classes are sorted by name. Pictures are decoded once, into a .npy file of squares that are a little larger than the
+model's images. The file is mapped into memory.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,6 @@ class Listing:
     classes: tuple[str, ...]
     train: tuple[Path, ...]
     test: tuple[Path, ...]
-
-    def labels(self, paths: Sequence[Path]) -> torch.Tensor:
-        """Return the class number of each picture."""
-        number = {name: number for number, name in enumerate(self.classes)}
-        return torch.tensor([number[path.parent.name] for path in paths])
 
 
 def list_pictures(folder: Path) -> Listing:
@@ -104,22 +98,22 @@ def prepare_image_folder(options: DataOptions) -> None:
         what = f"ignored in {options.folder}, because not {', '.join(ENDINGS)}: {', '.join(strange[:NUM_NAMED])}{more}"
         print(f"ddptrain: warning: {what}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
-        write_cache(paths, cache_folder(options), side_px(options))
+        _write_cache(paths, options)
 
 
 def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
     """Load the data set from its cache. Raises TrainError."""
     listing = list_pictures(options.folder)
-    cached = partial(open_cache, folder=cache_folder(options), side_px=side_px(options))
+    number = {name: number for number, name in enumerate(listing.classes)}
 
     def samples(paths: tuple[Path, ...]) -> Samples:
-        images_NHWC, file = cached(paths)
-        return Samples(images_NHWC=images_NHWC, labels_N=listing.labels(paths), file=file)
+        images_NHWC, file = _open_cache(paths, options)
+        labels_N = torch.tensor([number[path.parent.name] for path in paths])
+        return Samples(images_NHWC=images_NHWC, labels_N=labels_N, file=file)
 
     return ImageDataset(
         name=options.folder.resolve().name,
         classes=len(listing.classes),
-        class_names=listing.classes,
         augmentation=Augmentation(flip=True),
         train=samples(listing.train),
         test=samples(listing.test),
@@ -127,17 +121,12 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
     ).validated()
 
 
-def side_px(options: DataOptions) -> int:
+def _side_px(options: DataOptions) -> int:
     """Return the side length of the cached squares in pixels."""
     return round(options.image_size * MARGIN)
 
 
-def cache_folder(options: DataOptions) -> Path:
-    """Return the folder that contains the caches."""
-    return options.cache or options.folder / ".ddptrain"
-
-
-def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
+def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     """Return the path of the cache file for these pictures. Raises TrainError if one of the pictures is missing.
 
     Its name contains a hash of the pictures' names, sizes and modification times, so a changed folder gets a new cache.
@@ -149,32 +138,33 @@ def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
             digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
     except OSError as error:
         raise TrainError(Exit.NO_INPUT, f"{error.filename} cannot be read: {error.strerror}") from None
-    return folder / f"{side_px}px-{digest.hexdigest()[:16]}.npy"
+    folder = options.cache or options.folder / ".ddptrain"
+    return folder / f"{_side_px(options)}px-{digest.hexdigest()[:16]}.npy"
 
 
-def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
+def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
     """Decode the pictures into their cache unless it exists. Raises TrainError."""
-    file = cache_file(paths, folder, side_px)
+    file = _cache_file(paths, options)
     if file.exists():
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".decoding-")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".decoding-")
         os.close(handle)
         partly = Path(name)
         try:
-            _decode(paths, partly, side_px)
+            _decode(paths, partly, _side_px(options))
             partly.replace(file)
         finally:
             partly.unlink(missing_ok=True)
     except OSError as error:
-        message = f"decoded pictures cannot be written to {folder}: {error.strerror or error}; give a --cache-dir"
+        message = f"decoded pictures cannot be written to {file.parent}: {error.strerror or error}; give a --cache-dir"
         raise TrainError(Exit.CANNOT_WRITE, message) from error
 
 
-def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
+def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tensor, Path]:
     """Return the square images, which are mapped from the cache file, and the path of that file. Raises TrainError."""
-    file = cache_file(paths, folder, side_px)
+    file = _cache_file(paths, options)
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning
     except FileNotFoundError:
@@ -197,8 +187,7 @@ def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
         squares[number] = _square(paths[number], side_px)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for _ in pool.map(decode_one, range(len(paths))):
-            pass
+        list(pool.map(decode_one, range(len(paths))))  # raises what decode_one raises
     squares.flush()
 
 

@@ -6,7 +6,7 @@ temporary folder with symbolic links is made; nothing is copied.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,9 @@ from ddpwire.exits import Exit
 
 MAX_DEPTH = 5  # datasets/OWNER/NAME/FOLDER/FOLDER
 MAX_FOLDERS = 4000  # a limit for data sets with a folder for each picture
-_CIFAR = {
-    "cifar10": ("cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz"),
-    "cifar100": ("cifar-100-python", "train", "cifar-100-python.tar.gz"),
+_CIFAR = {  # the folder, two of its files, and its archive
+    "cifar10": ("cifar-10-batches-py", "data_batch_1", "batches.meta", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python", "train", "meta", "cifar-100-python.tar.gz"),
 }
 
 
@@ -58,36 +58,27 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
 
 def _find(name: str, top: Path) -> list[Path]:
     """Return the folders below ``top`` that contain the data set, but only those at the smallest depth."""
-    holds = _LAYOUT_CHECKS[name]
-    best: list[Path] = []
-    found_at = MAX_DEPTH
-    for depth, path, names in _folders(top):
-        if depth > found_at:
-            break
-        if holds(path, names):
-            found_at = depth
-            best.append(path)
-    return best
-
-
-def _folders(top: Path) -> Iterator[tuple[int, Path, frozenset[str]]]:
     level, seen = [top], 0
-    for depth in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
+        found: list[Path] = []
         below: list[Path] = []
         for path in level:
             seen += 1
             if seen > MAX_FOLDERS:
-                return
+                return found
             with suppress(OSError), os.scandir(path) as entries:
                 listed = list(entries)
                 below += sorted(Path(entry.path) for entry in listed if entry.is_dir() and entry.name[0] != ".")
-                yield depth, path, frozenset(entry.name for entry in listed)
+                if _LAYOUT_CHECKS[name](path, frozenset(entry.name for entry in listed)):
+                    found.append(path)
+        if found:
+            break
         level = below
+    return found
 
 
 def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
-    folder, first, archive = _CIFAR[name]
-    meta = {"cifar10": "batches.meta", "cifar100": "meta"}[name]
+    folder, first, meta, archive = _CIFAR[name]
     whole = first in names and meta in names
     return archive in names or (whole and path.is_dir()) or (folder in names and (path / folder / first).is_file())
 
@@ -107,8 +98,7 @@ def _holds_mnist(path: Path, names: frozenset[str]) -> bool:
 def _holds_pictures(path: Path, names: frozenset[str]) -> bool:
     if "train" in names and _holds_pictures(path / "train", _names(path / "train")):
         return True
-    classes = [name for name in sorted(names) if _has_picture(path / name)]
-    return len(classes) >= 2
+    return sum(_has_picture(path / name) for name in names) >= 2
 
 
 def _has_picture(folder: Path) -> bool:
@@ -134,7 +124,7 @@ def _view(name: str, location: Path) -> Path:
             if file is not None:
                 _link(raw / (f"{wanted}.gz" if file.suffix == ".gz" else wanted), file)
         return view
-    folder, first, archive = _CIFAR[name]
+    folder, first, _, archive = _CIFAR[name]
     if (location / first).is_file():
         _link(view / folder, location)
     elif (location / folder / first).is_file():
