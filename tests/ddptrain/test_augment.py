@@ -102,7 +102,7 @@ def test_larger_squares_are_cropped_in_the_middle_for_a_test() -> None:
 
 def test_a_cutout_is_a_square_of_its_side_and_an_erased_part_lies_inside() -> None:
     bits = sample_hash(torch.arange(2000), seed=0, epoch=0)
-    cut = augment.cutout_mask(bits, 4, 16)[:, 0]
+    cut = augment.square_mask(bits, (sampling.CUT_TOP, sampling.CUT_LEFT), 4, 16)[:, 0]
     assert cut.shape == (2000, 16, 16)
     assert cut.flatten(1).sum(1).max() == 16
     assert cut.flatten(1).sum(1).min() >= 4  # in a corner a quarter of it is left

@@ -37,8 +37,8 @@ class Normalisation:
     def __call__(self, images_BHWC: Tensor) -> Tensor:
         """Return normalised images of shape (B, C, H, W), channels last in memory, in the dtype of ``scale``."""
         batch, height, width, channels = images_BHWC.shape
-        # Take complete rows or complete images at a time: one pixel of (C,) is too short for vector instructions
-        # (measured: 6 to 10 times slower), and so is a row of 28 grey pixels (4 times slower).
+        # Complete rows or images at a time: vector instructions need more numbers than one pixel has (measured: 6 to 10
+        # times slower), or a row of 28 grey pixels (4 times slower).
         at_once = width if width * channels >= SHORT_ROW else height * width
         if at_once not in self._repeated:
             self._repeated[at_once] = self.scale.view(-1).repeat(at_once), self.offset.view(-1).repeat(at_once)
@@ -147,17 +147,13 @@ def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, s
     return (rows_BH[:, :, None] & columns_BW[:, None, :])[:, None]
 
 
-def side_around(middle_B: Tensor, side_B: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Return the start and the end of a side of length ``side_B`` around a pixel."""
-    start_B = middle_B - side_B // 2
-    return start_B, start_B + side_B
+def square_mask(bits_B: Tensor, streams: tuple[int, int], side_B: Tensor | int, size_px: int) -> Tensor:
+    """Return the mask of a square of side ``side_B`` around a random pixel of each image.
 
-
-def cutout_mask(bits_B: Tensor, side_px: int, size_px: int) -> Tensor:
-    """Return a square around a random pixel of each image (T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552)."""
-    top, bottom = side_around((sampling.uniform(bits_B, sampling.CUT_TOP) * size_px).long(), side_px)
-    left, right = side_around((sampling.uniform(bits_B, sampling.CUT_LEFT) * size_px).long(), side_px)
-    return box_mask(top, left, bottom, right, size_px)
+    ``streams`` are the random numbers (see `sampling.uniform`) for the row and the column of the pixel.
+    """
+    top_B, left_B = ((sampling.uniform(bits_B, one) * size_px).long() - side_B // 2 for one in streams)
+    return box_mask(top_B, left_B, top_B + side_B, left_B + side_B, size_px)
 
 
 def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
@@ -178,9 +174,8 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
 
-    Each image is mixed with another image of the complete data set, not only of its batch. Each field contains the
-    quantiles of a beta distribution (see sampling.beta_table), or is None if the method is not used. At least one
-    method is used.
+    Each image is mixed with any other image of the data set. A field contains the quantiles of a beta distribution (see
+    sampling.beta_table), or is None if the method is not used. At least one method is used.
     """
 
     mixup: Tensor | None
@@ -201,7 +196,10 @@ def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
 def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mixed images, and the weight of each image's own label, float32."""
     size_px = images_BCHW.shape[2]
-    pasted_B = _pasted(mixing, bits_B)
+    if mixing.mixup is None or mixing.cutmix is None:
+        pasted_B = torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
+    else:
+        pasted_B = sampling.uniform(bits_B, sampling.WHICH) < 0.5
     own_B = torch.ones(len(bits_B), device=bits_B.device)
     keep = torch.ones((), device=bits_B.device)
     if mixing.mixup is not None:
@@ -211,18 +209,10 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
         # The share of the image that is covered by the other image.
         wanted_B = 1 - sampling.beta(sampling.uniform(bits_B, sampling.PASTE), mixing.cutmix)
         side_B = (wanted_B.sqrt() * size_px).long() * pasted_B
-        top, bottom = side_around((sampling.uniform(bits_B, sampling.PASTE_TOP) * size_px).long(), side_B)
-        left, right = side_around((sampling.uniform(bits_B, sampling.PASTE_LEFT) * size_px).long(), side_B)
-        box = box_mask(top, left, bottom, right, size_px)
+        box = square_mask(bits_B, (sampling.PASTE_TOP, sampling.PASTE_LEFT), side_B, size_px)
         own_B = torch.where(pasted_B, 1 - box.float().mean((1, 2, 3)), own_B)
         keep = torch.where(box, 0.0, keep)
     return torch.lerp(others_BCHW, images_BCHW, keep.to(images_BCHW.dtype)), own_B
-
-
-def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
-    if mixing.mixup is None or mixing.cutmix is None:
-        return torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
-    return sampling.uniform(bits_B, sampling.WHICH) < 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +280,7 @@ class BatchBuilder:
             other_bits_B = sample_hash(mixing_partners(bits_B, self.num_samples), seed=self.seed, epoch=epoch)
             others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], other_bits_B)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
-            batch = Batch(inputs=mixed, labels_B=batch.labels_B, others_B=fetched.labels_B[count:], own_B=own_B)
+            batch = replace(batch, inputs=mixed, others_B=fetched.labels_B[count:], own_B=own_B)
         return self._blanked(batch, bits_B)
 
     def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
@@ -309,10 +299,14 @@ class BatchBuilder:
         return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Return the batch with rectangles for cutout and erasing filled with the mean colour."""
-        images, size_px = batch.inputs, batch.inputs.shape[2]
-        if self.augmentations.cutout_px:
-            images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)
-        if self.augmentations.erase:
-            images = images.masked_fill(erase_mask(bits_B, self.augmentations.erase, size_px), 0)
+        """Return the batch with rectangles for cutout and erasing filled with the mean colour.
+
+        Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
+        """
+        given, images, size_px = self.augmentations, batch.inputs, batch.inputs.shape[2]
+        if given.cutout_px:
+            cut = square_mask(bits_B, (sampling.CUT_TOP, sampling.CUT_LEFT), given.cutout_px, size_px)
+            images = images.masked_fill(cut, 0)
+        if given.erase:
+            images = images.masked_fill(erase_mask(bits_B, given.erase, size_px), 0)
         return replace(batch, inputs=images)
