@@ -6,6 +6,7 @@ Shapes: B batch, T positions, D width, H heads, V vocabulary.
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,7 @@ class Attention(nn.Module):
         split = self.query_key_value(x_BTD).unflatten(2, (3, self.heads, -1))
         query_BHTE, key_BHTE, value_BHTE = split.permute(2, 0, 3, 1, 4)
         read_BHTE = functional.scaled_dot_product_attention(query_BHTE, key_BHTE, value_BHTE, is_causal=True)
-        result_BTD: Tensor = self.output(read_BHTE.transpose(1, 2).flatten(2))
-        return result_BTD
+        return cast(Tensor, self.output(read_BHTE.transpose(1, 2).flatten(2)))
 
 
 class Block(nn.Module):
@@ -44,8 +44,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return features of the same shape."""
         x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
-        result_BTD: Tensor = x_BTD + self.perceptron(self.norm2(x_BTD))
-        return result_BTD
+        return x_BTD + cast(Tensor, self.perceptron(self.norm2(x_BTD)))
 
 
 class GPT(nn.Module):
@@ -70,8 +69,7 @@ class GPT(nn.Module):
         """Return logits of shape (B, T, V)."""
         at_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.blocks(self.tokens(tokens_BT) + self.positions(at_T))
-        logits_BTV: Tensor = self.head(self.norm(x_BTD))
-        return logits_BTV
+        return cast(Tensor, self.head(self.norm(x_BTD)))
 
 
 @torch.no_grad()

@@ -138,8 +138,7 @@ def train_step(
 ) -> Tensor:
     """Take optimizer step ``step`` (counted from 1) with this rank's shard of a global batch. Return the weighted loss.
 
-    The device may not have computed the loss yet. If NonFinite is raised, every rank raises it before the optimizer's
-    step.
+    The device may not have computed the loss yet. Raises NonFinite on every rank, before the weights change.
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
@@ -157,8 +156,8 @@ def compute_gradients(
 ) -> Tensor:
     """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
 
-    Sharded ranks exchange weights in each part of a batch, so a rank with fewer parts repeats its last one with weight
-    0.
+    Sharded ranks exchange weights in each part of a batch. So a rank with fewer parts repeats its last part, with
+    weight 0.
     """
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
@@ -166,8 +165,10 @@ def compute_gradients(
     parts = [(part, shard.weight) for part in _parts(batch, count)]
     if state.sharding is not None:
         parts += [(parts[-1][0], 0.0)] * (min(count, shard.most) - len(parts))
+    ddp = find_ddp(state.ddp)
     for number, (part, weight) in enumerate(parts):
-        with _no_sync(state.ddp) if number < len(parts) - 1 else contextlib.nullcontext():
+        is_last = number == len(parts) - 1
+        with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
             part_loss = local_loss(state, state.ddp, part, weight)
             phases.mark("forward")
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
@@ -230,18 +231,12 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
         yield Batch(inputs=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
 
 
-def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    ddp = find_ddp(model)
-    return contextlib.nullcontext() if ddp is None else ddp.no_sync()
-
-
 @torch.no_grad()
 def evaluate(state: TrainingState) -> Evaluation:
-    """Return how well the model predicts the test set, which is the same on every rank.
+    """Return how well the model predicts the test set. The result is the same on every rank.
 
-    The evaluation is exact: every test sample counts once, for any number of ranks. Every rank makes the same number of
-    forward passes, because sharded ranks exchange weights in them. A rank that has no samples left evaluates sample 0,
-    which is not counted.
+    Every test sample counts once, for any number of ranks. Every rank makes the same number of forward passes, because
+    sharded ranks exchange weights in them. A rank without samples evaluates sample 0, which does not count.
     """
     model, world, num_samples = state.evaluated, state.world, len(state.data.test)
     _broadcast_buffers(model, world)
@@ -254,7 +249,9 @@ def evaluate(state: TrainingState) -> Evaluation:
         index_B = torch.arange(start, min(start + count, last))
         batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
-            logits = _logits(model, batch.inputs, flip=state.options.training.test_flip)
+            logits = model(batch.inputs)
+            if state.options.training.test_flip:
+                logits = logits + model(batch.inputs.flip(3))
         if len(index_B):
             logits_PK, labels_P = logits.flatten(0, -2).float(), batch.labels_B.flatten()
             loss = functional.cross_entropy(logits_PK, labels_P, reduction="none").double().sum()
@@ -282,13 +279,8 @@ def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
     return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
 
-def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
-    logits: Tensor = model(images)
-    return logits + model(images.flip(3)) if flip else logits
-
-
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's batch norm statistics, which DDP does only before the next training step."""
+    """Broadcast rank 0's statistics of batch norms, which DDP does only before the next training step."""
     if world.data_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0, group=world.data_group)
@@ -304,13 +296,13 @@ class RankFinding:
     @property
     def loss_finite(self) -> bool:
         """Whether the loss is finite."""
-        return self.loss - self.loss == 0
+        return math.isfinite(self.loss)
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Return the error that ends the training, which is the same on every rank. Every rank must call this.
+    """Return the error that ends the training. It is the same on every rank. Every rank must call this.
 
-    The step, which was not taken, is computed again to find out what was not finite, and on which ranks.
+    The step that was not taken is computed again, to find what was not finite, and on which ranks.
     """
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
