@@ -45,10 +45,6 @@ class Goodput:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of this process, keyed by "productive" and by the causes of loss."""
-        return {"productive": self.productive_s, **self.lost_s}
-
 
 def steps_before(environ: Mapping[str, str]) -> int:
     """Return the last step of earlier attempts, which ddprun sets in the environment, or 0 if there are none."""
@@ -57,10 +53,9 @@ def steps_before(environ: Mapping[str, str]) -> int:
 
 
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
-    """Return the seconds lost before this process was ``started``, keyed by cause; ddprun sets them in the environment.
+    """Return the seconds lost before this process was ``started``, keyed by cause. ddprun sets them in the environment.
 
-    The time since ddprun requested the process counts as start-up, because its fork server may have had to import
-    torch.
+    The time since ddprun requested the process counts as start-up.
     """
     given: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
@@ -74,10 +69,10 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return the time.monotonic() at which this process was started, or the current one if unknown (not on Linux)."""
+    """Return the value of time.monotonic() when this process was started; if that is unknown, the current value."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # not Linux
         age_s = 0.0
     return time.monotonic() - age_s

@@ -255,7 +255,8 @@ def _save_and_report(
             with callbacks.goodput.time_lost("evaluation"):
                 evaluation = evaluate(state)
         callbacks.flush_metrics()
-        mine = callbacks.metrics.time_totals() or callbacks.goodput.totals()
+        goodput = callbacks.goodput
+        mine = callbacks.metrics.time_totals() or {"productive": goodput.productive_s, **goodput.lost_s}
         callbacks.progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
         callbacks.progress.log(summary_message(state, result, evaluation=evaluation, checkpoint=path))
     callbacks.flush_metrics()

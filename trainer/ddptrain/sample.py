@@ -21,14 +21,13 @@ def main(arguments: Sequence[str]) -> int:
         epilog="Example: ddptrain sample checkpoints --prompt 'The ' --bytes 500",
         allow_abbrev=False,
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
-    parser.add_argument("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what comes before it (default: a line's end)")
-    parser.add_argument("--bytes", type=whole(1), default=300, metavar="N", help="how many (default: 300)")
-    parser.add_argument(
-        "--temperature", type=real(0.0), default=0.8, metavar="X", help="0: the most probable byte (default: 0.8)"
-    )
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="(default: 0)")
+    add = parser.add_argument
+    add("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
+    add("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
+    add("--prompt", default="", metavar="TEXT", help="how the text begins (default: with a line break)")
+    add("--bytes", type=whole(1), default=300, metavar="N", help="number of bytes to write (default: 300)")
+    add("--temperature", type=real(0.0), default=0.8, metavar="X", help="0: the most probable byte (default: 0.8)")
+    add("--seed", type=whole(0), default=0, metavar="N", help="(default: 0)")
     given = parser.parse_args(arguments)
 
     from ddptrain.gpt import generate  # imports torch

@@ -1,11 +1,9 @@
 """Sharding with torch's fully_shard: each rank keeps some rows of every parameter, gradient and moment.
 
-``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of each node, so that each node has a complete replica.
-The ranks of the first replica write the checkpoints. Only a sharded training imports this module, because the import
-takes 1 s.
+``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of each node, so each node has a complete replica. The
+ranks of the first replica write the checkpoints. The import of this module takes 1 s; only a sharded training needs it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -33,11 +31,10 @@ class Sharding:
     shard: Shard | None
 
     def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
-        """Shard a model on the meta device in place, and give each rank its rows of the weights. Every rank must call
-        this.
+        """Shard a model on the meta device in place, and load its weights. Every rank must call this.
 
-        ``weights`` is the complete model on rank 0, where it may be too large for the device, and None on the others.
-        ``compute`` is the dtype of mixed precision, in which weights are gathered, or None for the weights' own dtype.
+        ``weights`` is the complete model on rank 0, on the CPU, and None on the others. ``compute`` is the dtype in
+        which weights are gathered (mixed precision), or None for their own dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
@@ -47,7 +44,7 @@ class Sharding:
         model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
 
     def own_rows(self, state: Any) -> Any:
-        """Return a state in which each sharded tensor is replaced by this rank's rows, as in a checkpoint's shard."""
+        """Return the state with this rank's rows instead of each sharded tensor, as in a checkpoint's shard."""
 
         def rows_of(_path: tuple[Any, ...], tensor: Tensor) -> Any:
             return {"rows": tensor.to_local(), "shape": list(tensor.shape)} if isinstance(tensor, DTensor) else tensor
@@ -55,9 +52,9 @@ class Sharding:
         return map_tensors(state, rows_of)
 
     def distribute(self, part: Any, values: Any) -> Any:
-        """Return on each rank its own rows of rank 0's state of a part. Every rank must call this.
+        """Return this rank's rows of rank 0's state of a part (``values``). Every rank must call this.
 
-        Only one complete tensor at a time is in memory, so that no rank holds a complete state.
+        Only one complete tensor at a time is in memory.
         """
         rank_info, tensors = self.world.rank_info, []
 
@@ -69,11 +66,9 @@ class Sharding:
         waiting = iter(tensors)
 
         def receive(path: tuple[Any, ...], spec: Tensor) -> Tensor:
-            like = _like(part, path)
-            sharded = isinstance(like, DTensor) and like.shape == spec.shape
-            if not sharded:
+            like, device = _like(part, path), self.world.device
+            if not isinstance(like, DTensor) or like.shape != spec.shape:
                 return broadcast_state(rank_info, whole(next(waiting)) if rank_info.is_first else torch.empty(0))
-            device = self.world.device
             if rank_info.is_first:
                 full = whole(next(waiting)).to(device).contiguous()
             else:
@@ -123,5 +118,4 @@ def _like(part: Any, path: tuple[Any, ...]) -> Any:
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None
-    state: Mapping[str, Any] = part.state_dict()
-    return state.get(path[0])
+    return part.state_dict().get(path[0])

@@ -61,7 +61,7 @@ class DeviceFeed:
 
 
 class SampleReader(Dataset[tuple[Tensor, Tensor]]):
-    """The samples in a worker process. The worker maps a cache file itself, and shares other images with the rank."""
+    """The samples in a worker process. The worker maps a cache file itself. It shares other images with the rank."""
 
     def __init__(self, samples: Samples, lifeline: Connection) -> None:
         self._lifeline = lifeline
@@ -85,7 +85,7 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit when the rank ends in any way: the worker's parent is the fork server, which outlives a killed rank."""
+    """Exit when the rank ends. The worker's parent is the fork server, which outlives a killed rank."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os._exit(0)
@@ -162,7 +162,7 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch. The time-out is short, because torch detects lost workers only when it expires."""
+        """Return the next batch. torch detects lost workers only when its time-out expires, so that is short."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -177,24 +177,18 @@ class LoaderFeed:
 
 
 def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of training images, and the padding in pixels that it needs. Raises TrainError."""
+    """Return the augmentation of the training images, and the padding in pixels for it. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
+    if not given.augment:
+        return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
-        if given.augment and given_px >= size_px:
-            raise config_error(
-                f"{flag} {given_px} would leave nothing of images of {size_px}x{size_px} pixels: "
-                f"expected 0 to {size_px - 1}"
-            )
-    shift_px = data.augmentation.shift_px if given.shift is None else given.shift
+        if given_px >= size_px:
+            what = f"{flag} {given_px} would leave nothing of images of {size_px}x{size_px} pixels"
+            raise config_error(f"{what}: expected 0 to {size_px - 1}")
     flip = data.augmentation.flip if given.flip is None else given.flip
-    augmentations = Augmentations(
-        shift=given.augment,
-        flip=given.augment and flip,
-        cutout_px=given.cutout if given.augment else 0,
-        erase=given.erase if given.augment else 0.0,
-        mixing=make_mixing(given.mixup, given.cutmix, device) if given.augment else None,
-    )
-    return augmentations, shift_px if given.augment else 0
+    mixing = make_mixing(given.mixup, given.cutmix, device)
+    augmentations = Augmentations(shift=True, flip=flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing)
+    return augmentations, data.augmentation.shift_px if given.shift is None else given.shift
 
 
 def make_batch_builder(
