@@ -98,7 +98,7 @@ class CheckpointManager:
         """Load the checkpoint that ``--resume`` selects, on every rank.
 
         Return its file, its step, and the number of epochs of its training (None if unknown). Return None if there is
-        no checkpoint; the training then starts at step 0. Raises TrainError.
+        no checkpoint, so that the training starts at step 0. Raises TrainError.
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
@@ -137,7 +137,7 @@ class CheckpointManager:
         return self._finder.find(self._shaping)
 
     def _open_store(self, directory: CheckpointDirectory, options: CheckpointOptions) -> Uploader:
-        """Fetch the newest checkpoint of the store, unless the folder has a newer one, and start the uploads."""
+        """Fetch the store's newest checkpoint unless the folder has a newer one. Start the uploads, and return them."""
         here = directory.checkpoints()[::-1]
         try:
             store = ObjectStore(options.store)
@@ -157,7 +157,7 @@ class CheckpointManager:
 
     @property
     def uploader(self) -> Uploader | None:
-        """What copies the checkpoints to an object store, on the rank that writes them."""
+        """The object that copies checkpoints to an object store; None on a rank that does not copy them."""
         return self._saver.uploader if self._saver else None
 
     def is_due(self, step: int) -> bool:
@@ -217,7 +217,7 @@ class CheckpointManager:
 
 
 def _upload(uploader: Uploader, path: Path) -> None:
-    """Copy a checkpoint to the store; not if it is incomplete."""
+    """Copy a checkpoint to the store, unless it is incomplete."""
     with contextlib.suppress(UnusableCheckpoint, OSError):
         uploader.offer(step_of(path) or 0, [*data_files(path), manifest_path(path)], read_manifest(path).accuracy)
 
@@ -347,11 +347,11 @@ class CheckpointFinder:
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time: the loop waits only for a copy in memory, which a thread writes to the disk.
+    """Writes checkpoints, one at a time. The loop waits only for a copy in memory; a thread writes it to the disk.
 
-    ``warn`` is called with one line when a write fails; the training continues, and the previous checkpoint stays
-    valid. ``on_wait`` is called with the step number while the loop waits for the disk. ``directory`` is None on all
-    ranks but 0.
+    If a write fails, ``warn`` is called with one line. The training continues, and the previous checkpoint stays valid.
+    ``on_wait`` is called with the step number while the loop waits for the disk. ``directory`` is None on all ranks
+    but 0.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class CheckpointSaver:
             self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange the writers' results. A long wait here is not the disk's: the process group has its own time-out."""
+        """Exchange the writers' results. This wait is not the disk's, and the process group limits it."""
         self._written_at = math.inf
         try:
             return shard.gather(value)

@@ -372,9 +372,10 @@ Examples:
   ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
-Stopping: on SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint after the current step and exits with 143 or
-138; on Ctrl-C it exits with 130, when its terminal closes with 143. The same command continues from the checkpoint.
-The final weights equal those of an uninterrupted training up to rounding, with --deterministic bit for bit.
+Stopping: after SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint at the end of the step, and exits with 143
+or 138. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues from the
+checkpoint. The final weights equal those of an uninterrupted training: bit for bit with --deterministic, otherwise up
+to rounding.
 """
 
 

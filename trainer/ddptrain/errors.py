@@ -9,9 +9,9 @@ from ddpwire.exits import Exit
 class TrainError(Exception):
     """An error that ends the training with one line, ``str(error)``: ``message``, and ``hint`` if there is one.
 
-    ``rank`` is the rank that prints the line. If it is None, every rank that raises the error prints it, which is used
-    before the ranks have met. ``fields`` are the facts in the message, for code that acts on them, because no code
-    parses the message. They must be picklable, because an error of one rank is raised on all.
+    ``rank`` is the rank that prints the line. Before the ranks have met, it is None: every rank that raises the error
+    prints it. ``fields`` are the facts in the message, for code that acts on them. They must be picklable, because an
+    error of one rank is raised on all.
     """
 
     def __init__(self, code: Exit, message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> None:

@@ -38,8 +38,8 @@ _CPU = torch.device("cpu")
 def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
     """Load 1,797 handwritten digits of 8x8 pixels from the file in scikit-learn's package. Raises TrainError.
 
-    scikit-learn is not imported, because that would take 0.9 s. The test set does not depend on the seed. Source: E.
-    Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
+    scikit-learn is not imported, because that would take 0.9 s. Source: E. Alpaydin, C. Kaynak, Optical Recognition of
+    Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -91,7 +91,7 @@ def prepare_torchvision(options: DataOptions) -> None:
         archives = [path.with_name(f"{path.name}.gz") for path in unpacked]
     else:
         unpacked, archives = [folder / reader.base_folder], [folder / reader.filename]
-    output = io.StringIO()  # gets the progress bar, and an error for each mirror
+    output = io.StringIO()  # for the progress bar, and an error for each mirror
     try:
         with connect_timeout(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             reader(str(folder), download=True)
@@ -131,12 +131,10 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
-    """Compute images from the seed: each class has a pattern, to which noise is added. Raises TrainError.
+    """Compute images from the seed: each class has a pattern, to which noise is added, to test a machine.
 
-    The test set is an eighth of the training set's size. Integers are used, so that the images are the same on every
-    machine. They are useful for testing a machine, not a model.
-
-    It is an error if the images do not fit into memory.
+    The test set has an eighth of the training set's size. The images are computed with integers, so that they are the
+    same on every machine. Raises TrainError if they do not fit into memory.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
@@ -146,12 +144,9 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     pixels = channels * height * width
     needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
-        raise config_error(
-            f"--synthetic-samples {options.synthetic_samples} and an eighth as many to test, of "
-            f"{channels}x{height}x{width} in {classes} classes, need {format_bytes(needed)} of memory, but "
-            f"{format_bytes(free)} are free",
-            hint="use fewer or smaller images",
-        )
+        what = f"--synthetic-samples {options.synthetic_samples} and an eighth as many to test, of "
+        what += f"{channels}x{height}x{width} in {classes} classes, need {format_bytes(needed)} of memory"
+        raise config_error(f"{what}, but {format_bytes(free)} are free", hint="use fewer or smaller images")
     patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
 
     def samples(count: int) -> Samples:

@@ -1,6 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""A text as a data set. Its bytes are the tokens; a sample is a window of bytes, whose labels are the bytes that
-follow.
+"""A text as a data set. Its bytes are the tokens. A sample is a window of bytes; a byte's label is the next byte.
 
 Shapes: N bytes, B batch, T positions.
 """
@@ -88,15 +87,11 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
     try:
         data = b"".join(file.read_bytes() for file in files)
     except OSError as error:
-        raise TrainError(
-            Exit.NO_INPUT, f"--data-dir {path} cannot be read: {error.strerror}", hint="give a text file"
-        ) from None
+        message = f"--data-dir {path} cannot be read: {error.strerror}"
+        raise TrainError(Exit.NO_INPUT, message, hint="give a text file") from None
     if len(data) <= MIN_WINDOWS * context:
-        raise TrainError(
-            Exit.DATA,
-            f"--data-dir {path} holds {len(data):,} bytes of text, too few for --context {context}",
-            hint="give a longer text, or a smaller --context",
-        )
+        message = f"--data-dir {path} holds {len(data):,} bytes of text, too few for --context {context}"
+        raise TrainError(Exit.DATA, message, hint="give a longer text, or a smaller --context")
     bytes_N = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
     num_test = max(1, int(TEST_SHARE * len(data)) // context) * context
     return TextDataset(
@@ -109,18 +104,10 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
 
 def refuse_image_options(options: Options) -> None:
     """Raise TrainError if options that change images are given."""
-    augmentation = options.augmentation
-    given = {
-        "--shift": augmentation.shift,
-        "--flip": augmentation.flip,
-        "--cutout": augmentation.cutout,
-        "--erase": augmentation.erase,
-        "--mixup": augmentation.mixup,
-        "--cutmix": augmentation.cutmix,
-        "--test-flip": options.training.test_flip,
-        "--pretrained": options.model.pretrained,
-        "--sync-bn": options.ranks.sync_bn,
-    }
+    given = {f"--{name}": value for name, value in vars(options.augmentation).items() if name != "augment"}
+    given["--test-flip"] = options.training.test_flip
+    given["--pretrained"] = options.model.pretrained
+    given["--sync-bn"] = options.ranks.sync_bn
     if wrong := next((flag for flag, value in given.items() if value), None):
         raise config_error(f"{wrong} is for images, not for --data text", hint="leave it out")
     if options.data.input == "loader":
