@@ -173,7 +173,7 @@ def test_a_sample_is_changed_the_same_way_on_every_rank() -> None:
 def test_without_changes_a_batch_is_the_images() -> None:
     plain = state("--no-augment", "--precision=fp32")
     batch = plain.batch_builder.batch(torch.arange(20), epoch=0)
-    images = plain.train.images_NHWC[:20].permute(0, 3, 1, 2).float()
+    images = plain.data.train.images_NHWC[:20].permute(0, 3, 1, 2).float()
     back = (batch.inputs - plain.batch_builder.normalise.offset) / plain.batch_builder.normalise.scale
     assert torch.allclose(back.float(), images, atol=1e-2)
     assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
