@@ -1,4 +1,4 @@
-"""A script whose ranks are started by hand, each told its place on its command line.
+"""A script whose ranks are started by hand. Each rank gets its number on the command line.
 
 for rank in 0 1 2 3; do python examples/by_hand.py --rank $rank --world_size 4 & done; wait
 ddprun --nproc-per-node 4 --no-python sh -c 'python examples/by_hand.py --rank $RANK --world_size $WORLD_SIZE'
@@ -32,7 +32,7 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
     print(f"rank {args.rank} of {args.world_size}: epoch {epoch + 1}/{args.epochs} loss {loss.item():.4f}", flush=True)
-# torch 2.13 to 2.15: a gloo process that takes its model into this call aborts now and then (exit code 134).
+# torch 2.13 to 2.15: a process with gloo may abort in this call while a DDP model exists (exit code 134).
 del model, optimizer, loss
 gc.collect()
 dist.destroy_process_group()

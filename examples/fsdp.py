@@ -1,11 +1,11 @@
-"""FSDP in a loop of one's own: torch's fully_shard, whole weights in a checkpoint, ddpwire's lines to stop and go on.
+"""FSDP in a script's own loop: torch's fully_shard, checkpoints of complete weights, and ddpwire to stop and resume.
 
 ddprun --nproc-per-node 2 examples/fsdp.py
 """
 
 import sys
 
-import ddpwire.script as ddp  # first: from here on a signal is heard
+import ddpwire.script as ddp  # first, because it installs the signal handlers
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,12 @@ def main() -> None:
     dist.broadcast_object_list(resumed_after)
     if first := resumed_after[0]:
         whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, snapshot["model"], options=whole)  # each rank takes its rows
+        set_model_state_dict(model, snapshot["model"], options=whole)  # each rank loads its rows
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def save(step: int) -> None:
         on_first = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(model, options=on_first)  # every rank calls it; rank 0 gets them
+        weights = get_model_state_dict(model, options=on_first)  # every rank calls this; only rank 0 gets the weights
         if rank == 0:
             torch.save({"model": weights, "step": step}, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)

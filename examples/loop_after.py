@@ -1,11 +1,11 @@
-"""loop_before.py with six lines more: it saves and stops in time when asked to, and its node sees how it goes.
+"""loop_before.py with six more lines: it saves and stops after a signal, and reports its progress to its node.
 
 ddprun --nproc-per-node 2 examples/loop_after.py
 """
 
 import argparse
 
-import ddpwire.script as ddp  # first: from here on a signal is heard
+import ddpwire.script as ddp  # first, because it installs the signal handlers
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ def main() -> None:
         ddp.progress(step, total=num_steps, samples=len(inputs))
         if ddp.should_stop():  # the same answer on every rank
             save(step)
-            ddp.stop()  # every rank when the last one is here, with 143 for SIGTERM
+            ddp.stop()  # waits for all ranks, and exits, with 143 for SIGTERM
         if step % args.steps == 0:
             save(step)
             if rank == 0:

@@ -1,4 +1,4 @@
-"""A DDP training that saves after every epoch and goes on from there, as the tutorials write it.
+"""A DDP training as in the tutorials: it saves a checkpoint after every epoch, and resumes from it.
 
 torchrun --nproc-per-node 2 examples/loop_before.py
 """

@@ -1,4 +1,4 @@
-"""DDP as PyTorch's first tutorial has it: one process spawns the ranks and chooses their address itself.
+"""DDP as in PyTorch's first tutorial: one process spawns the ranks and chooses their address.
 
 python examples/mp_spawn.py --world-size 2
 ddprun examples/mp_spawn.py --world-size 2
@@ -41,7 +41,7 @@ def train(rank: int, world_size: int, epochs: int) -> None:
             loss.backward()
             optimizer.step()
         print(f"rank {rank} of {world_size}: epoch {epoch + 1}/{epochs} loss {loss.item():.4f}", flush=True)
-    # torch 2.13 to 2.15: a gloo process that takes its model into this call aborts now and then (exit code 134).
+    # torch 2.13 to 2.15: a process with gloo may abort in this call while a DDP model exists (exit code 134).
     del model, optimizer, loss
     gc.collect()
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
-"""Pipeline parallelism by torch.distributed.pipelining: each rank has some of the layers, a batch flows in parts.
+"""Pipeline parallelism with torch.distributed.pipelining: each rank has some of the layers, and a batch is split.
 
 ddprun --nproc-per-node 2 examples/pipeline.py
 
-The first rank gives the inputs, the last one computes the loss. While one stage works on a part of the batch, the
-others work on other parts: here GPipe's schedule, all forward passes first.
+The first rank reads the inputs, and the last rank computes the loss. While one rank works on a part of the batch, the
+others work on other parts. GPipe's schedule makes all forward passes first.
 """
 
 import torch

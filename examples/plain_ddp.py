@@ -1,4 +1,4 @@
-"""A DDP training as the tutorials write it for torchrun: it knows nothing of ddpctl.
+"""A DDP training as in the tutorials for torchrun. It does not use ddpctl.
 
 torchrun --nproc-per-node 2 examples/plain_ddp.py --epochs 3
 ddpctl launch --nodes 2 --gpus 2 -- examples/plain_ddp.py --epochs 3
@@ -53,7 +53,7 @@ def main() -> None:
         if rank == 0:
             mean = total.item() / (len(loader) * dist.get_world_size())
             print(f"epoch {epoch + 1}/{args.epochs} loss {mean:.4f} on {dist.get_world_size()} ranks", flush=True)
-    # torch 2.13 to 2.15: a gloo process that takes its model into this call aborts now and then (exit code 134).
+    # torch 2.13 to 2.15: a process with gloo may abort in this call while a DDP model exists (exit code 134).
     del model, optimizer
     gc.collect()
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
-"""RPC: rank 0 keeps the weights, and the other ranks compute gradients and send them to it when they have them.
+"""RPC: rank 0 has the weights. Each other rank computes a gradient, and sends it to rank 0 as soon as it is ready.
 
 ddprun --nproc-per-node 3 examples/rpc.py
 
-A parameter server: no rank waits for another's gradient, so the steps are asynchronous. torch's RPC framework runs over
-TensorPipe, which needs ports of its own between the nodes.
+This is a parameter server. No rank waits for another's gradient, so the steps are asynchronous. torch's RPC framework
+uses TensorPipe, which needs its own ports between the nodes.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Tensor parallelism by DTensor: the columns of one layer and the rows of the next are split over the ranks.
+"""Tensor parallelism with DTensor: the columns of one layer and the rows of the next are split over the ranks.
 
 ddprun --nproc-per-node 2 examples/tensor_parallel.py
 
-Each rank holds half of each weight and sees the whole batch. The first layer's outputs stay split; one all-reduce after
-the second adds them up. The result is that of one process, which rank 0 computes as well, to compare.
+Each rank has a part of each weight, and computes on the complete batch. The first layer's outputs stay split. One
+all-reduce after the second layer adds them up. Rank 0 also computes the result without a split, to compare.
 """
 
 import copy
