@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from ddptrain.recipes import RECIPES, RecipeError, read_recipe, recipe_names
 from ddpwire import commandline, names
@@ -381,21 +381,20 @@ to rounding.
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one training, including the recipe's values. Each group is annotated with its title in --help."""
+    """The options of one training, including the recipe's values."""
 
-    data: Annotated[DataOptions, "data"]
-    augmentation: Annotated[AugmentationOptions, "augmentation"]
-    model: Annotated[ModelOptions, "model"]
-    training: Annotated[TrainingOptions, "training"]
-    optimizer: Annotated[OptimizerOptions, "optimizer"]
-    checkpoints: Annotated[CheckpointOptions, "checkpoints"]
-    machine: Annotated[MachineOptions, "machine"]
-    ranks: Annotated[RankOptions, "ranks"]
-    callbacks: Annotated[CallbackOptions, "profiling and debugging"]
+    data: DataOptions
+    augmentation: AugmentationOptions
+    model: ModelOptions
+    training: TrainingOptions
+    optimizer: OptimizerOptions
+    checkpoints: CheckpointOptions
+    machine: MachineOptions
+    ranks: RankOptions
+    callbacks: CallbackOptions
 
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
-TITLES = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
 # Options that the environment may give.
 _VARIABLES = {
     "device": names.DEVICE,
@@ -501,7 +500,7 @@ def _parser(*, quiet: bool) -> Parser:
         metavar="NAME",
     )
     for name, kind in GROUPS.items():
-        arguments = parser.add_argument_group(TITLES[name])
+        arguments = parser.add_argument_group("profiling and debugging" if name == "callbacks" else name)
         for one in fields(kind):
             base = (*get_args(one.type), one.type)[0]  # the type without "or None"
             argument = _ARGUMENTS.get(base, {}) | one.metadata["argument"]
