@@ -57,10 +57,13 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a checkpoint that one rank writes."""
+    """The part of a checkpoint that one rank writes.
+
+    Each writer calls ``gather`` with a value. The writer of shard 0 gets a list of all values, the others None.
+    """
 
     number: int
-    gather: Callable[[Any], list[Any] | None]  # called by each writer; returns all values to that of shard 0, else None
+    gather: Callable[[Any], list[Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)

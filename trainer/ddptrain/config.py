@@ -152,7 +152,7 @@ class AugmentationOptions:
     erase: float = shaping(
         "share of images that get a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
     )
-    mixup: float = shaping("blend each image with another, by Beta(X, X); 0: off", type=real(0), default=0.0)
+    mixup: float = shaping("blend each image with another, weighted by Beta(X, X); 0: off", type=real(0), default=0.0)
     cutmix: float = shaping(
         "paste a rectangle of another image, with an area from Beta(X, X); 0: off; with --mixup: one of the two per "
         "image",
@@ -394,7 +394,7 @@ class Options:
     callbacks: CallbackOptions
 
 
-GROUPS: dict[str, Any] = get_type_hints(Options)
+GROUPS: dict[str, Any] = get_type_hints(Options)  # the dataclass of each group, keyed by the name of the group
 # Options that the environment may give.
 _VARIABLES = {
     "device": names.DEVICE,
