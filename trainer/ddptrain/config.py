@@ -119,7 +119,9 @@ class DataOptions:
     )
     image_size: int = shaping("for folder: side of the square images", type=whole(1), default=224, metavar="PX")
     cache: Path | None = option(
-        "for folder: where to cache decoded images (default: .ddptrain in --data-dir)", flag="--cache-dir", default=None
+        "for folder: where to cache decoded images, 3 bytes per pixel (default: .ddptrain in --data-dir)",
+        flag="--cache-dir",
+        default=None,
     )
     synthetic_samples: int = shaping("for synthetic: number of training images", type=whole(1), default=4096)
     synthetic_shape: tuple[int, int, int] = shaping(
@@ -129,7 +131,7 @@ class DataOptions:
     context: int = shaping("for text: context length in bytes", type=whole(1), default=256)
     input: str = option(
         "device: keep all images on the device as bytes; loader: worker processes load them; auto: device if they fit, "
-        "else loader. The results are the same",
+        "else loader. Order and augmentation are the same in both",
         choices=("auto", "device", "loader"),
         default="auto",
     )
@@ -147,15 +149,19 @@ class AugmentationOptions:
         default=None,
         metavar="PX",
     )
-    flip: bool | None = shaping("mirror half of the images (default: for cifar10, cifar100 and folder)", default=None)
+    flip: bool | None = shaping(
+        "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
+    )
     cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
         "share of images that get a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
     )
-    mixup: float = shaping("blend each image with another, weighted by Beta(X, X); 0: off", type=real(0), default=0.0)
+    mixup: float = shaping(
+        "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
+    )
     cutmix: float = shaping(
-        "paste a rectangle of another image, with an area from Beta(X, X); 0: off; with --mixup: one of the two per "
-        "image",
+        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup: one of "
+        "the two per image",
         type=real(0),
         default=0.0,
     )
@@ -178,7 +184,7 @@ class ModelOptions:
         metavar="FILE",
     )
     stem: str = shaping(
-        "first layers of a ResNet: imagenet quarters height and width, small keeps them; auto: small up to 64 px",
+        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small up to 64 px",
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
@@ -190,7 +196,9 @@ class ModelOptions:
     layers: int = shaping("number of layers of gpt", type=whole(1), default=4)
     width: int = shaping("width of gpt (embedding size)", type=whole(1), default=128)
     heads: int = shaping("attention heads of gpt; must divide --width", type=whole(1), default=4)
-    recompute: bool = option("activation checkpointing: recompute activations to save memory", default=False)
+    recompute: bool = option(
+        "activation checkpointing: recompute activations in the backward pass to save memory", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,17 +207,23 @@ class TrainingOptions:
 
     epochs: int = option("number of epochs; 0: only evaluate the checkpoint", type=whole(0))
     batch_size: int = shaping("images per optimizer step over ALL ranks", type=whole(1))
-    batch_size_per_rank: int = option("--batch-size for each rank, not for all; 0: off", type=whole(0), default=0)
+    batch_size_per_rank: int = option(
+        "images per optimizer step on each rank, instead of --batch-size; 0: use --batch-size", type=whole(0), default=0
+    )
     accumulate: int = shaping(
         "split a step's images into N parts, and add up their gradients, to save memory", type=whole(1), default=1
     )
     label_smoothing: float = shaping("label smoothing, from 0 (none) to less than 1", type=real(0, 1), default=0.0)
     ema: float = shaping(
-        "evaluate an exponential moving average of the weights with this decay; 0: off", type=real(0, 1), default=0.0
+        "evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off",
+        type=real(0, 1),
+        default=0.0,
     )
     test_flip: bool = option("evaluate the mean of each image and its mirror image", default=False)
     tensorboard: Path | None = option("write TensorBoard scalars of each epoch to this folder", default=None)
-    seed: int = shaping("random seed of the weights, the data's order, the augmentation", type=whole(0), default=0)
+    seed: int = shaping(
+        "random seed of the initial weights, the order of the data and the augmentation", type=whole(0), default=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,11 +247,16 @@ class OptimizerOptions:
         default=None,
     )
     milestones: tuple[int, ...] = shaping(
-        "epochs after which --gamma applies", type=milestones, default=(30, 60, 80), metavar="N,N,..."
+        "epochs after which the learning rate is multiplied by --gamma",
+        type=milestones,
+        default=(30, 60, 80),
+        metavar="N,N,...",
     )
     gamma: float = shaping("factor of the learning rate at each of --milestones", type=real(0.0), default=0.1)
     momentum: float = shaping("momentum of SGD, or the first beta of AdamW", type=real(0, 1), default=0.9)
-    weight_decay: float = shaping("weight decay, except of norms and biases; 0: none", type=real(0.0), default=0.0)
+    weight_decay: float = shaping(
+        "weight decay, not applied to normalisation layers and biases; 0: none", type=real(0.0), default=0.0
+    )
     clip: float = shaping("clip the norm of the gradient to this value; 0: off", type=real(0.0), default=0.0)
 
 
@@ -259,7 +278,7 @@ class CheckpointOptions:
         metavar="URL",
     )
     every: int = option(
-        "also save every N steps; 0: only after each epoch and when stopped",
+        "also save every N steps; 0: only at the end of each epoch and when the training is stopped",
         flag="--checkpoint-every",
         type=whole(0),
         default=0,
@@ -297,7 +316,7 @@ class MachineOptions:
     )
     channels_last: bool = option("use the memory format channels_last", default=True)
     compile: str = option(
-        "mode of torch.compile, which delays the first step",
+        "mode of torch.compile, which delays the first step; reduce-overhead uses CUDA graphs",
         choices=("off", "default", "reduce-overhead", "max-autotune"),
         default="off",
     )
@@ -335,12 +354,18 @@ class RankOptions:
         choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
-    backend: str = option("auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo", "mpi"), default="auto")
+    backend: str = option(
+        "communication backend; auto: nccl on GPUs, gloo on CPUs",
+        choices=("auto", "nccl", "gloo", "mpi"),
+        default="auto",
+    )
     sync_bn: bool = shaping("synchronise batch normalisation over all ranks (GPUs only)", default=False)
     compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
     bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
     bucket_view: bool = option("gradients are views of the buckets, which saves a copy", default=True)
-    static_graph: bool = option("every step uses the same parameters in the same order", default=False)
+    static_graph: bool = option(
+        "DDP's static_graph: every step uses the same parameters in the same order", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +375,8 @@ class CallbackOptions:
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("folder of the traces", default=Path("profile"))
     debug: bool = option(
-        "more output of torch, a record of the last collectives, anomaly detection; slow", default=False
+        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the backward pass; slow",
+        default=False,
     )
     stop_after: float = option(
         "save and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
