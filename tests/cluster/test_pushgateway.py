@@ -66,7 +66,7 @@ def test_a_pushgateway_that_is_not_there_changes_nothing(tmp_path: Path) -> None
     done = run("", environ={"DDP_PUSHGATEWAY": "http://127.0.0.1:9"}, folder=tmp_path)
     assert done.returncode == 0
     assert re.search(
-        r"^\[node0\] the Pushgateway http://127.0.0.1:9 was not told how the run ended: .*refused", done.stderr, re.M
+        r"^\[node0\] the outcome was not sent to the Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M
     )
 
 

@@ -117,7 +117,7 @@ class Runs:
 
     @staticmethod
     def free_port() -> int:
-        with network.listen_on_free_port("127.0.0.1") as listener:
+        with network.bind_free_port("127.0.0.1") as listener:
             return int(listener.getsockname()[1])
 
     @staticmethod

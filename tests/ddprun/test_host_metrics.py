@@ -63,6 +63,7 @@ def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> N
         **vars(NVML)
         | {
             "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
             "nvmlSystemGetDriverVersion": lambda: "570.86.15",
             "nvmlDeviceGetCount": lambda: 3,
             "nvmlDeviceGetHandleByIndex": handle,

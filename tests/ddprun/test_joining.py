@@ -86,7 +86,7 @@ def test_a_node_of_another_run_takes_no_number(runs, wording):
 
 
 def test_another_program_on_the_port_is_named(runs, wording):
-    with network.listen_on_free_port("127.0.0.1") as listener:
+    with network.bind("127.0.0.1", 0, listen=True) as listener:
         port = listener.getsockname()[1]
         node = start(runs, "act.py", port=port, options=("--join-timeout", "10"))
         assert node.end() == 69

@@ -134,6 +134,14 @@ def test_a_traceback_is_no_cause_of_another_exit_code(tmp_path):
     assert (last_error(tmp_path, 3, 3), last_error(tmp_path, 3, 1)) == ("", "KeyError: 3")
 
 
+def test_a_traceback_of_an_earlier_attempt_is_no_cause(tmp_path):
+    old = "Traceback (most recent call last):\n  File x\nKeyError: 3\n"
+    (tmp_path / rank_log(3)).write_text(f"{old}epoch 1\n")
+    assert last_error(tmp_path, 3, 1, start=len(old)) == ""
+    (tmp_path / rank_log(3)).write_text(old * 2)
+    assert last_error(tmp_path, 3, 1, start=len(old)) == "KeyError: 3"
+
+
 def test_the_error_file_comes_before_the_log(tmp_path, monkeypatch):
     """ddptrain's, and that of torch's ``record``, which a script of torchrun's may use."""
     (tmp_path / rank_log(3)).write_text("Traceback (most recent call last):\nKeyError: 3\n")

@@ -34,6 +34,24 @@ def test_whichever_process_is_killed_nothing_is_left(runs, wording, victim):
         wording(node.outcome().message)
 
 
+LEFT_ALONE = """
+import os, sys, time
+while os.environ["RANK"] == "0":
+    with open(os.environ["DDP_EVENTS_FILE"]) as events:
+        if '"rank_exited"' in events.read():
+            raise RuntimeError("Connection closed by peer")
+    time.sleep(0.02)
+"""
+
+
+def test_a_rank_that_exits_with_0_before_another_fails_is_named(runs, tmp_path, wording):
+    (tmp_path / "script.py").write_text(LEFT_ALONE)
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
+    assert node.end() == 1
+    assert node.facts() == Outcome(code=1, cause="error", message="", node=0, rank=0)
+    wording(node.outcome().message)
+
+
 @pytest.mark.parametrize("moment", ["at once", "a while", "ready"])
 def test_sigterm_at_any_moment(runs, moment):
     node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2"))

@@ -41,9 +41,8 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
 
     def interfaces(base):
-        none = rank_environment.PreviousAttempts(step=None, lost="")
         env = rank_environment.rank_environment(
-            group, worker, config, none, Path("m"), base, attempt=1, threads=1, interface="eth0"
+            group, worker, config, Path("m"), base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
         )
         return env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]
 
@@ -161,7 +160,7 @@ def test_check_only_prints_what_it_found_and_starts_nothing(runs):
     assert (first.end(), second.end()) == (0, 0)
     rows = [line.split(maxsplit=2) for line in first.stdout.read_text().splitlines()]
     assert [row[:2] for row in rows] == [
-        ["step", "verdict"],
+        ["step", "result"],
         *([step, "ok"] for step in ("resolve", "address", "port")),
         ["limits", rows[4][1]],  # this machine's
         *([step, "ok"] for step in ("compare", "meet")),
@@ -169,7 +168,7 @@ def test_check_only_prints_what_it_found_and_starts_nothing(runs):
     assert [rows[1][2], rows[2][2], rows[3][2]] == [
         "127.0.0.1",
         f"127.0.0.1 on {loopback()}",
-        f"{port} on 127.0.0.1 is ours",
+        f"{port} on 127.0.0.1 is free",
     ]
     assert rows[-1][2] == "2 of 2 nodes"
     rows = [line.split(maxsplit=2) for line in second.stdout.read_text().splitlines()]

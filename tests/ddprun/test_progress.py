@@ -23,7 +23,7 @@ class Slow:
         if name in ("torch.nn", "torch.distributed.elastic.agent.server.api"):
             time.sleep(6)
         said, until = Path(os.environ["TEST_STDERR"]).read_text, time.monotonic() + 200
-        while name == "torch._dynamo" and "what the ranks need" not in said() and time.monotonic() < until:
+        while name == "torch._dynamo" and "that the ranks need" not in said() and time.monotonic() < until:
             time.sleep(0.1)
 
 seen = set()

@@ -146,6 +146,16 @@ def test_outcome(wording, failure, code, cause, retry):
     wording(outcome.message)
 
 
+def test_ranks_that_had_exited_with_0_are_named_if_they_may_be_the_cause(wording):
+    hung = Failure(node=0, rank=0, status=-9, hung="no heartbeat for 300 s")
+    for failure, exited in ((TRACEBACK, [1]), (ABORTED, [5, 0, 4, 7]), (hung, [1])):
+        outcome = outcome_of(failure, attempt=1, exited=exited)
+        assert replace(outcome, message="") == replace(outcome_of(failure, attempt=1), message="")
+        wording(outcome.message)
+    for failure in (KILLED, OWN_CODE, replace(TRACEBACK, stopped_by=signal.SIGTERM)):
+        assert outcome_of(failure, attempt=1, exited=[1]) == outcome_of(failure, attempt=1)
+
+
 def test_a_rank_that_stopped_with_another_is_not_named(wording):
     outcome = outcome_of(Failure(node=0, rank=0, status=138, stopped_for=3), attempt=1)
     assert (outcome.node, outcome.rank) == (None, 3)

@@ -102,8 +102,8 @@ def test_what_the_source_does_not_show_is_said_at_the_first_import_of_torch(tmp_
     (((said, status),), plain) = run_ranks("fork", [[["script.py"], {"LOCAL_RANK": "0"}]], tmp_path)
     assert (status, plain) == (0, [])
     assert said.splitlines() == [
-        "ddprun: OMP_NUM_THREADS changed before torch was imported, in code whose source ddprun does not read: "
-        "without effect on torch, which was imported once for all ranks; --exec lets it count",
+        "ddprun: OMP_NUM_THREADS changed before the import of torch, in code that ddprun does not read: "
+        "this has no effect on torch, which was imported once for all ranks; with --exec it has",
         "[]",
         "True",
         "True True",

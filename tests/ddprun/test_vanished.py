@@ -38,7 +38,7 @@ def silenced(monkeypatch):
     real = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     speaks = threading.Event()
     speaks.set()
-    listener = network.listen_on_free_port("127.0.0.1")
+    listener = network.bind("127.0.0.1", 0, listen=True)
 
     def carry(source, target):
         with contextlib.suppress(OSError), source:  # one of the two has hung up

@@ -1,8 +1,8 @@
 """The node agent: torch elastic's loop with ddprun's own ranks, rendezvous and restart policy.
 
-elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` until ``_monitor_workers`` returns success
-or failure, then ``_stop_workers``, and repeats this while restarts are left. ``_monitor_workers`` waits for the
-decision that node 0 makes for all nodes; this decision includes whether the ranks are restarted.
+elastic calls ``_rendezvous`` and ``_start_workers``. Then it calls ``_monitor_workers`` until this returns success or
+failure, and ``_stop_workers``. It repeats all of this while restarts are left. ``_monitor_workers`` waits for the
+decision that node 0 makes for all nodes; the decision includes whether the ranks are restarted.
 """
 
 import shutil
@@ -34,7 +34,8 @@ from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
-from ddprun.rank_environment import PreviousAttempts, ResourceAllocation
+from ddprun.process_groups import GUIDE
+from ddprun.rank_environment import ResourceAllocation
 from ddprun.rank_errors import NO_STDIN, last_error
 from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
@@ -42,19 +43,9 @@ from ddprun.restart_policy import Failure
 from ddprun.termination import OomMonitor, Stop
 from ddprun.workers import SupervisorLostError, Workers
 from ddpwire import metrics as ddpwire_metrics
+from ddpwire import run_files
 from ddpwire.exits import Exit
-from ddpwire.run_files import (
-    GROUP_SUFFIX,
-    HEARTBEAT,
-    METRICS,
-    Outcome,
-    RankProcess,
-    rank_error,
-    rank_heartbeat,
-    rank_log,
-    rank_metrics,
-    stacks_file,
-)
+from ddpwire.run_files import HEARTBEAT, Outcome, RankProcess
 
 MONITOR_S = 0.25  # between two reads of the heartbeats while ranks train
 RECOVERY_MONITOR_S = 0.02  # the same after a restart, until the first step
@@ -62,7 +53,6 @@ ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not
 PEER_GRACE_S = 5.0  # short, because the peers of a failed rank wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 20.0
-GROUP_GUIDE = "docs/your_script.md"
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -88,7 +78,7 @@ class NodeContext:
 
 
 class NodeAgent(SimpleElasticAgent):
-    """Runs the ranks of one node, attempt after attempt, until all nodes share a final outcome."""
+    """Runs the ranks of one node, attempt after attempt, until all nodes have the same final outcome."""
 
     def __init__(
         self,
@@ -114,7 +104,7 @@ class NodeAgent(SimpleElasticAgent):
         self._start_consensus = start_consensus
         self._first_rank = 0
         self._num_succeeded = 0
-        self._log_at = 0.0
+        self._log_at = 0.0  # when to log next that this node's ranks are done
         self._is_restart = False
         self._processes: tuple[RankProcess, ...] = ()
         self._recovery = Recovery(node.series, node.journal, node.previous_step)
@@ -178,7 +168,7 @@ class NodeAgent(SimpleElasticAgent):
         processes = []
         shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
-        previous = PreviousAttempts(step=self._recovery.best, lost=node.downtime.started(self._started_at))
+        lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         with node.stop.starting:
@@ -190,7 +180,7 @@ class NodeAgent(SimpleElasticAgent):
                     # The agent's store uses the group's port; a single rank's own store needs another port.
                     worker_group.master_port = network.free_port(str(worker_group.master_addr))  # type: ignore[assignment]
                 try:
-                    processes.append(self._start_rank(worker_group, worker, previous))
+                    processes.append(self._start_rank(worker_group, worker, lost))
                 except SupervisorLostError as error:
                     if node.workers.alive:  # the ends of these ranks were not reported
                         raise node_error(Exit.KILLED, "killed", str(error)) from None
@@ -214,24 +204,27 @@ class NodeAgent(SimpleElasticAgent):
         node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
-    def _start_rank(self, group: WorkerGroup, worker: Worker, previous: PreviousAttempts) -> RankProcess:
+    def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
+        """Start a rank. ``lost``: the time lost since ranks last trained. Raises NodeError and SupervisorLostError."""
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
-        log, cores = node.node_dir / rank_log(rank), node.resources.cores(local_rank)
+        log = node.node_dir / run_files.rank_log(rank)
+        metrics_dir = node.node_dir / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
-            group, worker, node.config, previous, node.node_dir, node.environ,
-            attempt=attempt, threads=node.resources.threads, interface=node.interface,
+            group, worker, node.config, node.node_dir, node.environ, attempt=attempt, steps_before=self._recovery.best,
+            lost=lost, threads=node.resources.threads, interface=node.interface,
         )  # fmt: skip
         try:
-            (node.node_dir / rank_metrics(rank)).mkdir(parents=True, exist_ok=True)
-            metrics.prepare_rank_dir(node.node_dir / rank_metrics(rank))
+            metrics_dir.mkdir(parents=True, exist_ok=True)
+            metrics.prepare_rank_dir(metrics_dir)
             (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
-            (node.node_dir / rank_error(rank)).unlink(missing_ok=True)
+            (node.node_dir / run_files.rank_error(rank)).unlink(missing_ok=True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
             message = f"cannot write {error.filename}: {error.strerror}"
             raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
+            cores = node.resources.cores(local_rank)
             pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
         finally:
             streams.close()  # only the rank and its children keep them open, so they end with these processes
@@ -239,7 +232,7 @@ class NodeAgent(SimpleElasticAgent):
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
-        """Return whether a stop was requested, so that no ranks are to be started; if so, post this for all nodes."""
+        """Return whether a stop was requested. If so, no ranks are started, and this is posted for all nodes."""
         if number := self._node.stop.requested:
             self.consensus.post_failure(self._unstarted())
         return bool(number)
@@ -256,7 +249,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _was_stopped(self, rank: int) -> bool:
-        """Return whether a rank that exited with 0 was stopped before its training was complete; False if unknown."""
+        """Return whether a rank that exited with 0 did so because of a stop, before its training was complete."""
         requested = self._node.stop.requested
         if requested == signal.SIGINT:
             return True
@@ -279,21 +272,21 @@ class NodeAgent(SimpleElasticAgent):
                 self.consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
-                if self._num_succeeded == node.config.local_world_size:
-                    self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
-                    self.consensus.post_done()
-        metrics.set_gauges_aside(node.node_dir / METRICS, rank)
+                self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
+                is_last = self._num_succeeded == node.config.local_world_size
+                self.consensus.post_success(rank, is_last=is_last)
+        metrics.set_gauges_aside(node.node_dir / run_files.METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
-        stop, kills = self._node.stop, self._node.oom_monitor
+        stop, kills, logs = self._node.stop, self._node.oom_monitor, self._node.logs
         if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
-            self._node.logs.catch_up(rank)
-        in_order = self._node.logs.in_order
-        error = last_error(self._node.node_dir, rank, status, in_order=in_order) if status > 0 else ""
+            logs.catch_up(rank)
+        start, in_order = logs.starts[rank], logs.in_order
+        error = last_error(self._node.node_dir, rank, status, start=start, in_order=in_order) if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: give it this terminal's with ddprun --debug-rank {rank})"
         return Failure(
@@ -333,7 +326,9 @@ class NodeAgent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
-        (journal := self._node.journal).emit_failure(outcome)
+        journal = self._node.journal
+        facts = ("rank", "node", "step", "cause", "message")
+        journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
         self._is_restart, self._remaining_restarts = restart, int(restart)
         if restart:
@@ -351,26 +346,25 @@ class NodeAgent(SimpleElasticAgent):
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
             return False
-        groups = (node.node_dir / f"{rank_heartbeat(process.rank)}{GROUP_SUFFIX}" for process in self._processes)
+        beats = (run_files.rank_heartbeat(process.rank) for process in self._processes)
+        groups = (node.node_dir / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
         return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
 
     def _describe_success(self) -> str:
         if not self._no_group():
             return "every rank exited with 0"
-        return (
-            f"{self._world_size} ranks ran and none called init_process_group: "
-            f"these were {self._world_size} separate trainings ({GROUP_GUIDE})"
-        )
+        number = self._world_size
+        what = f"these were {number} separate trainings ({GUIDE})"
+        return f"{number} ranks ran and none called init_process_group: {what}"
 
     def _report_no_group(self) -> None:
-        """Log once, after NO_GROUP_S, that no rank has a process group: several ranks are then no faster than one."""
+        """Log once, after NO_GROUP_S, that no rank has a process group: then several ranks are no faster than one."""
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
-            self._reported_no_group = True
+            self._reported_no_group, number = True, self._world_size
             if self._no_group():
-                self._node.journal.log(
-                    f"none of the {self._world_size} ranks has called init_process_group in {NO_GROUP_S:g} s: "
-                    f"until one does, these are {self._world_size} separate trainings ({GROUP_GUIDE})"
-                )
+                what = f"until one does, these are {number} separate trainings ({GUIDE})"
+                since = f"none of the {number} ranks has called init_process_group in {NO_GROUP_S:g} s"
+                self._node.journal.log(f"{since}: {what}")
 
     def _end_ranks_of_ranks(self) -> None:
         if self._spawn_watch and (why := self._spawn_watch.find()):
@@ -386,12 +380,12 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End this node's ranks. They get time to save, except after a hang or a lost node, or before most restarts."""
+        """End this node's ranks. They get time to save unless a rank hung, a node was lost or they are restarted."""
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
             self._diagnosis.keep()
-            path = node.node_dir / stacks_file(self._rendezvous_handler.attempt)
+            path = node.node_dir / run_files.stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):
@@ -412,7 +406,7 @@ class NodeAgent(SimpleElasticAgent):
         """Do not wait: the nodes have already agreed that all succeeded."""
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        """Return an event without the host's full name: elastic looks it up in DNS each time, which can hang."""
+        """Return an event without the host's full name, which elastic looks up in DNS each time: this can hang."""
         return Event(f"ddprun.{state}", source)
 
     @contextmanager

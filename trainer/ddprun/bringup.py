@@ -66,7 +66,8 @@ def bring_up(
     checks = PeerChecks(config, report, series, environ)
     report.begin("reach" if config.node_rank else "")
     rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check)
-    checks.report_store(rendezvous.master)
+    if config.node_rank:
+        report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)
     if config.check_only:
         rendezvous.next_rendezvous()
@@ -88,7 +89,12 @@ def bring_up(
     node_facts.write_inventory(node_dir, config, environ)
     node_metrics.history.start()
     logs = RankLogs(console, config)
-    signals.on_resize = lambda: resize(logs, workers)
+
+    def on_resize() -> None:
+        logs.resize()
+        workers.signal(signal.SIGWINCH)  # the size of the terminal has changed
+
+    signals.on_resize = on_resize
     node = NodeContext(
         config=config,
         node_dir=node_dir,
@@ -112,6 +118,7 @@ def bring_up(
         logs.end_attempt()
     assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
+    logs.show_last_lines(agent.outcome, node_dir)
     series.state("failed" if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot(node_dir)
     if copies:
@@ -125,26 +132,22 @@ def route_signals(
 ) -> None:
     """Forward signals to the ranks from now on."""
 
-    def on_stop(number: int) -> None:
+    def record(number: int) -> None:
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        journal.emit("signal", signal=signal.Signals(number).name)
+
+    def on_stop(number: int) -> None:
         series.state("stopping")
         journal.update(state="stopping")
-        journal.emit("signal", signal=signal.Signals(number).name)
+        record(number)
         stop.reason = signals.stop_reason
         stop.request(number, leaves=config.is_replaced and number == signal.SIGTERM and not stop.reason)
 
     def on_forward(number: int) -> None:
-        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
-        journal.emit("signal", signal=signal.Signals(number).name)
+        record(number)
         stop.forward(number)
 
     signals.on_stop, signals.on_forward = on_stop, on_forward
-
-
-def resize(logs: RankLogs, workers: Workers) -> None:
-    """Inform the ranks that the size of the terminal has changed."""
-    logs.resize()
-    workers.signal(signal.SIGWINCH)
 
 
 def silence_torch() -> None:

@@ -1,11 +1,12 @@
 """Copies of node 0's checkpoint folder on other nodes, for a run whose nodes do not share that folder.
 
 When a rank of node 0 has reported a checkpoint (the event ``checkpoint_saved``), node 0 lists the folder's files in a
-manifest, and announces it in the run's store, where values are signed: its size and SHA-256, a port and a nonce. Other
-nodes fetch what they lack from node 0, each file by its SHA-256. A request needs an HMAC of the nonce and the SHA-256
-with the run's secret. A file is received as ``.NAME.part``, and so is the manifest. When all are verified, the manifest
-gets its name, then each file (after a kill by ``finish_copy``). So a manifest describes a complete checkpoint. Files
-that only the previous manifest has are deleted. A copy that fails does not end the training. Nothing is encrypted.
+manifest. It announces the manifest in the run's store, where values are signed: its size and SHA-256, a port and a
+nonce. Other nodes fetch the files that they lack from node 0 by their SHA-256; a request needs an HMAC of the nonce and
+the SHA-256 with the run's secret. A file is received as ``.NAME.part``, and so is the manifest. When all are verified,
+the manifest is renamed first, then each file (after a kill, ``finish_copy`` renames the rest). So a manifest describes
+a complete checkpoint. Files that only the previous manifest has are deleted. A copy that fails does not end the
+training. Nothing is encrypted.
 """
 
 import contextlib
@@ -117,7 +118,7 @@ def finish_copy(folder: Path) -> None:
 
 
 class CheckpointCopies:
-    """One node's side of the copies, in threads: node 0 announces and sends, others fetch, while the store lives."""
+    """One node's side of the copies, in threads that end with the store: node 0 announces and sends, others fetch."""
 
     def __init__(
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,

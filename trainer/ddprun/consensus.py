@@ -1,16 +1,14 @@
-"""How the nodes agree on the end of an attempt: each node posts what happens to its ranks, node 0 decides, and all
-follow.
+"""How the nodes agree on the end of an attempt: each node posts how its ranks end, and node 0 decides for all nodes.
 
-The agreement uses the control store, with its own threads and connections, and waits for keys, so that a decision
+The agreement uses the control store, with its own threads and connections. It waits for keys, so that a decision
 reaches all nodes within milliseconds. ``restart_policy`` determines which failure counts and whether there is another
 attempt; the agent acts on the decision.
 
-Keys of attempt N: ``N/news`` counts and thereby orders the posts, ``N/news/I`` is one post: it reports a failure, or a
-node whose ranks all exited with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it.
-``beat/NODE`` is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its
-ranks.
+Keys of attempt N: ``N/news`` counts and thereby orders the posts. ``N/news/I`` is one post: a failure, or a rank that
+exited with 0. ``N/verdict`` is the decision, and ``N/gone`` counts the nodes that have acted on it. ``beat/NODE`` is a
+node's heartbeat: it has the status of the node's ranks, and changes for as long as the node's ddprun lives.
 
-If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` holds all failed attempts.
+If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` has all failed attempts.
 Each node keeps a copy of ``history``: after the loss of node 0, the others write it into the next node 0's store.
 """
 
@@ -30,23 +28,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
 )
 
-from ddprun import stores
+from ddprun import restart_policy, stores
 from ddprun.errors import store_lost_error
 from ddprun.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
 from ddprun.requeue import Requeues
-from ddprun.restart_policy import (
-    NODE_LOST_AFTER_FAILURE_S,
-    NODE_LOST_S,
-    SETTLE_S,
-    Decision,
-    FailedAttempt,
-    Failure,
-    decide,
-    find_root_failure,
-    outcome_of,
-    outcome_of_leaving,
-    read_attempts,
-)
+from ddprun.restart_policy import NODE_LOST_S, SETTLE_S, Decision, FailedAttempt, Failure, outcome_of, read_attempts
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
@@ -73,16 +59,16 @@ def _read_decision(value: Any) -> Decision:
     return Decision(outcome=read_outcome(json.dumps(value["outcome"])), restart=bool(value["restart"]))
 
 
-def _read_post(value: Any) -> Failure | int:
-    return int(value["done"]) if "done" in value else Failure(**value["failure"])
+def _read_post(value: Any) -> Failure | tuple[int, int | None]:
+    return Failure(**value["failure"]) if "failure" in value else (int(value["exited"]), value["done"])
 
 
 class LivenessTracker:
     """Node 0's view of the nodes: which of them are alive, and the status of their ranks.
 
-    A node whose heartbeat does not change for too long is lost: its claim is removed, so that a new ddprun can join in
-    its place. A node's silence is counted in updates of node 0, not in seconds, so time in which node 0 itself could
-    not run does not count.
+    A node whose heartbeat does not change for too long is lost: its claim is deleted, so that a new ddprun can join in
+    its place. Time in which node 0 itself could not run is no silence of the others: from one update to the next, at
+    most twice the update interval is counted.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:
@@ -113,7 +99,7 @@ class LivenessTracker:
 
     @property
     def silent_s(self) -> dict[int, float]:
-        """Return how many seconds each other member has been silent, keyed by node."""
+        """The seconds for which each other member has been silent, keyed by node."""
         return {node: self._nodes[node].silent_s for node in self._members if node}
 
     def update(self, now_s: float) -> None:
@@ -158,8 +144,8 @@ class Consensus:
     ) -> None:
         """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
 
-        ``is_replaced``: whether a node that ends is replaced by a new one. ``history``: the attempts that failed while
-        an earlier node 0 served the store.
+        ``is_replaced``: whether a new node replaces a node that ends. ``history``: the attempts that failed while an
+        earlier node 0 served the store.
         """
         try:
             self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
@@ -167,13 +153,13 @@ class Consensus:
             raise store_lost_error() from None
         self._node = node
         self._is_leader = node == 0
-        self._decide_next = partial(decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
+        self._decide_next = partial(restart_policy.decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
         self._hang_timeout_s = hang_timeout_s
         self._read_statuses = read_statuses
         self._requeues = requeues
         self._is_replaced = is_replaced
         self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
-        self._liveness = LivenessTracker(self._store, max_nodes) if self._is_leader else None
+        self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
         self._decided = threading.Event()
@@ -188,7 +174,8 @@ class Consensus:
         self._members: tuple[int, ...] = ()
         self.decision: Decision | None = None  # what all nodes agreed on; None: the attempt is still running
         self._failures: list[Failure] = []
-        self._done: set[int] = set()
+        self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
+        self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
         if history:
@@ -208,11 +195,10 @@ class Consensus:
         """Start an attempt and forget the previous one."""
         with self._posting:
             self._attempt, self._members, self.decision = attempt, members, None
-            self._failures, self._done, self._num_posts, self._step = [], set(), 0, None
+            self._failures, self._exited, self._done, self._num_posts, self._step = [], [], set(), 0, None
             self._began_at = time.monotonic()
             self._decided.clear()
-            if self._liveness:
-                self._liveness.begin_attempt(attempt, members)
+            self._liveness.begin_attempt(attempt, members)
         if self._is_replaced:
             self._try_store(self._read_history)
         if self._leaves:
@@ -230,9 +216,9 @@ class Consensus:
         """Post a failure of this node. Call this at once, because the order of the failures matters."""
         self._try_store(lambda: self._post({"failure": asdict(failure)}))
 
-    def post_done(self) -> None:
-        """Post that all ranks of this node exited with 0."""
-        self._try_store(lambda: self._post({"done": self._node}))
+    def post_success(self, rank: int, *, is_last: bool) -> None:
+        """Post that a rank exited with 0. ``is_last``: whether it is the last rank of this node to do so."""
+        self._try_store(lambda: self._post({"exited": rank, "done": self._node if is_last else None}))
 
     def post_leaving(self) -> None:
         """Post, before the ranks end, that this node was stopped. If node 0 does not answer, return after a moment."""
@@ -249,10 +235,11 @@ class Consensus:
     def wait_until_all_gone(self, timeout_s: float) -> None:
         """On node 0, wait at most ``timeout_s`` until no other living node needs the stores any more."""
         deadline = time.monotonic() + timeout_s
-        while self._liveness and time.monotonic() < deadline:
+        lost_after_s = restart_policy.NODE_LOST_AFTER_FAILURE_S
+        while self._is_leader and time.monotonic() < deadline:
             with self._posting:
                 num_gone = self._store.add(f"{self._attempt}/gone", 0)
-            silent = sum(seconds > NODE_LOST_AFTER_FAILURE_S for seconds in self._liveness.silent_s.values())
+            silent = sum(seconds > lost_after_s for seconds in self._liveness.silent_s.values())
             if num_gone + silent >= len(self._members):
                 return
             time.sleep(POLL_S)
@@ -287,7 +274,7 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect that node 0 disappeared without closing its connections (power cut, cable), so that every call blocks.
+        """Detect that node 0 disappeared without closing its connections (power cut, cable): then every call blocks.
 
         This loop counts its own iterations, not seconds: time in which this process could not run does not count.
         """
@@ -328,7 +315,7 @@ class Consensus:
         self._step = max((step for step in steps if step is not None), default=None)
         beat = {"at": time.monotonic(), "attempt": self._attempt, "signs": statuses}
         self._store.set(f"beat/{self._node}", json.dumps(beat))
-        if self._liveness:
+        if self._is_leader:
             self._liveness.update(time.monotonic())
 
     def _receive_decision(self) -> None:
@@ -352,7 +339,6 @@ class Consensus:
         return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
 
     def _decide(self) -> None:
-        assert self._liveness is not None, "only node 0 decides"  # noqa: S101
         self._read_posts()
         if len(self._done) == len(self._members) and not self._failures:
             outcome = Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt)
@@ -361,15 +347,16 @@ class Consensus:
         settled = self._liveness.all_alive_since_failure() and all(
             time.monotonic() - self._failed_at >= SETTLE_S.get(failure.code, 0.0) for failure in self._failures[:1]
         )
-        failure = find_root_failure(tuple(self._failures), silent_s=self._liveness.silent_s, settled=settled)
+        silent_s = self._liveness.silent_s
+        failure = restart_policy.find_root_failure(self._failures, silent_s=silent_s, settled=settled)
         if failure := failure or self._find_hang():
-            now = time.monotonic()
+            lived_s = time.monotonic() - self._began_at
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
-            outcome, step = outcome_of(failure, attempt=self._attempt), max(steps, default=None)
-            leaving = self._leaving()
+            outcome = outcome_of(failure, attempt=self._attempt, exited=self._exited)
+            step, leaving = max(steps, default=None), self._leaving()
             if leaving:  # the stopped node explains the failures of ranks on other nodes
-                outcome = outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
-            self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=now - self._began_at))
+                outcome = restart_policy.outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
+            self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=lived_s))
             decision = self._decide_next(self.history, leaves=bool(leaving))
             if self._is_replaced:
                 self._store.set("history", self._encoded_history())
@@ -381,22 +368,24 @@ class Consensus:
             self._publish(decision)
 
     def _read_posts(self) -> None:
-        assert self._liveness is not None, "only node 0 reads"  # noqa: S101
         while self._store.check([key := f"{self._attempt}/news/{self._num_posts + 1}"]):
             self._num_posts += 1
             post = stores.decode(key, self._store.get(key), _read_post)
-            if isinstance(post, int):
-                self._done.add(post)
+            if isinstance(post, Failure):
+                if not self._failures:
+                    self._failed_at = time.monotonic()
+                    self._liveness.mark_failure()
+                self._failures.append(post)
                 continue
+            rank, done = post
             if not self._failures:
-                self._failed_at = time.monotonic()
-                self._liveness.mark_failure()
-            self._failures.append(post)
+                self._exited.append(rank)
+            if done is not None:
+                self._done.add(done)
 
     def _find_hang(self) -> Failure | None:
-        if self._failures or self._liveness is None:
-            return None
-        if (status := find_hung_rank(self._liveness.statuses, self._hang_timeout_s)) is None:
+        status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
+        if self._failures or status is None:
             return None
         why = describe_hang(status, self._hang_timeout_s)
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)

@@ -1,7 +1,7 @@
 """ddprun's stdout and stderr: one thread writes what the ranks and ddprun itself print.
 
-The reader may be slow or stuck (a paused terminal), so text waits in a bounded queue. When the queue is full, text is
-dropped and counted, so that the training is not blocked.
+The reader may be slow, or stop reading (a paused terminal), so text waits in a bounded queue. When the queue is full,
+text is dropped and counted, so that the training is not blocked.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Console:
 
     @property
     def is_one_place(self) -> bool:
-        """Return whether stdout and stderr lead to the same file, pipe or terminal."""
+        """Whether stdout and stderr lead to the same file, pipe or terminal."""
         return self._files[1] == self._files[2]
 
     def start(self) -> None:
@@ -59,8 +59,8 @@ class Console:
     def put(self, descriptor: int, text: bytes, source: object = None) -> None:
         """Queue ``text`` from ``source``: a stream of a rank, or None for ddprun itself, which writes complete lines.
 
-        If the queue is full, wait one second for the reader, but only once for as long as the reader is stuck. If a
-        line of another source is unfinished, ``text`` begins on a new line.
+        If the queue is full, wait one second for the reader, but only once until the reader continues. If a line of
+        another source is unfinished, ``text`` begins on a new line.
         """
         try:
             self._texts.put((descriptor, text, source), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
@@ -76,7 +76,7 @@ class Console:
                 self._num_dropped = 0
 
     def recently_shown(self, line: str) -> bool:
-        """Whether ``line`` is among the last lines of the ranks."""
+        """Return whether ``line`` is among the last lines of the ranks."""
         return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
@@ -89,11 +89,9 @@ class Console:
                 left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         lost = self._num_dropped + left
         if lost and select.select([], [2], [], 0)[1]:
-            note = (
-                f"[{self._name}] {lost} pieces of output were left out: nothing read them; the ranks' logs have them\n"
-            )
+            note = f"{lost} pieces of output were left out: nothing read them; the ranks' logs have them"
             with contextlib.suppress(OSError):
-                os.write(2, note.encode())
+                os.write(2, f"[{self._name}] {note}\n".encode())
 
     def _run(self) -> None:
         while True:

@@ -2,8 +2,8 @@
 
 ddpctl writes a unique word into ``diagnosis.request``; ddprun queries its ranks and writes ``diagnosis.json``, which
 contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. A rank that hangs or
-is stopped may not answer, so every query has a timeout, and a missing answer is evidence too. The answers are JSON from
-ranks, which are not trusted, so they are read field by field.
+is stopped may not answer, so every query has a timeout, and a missing answer is evidence too. The answers are JSON,
+which is read field by field, because ranks are not trusted.
 """
 
 import base64
@@ -23,17 +23,8 @@ from typing import Any
 
 from ddprun import processes
 from ddprun.rank_server import STACKS, STACKS_SIGNAL, ask
-from ddpwire.run_files import (
-    DIAGNOSIS,
-    DIAGNOSIS_REQUEST,
-    GROUP_SUFFIX,
-    PROFILE,
-    RankProcess,
-    diagnosis_file,
-    rank_heartbeat,
-    read_regular,
-    write_atomic,
-)
+from ddpwire import run_files
+from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_heartbeat, read_regular, write_atomic
 
 NUM_SAMPLES = 5
 SAMPLE_INTERVAL_S = 0.3
@@ -66,10 +57,10 @@ class Diagnosis:
         self._answered = ""
         self._thread: threading.Thread | None = None
         with contextlib.suppress(OSError):  # create both files now: NFS caches that a file is missing
-            for old in node_dir.glob(diagnosis_file("*")):
+            for old in node_dir.glob(run_files.diagnosis_file("*")):
                 old.unlink()
             (node_dir / DIAGNOSIS).touch()
-            (node_dir / PROFILE).write_text("")
+            (node_dir / run_files.PROFILE).write_text("")
             (node_dir / DIAGNOSIS_REQUEST).write_text("")
 
     def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
@@ -93,7 +84,7 @@ class Diagnosis:
 
     def keep(self) -> None:
         """Save the evidence of the current attempt, before its ranks are killed because of a hang."""
-        self._write(diagnosis_file(self._attempt), num_samples=2)
+        self._write(run_files.diagnosis_file(self._attempt), num_samples=2)
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
         ranks = collect(self._ranks, self._node_dir, num_samples)
@@ -117,46 +108,38 @@ class Diagnosis:
 
             with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
                 found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
-            write_atomic(self._node_dir / PROFILE, json.dumps(found).encode())
+            write_atomic(self._node_dir / run_files.PROFILE, json.dumps(found).encode())
 
 
 def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
     """Return the evidence from these ranks, as JSON: the process states, stacks at several moments, and collectives."""
-    found = [_about(rank, node_dir) for rank in ranks]
+    found: list[dict[str, Any]] = []
+    for rank in ranks:
+        group_at = _modified_at(node_dir / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
+        found.append({"rank": rank.rank, "pid": rank.pid, "group_at": group_at, "samples": [], "children": []})
     children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
     for number in range(num_samples):
         time.sleep(SAMPLE_INTERVAL_S if number else 0)
         states = [_state(rank.pid) | {"links": read_links(Path(f"/proc/{rank.pid}"))} for rank in ranks]
         stacks = read_stacks([rank.pid for rank in ranks])
-        for rank, state, stack in zip(found, states, stacks, strict=True):
-            rank["samples"].append(state | {"time": time.time(), "threads": stack})
+        for one, state, stack in zip(found, states, stacks, strict=True):
+            one["samples"].append(state | {"time": time.time(), "threads": stack})
     for place in range(max(map(len, children), default=0)):  # a rank's children share its file: ask one at a time
-        asked = [(rank, pids[place]) for rank, pids in zip(found, children, strict=True) if place < len(pids)]
+        asked = [(one, pids[place]) for one, pids in zip(found, children, strict=True) if place < len(pids)]
         states = [_state(pid) for _, pid in asked]
-        for (rank, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
-            rank["children"].append({"pid": pid, "threads": stack} | state)
-    for rank, process in zip(found, ranks, strict=True):
-        rank |= read_collectives(node_dir / rank_heartbeat(process.rank)) | {"time": time.time()}
+        for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+            one["children"].append({"pid": pid, "threads": stack} | state)
+    for one, rank in zip(found, ranks, strict=True):
+        one |= read_collectives(node_dir / rank_heartbeat(rank.rank)) | {"time": time.time()}
     return found
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
-    """Keep the last sample of a rank, its last ``most`` collectives, as many children, and a few more frames."""
+    """Keep the last sample of a rank, its last ``most`` collectives, as many children, and few threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
     for one in (*rank["samples"], *rank["children"]):
         one["threads"] = one["threads"] and [frames[: most + 4] for frames in one["threads"][: most + 1]]
-
-
-def _about(rank: RankProcess, node_dir: Path) -> dict[str, Any]:
-    heartbeat = node_dir / rank_heartbeat(rank.rank)
-    return {
-        "rank": rank.rank,
-        "pid": rank.pid,
-        "group_at": _modified_at(heartbeat.with_name(heartbeat.name + GROUP_SUFFIX)),
-        "samples": [],
-        "children": [],
-    }
 
 
 def _modified_at(path: Path) -> float | None:
@@ -179,7 +162,7 @@ def _state(pid: int) -> dict[str, Any]:
 
 
 def read_links(process: Path) -> list[list[Any]]:
-    """Return a process's links to other machines: both addresses, the bytes not acknowledged, how often sent again."""
+    """Return a process's links to other machines: both addresses, the unacknowledged bytes, the number of resends."""
     found: dict[tuple[str, str], list[int]] = {}
     with contextlib.suppress(OSError, ValueError):  # it has ended, or this is not Linux
         own = {str(link.readlink()) for link in (process / "fd").iterdir()}
@@ -209,7 +192,7 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
 
 
 def _open_stacks(pid: int) -> int | None:
-    """Open the memory file for a process's stacks. Return None if it is missing, denied, or the process is stopped."""
+    """Open the memory file for a process's stacks. Return None if it cannot be opened, or the process is stopped."""
     with contextlib.suppress(OSError):
         if not processes.is_stopped(pid):
             for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -273,7 +256,7 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return a rank's recording (rank_profiler.py) with its trace as gzip in base64, or ``unknown``: the reason."""
+    """Return a rank's recording (rank_profiler.py) with its trace as gzip in base64, or a reason as ``unknown``."""
     try:
         found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
         if "unknown" in found:

@@ -1,23 +1,18 @@
 """NodeError, the error that ends ddprun with an outcome before its ranks have ended."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ddpwire.exits import Exit, worth_a_retry
 from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """The error that ends this node with ``outcome``, whose message is one line that includes the hint.
+    """The error that ends this node with ``outcome``, whose message is one line that includes the hint."""
 
-    ``fields`` are the facts in the message, for code that acts on them, because no code parses the message.
-    """
-
-    def __init__(self, outcome: Outcome, *, hint: str = "", **fields: Any) -> None:
+    def __init__(self, outcome: Outcome, *, hint: str = "", leaves: bool = False) -> None:
+        """``leaves``: whether only this node ends, and a new node takes its place."""
         super().__init__(outcome.message)
         self.outcome = outcome
         self.hint = hint
-        self.fields: Mapping[str, Any] = fields
+        self.leaves = leaves
 
     @property
     def code(self) -> int:
@@ -30,18 +25,16 @@ class NodeError(Exception):
         return self.outcome.message.removesuffix(f": {self.hint}") if self.hint else self.outcome.message
 
 
-def node_error(
-    code: Exit, cause: Cause, message: str, *, hint: str = "", node: int | None = None, **fields: Any
-) -> NodeError:
+def node_error(code: Exit, cause: Cause, message: str, *, hint: str = "", node: int | None = None) -> NodeError:
     """Return the error that ends a node with ``code``."""
     line = f"{message}: {hint}" if hint else message
     outcome = Outcome(code=code, cause=cause, message=line, node=node, retry=worth_a_retry(code))
-    return NodeError(outcome, hint=hint, **fields)
+    return NodeError(outcome, hint=hint)
 
 
-def config_error(message: str, *, hint: str = "", **fields: Any) -> NodeError:
+def config_error(message: str, *, hint: str = "") -> NodeError:
     """Return the error for a configuration that contradicts itself or another node's."""
-    return node_error(Exit.CONFIG, "config", message, hint=hint, **fields)
+    return node_error(Exit.CONFIG, "config", message, hint=hint)
 
 
 def store_lost_error() -> NodeError:

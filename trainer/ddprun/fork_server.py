@@ -1,11 +1,11 @@
-"""The fork server: a supervisor forked from ddprun after it has imported torch, so that a rank starts with just a fork.
+"""The fork server: a supervisor that ddprun forks after the import of torch, so that the start of a rank is one fork.
 
 ddprun imports torch before it starts a thread, and forks; the forked process imports further modules while ddprun meets
-the other nodes. The imports happen in ddprun's environment, from which the ranks' environment is made, so Python and
-torch read the same values at their start. So only variables that are read later than that may differ between ranks
-(rank_environment.py). CUDA must not be initialised before the fork.
+the other nodes. Variables that Python reads at its start, or torch at its import, are those of ddprun for all ranks; so
+only variables that are read later may differ between ranks (rank_environment.py). CUDA must not be initialised before
+the fork.
 
-Importing torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
+The import of torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
 """
 
 import builtins
@@ -98,8 +98,7 @@ def fork_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
     """Fork a rank that runs ``argv``, or execute it if a fork would differ. Return its pid, and why it was executed."""
-    reason = fork_obstacle(argv, cwd)
-    if reason:
+    if reason := fork_obstacle(argv, cwd):
         return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
     supervisor_pid = os.getpid()
     pid = os.fork()
@@ -140,7 +139,8 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return f"ddprun's Python was started with options ({' '.join(options)})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
-    if any(path.startswith("/dev/nvidia") for path in _open_files()):
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    if any(str(link.readlink()).startswith("/dev/nvidia") for link in links if link.is_symlink()):
         return "an import has opened the GPU"
     script = Path(cwd, argv[1])
     folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
@@ -161,11 +161,6 @@ def _source(argv: Sequence[str], cwd: str) -> Path:
         return script / "__main__.py" if script.is_dir() else script.resolve()
     place = Path(cwd, *argv[2].split("."))
     return place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
-
-
-def _open_files() -> list[str]:
-    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
-    return [str(link.readlink()) for link in links if link.is_symlink()]
 
 
 def _is_module(path: Path) -> bool:
@@ -319,7 +314,7 @@ def _report_uncaught(error: BaseException) -> int:
 def describe_uncaught(error: BaseException) -> str:
     """Describe an uncaught exception as Python does (``ValueError: bad label 17``); return "" for a plain exit.
 
-    If the script exits while it handles an exception, describe that exception.
+    If the script exits while it handles an exception, that exception is described.
     """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
@@ -327,9 +322,8 @@ def describe_uncaught(error: BaseException) -> str:
         handled = error.__context__  # hydra prints an exception, and exits while it handles it
         return describe_uncaught(handled) if handled and not error.__suppress_context__ else ""
     kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    name = f"{module}{kind.__qualname__}"
     try:
         words = str(error).strip()
     except Exception:  # its __str__ is code of the script

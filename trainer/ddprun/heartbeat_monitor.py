@@ -1,9 +1,8 @@
 """Heartbeats and process states of this node's ranks, the search for a rank that hangs, and stack dumps.
 
-Reading the statuses has side effects; finding the hung rank is pure. A rank's silence is measured from its last
-heartbeat. If a rank that has sent no heartbeat is stopped (SIGSTOP), its silence is measured from the moment at which
-ddprun noticed the stop. A running rank that has sent no heartbeat may take as long as it needs to import, compile and
-load.
+A rank's silence is measured from its last heartbeat. If a rank that has sent no heartbeat is stopped (SIGSTOP), its
+silence is measured from the moment at which ddprun noticed the stop. A running rank that has sent no heartbeat may take
+as long as it needs to import, compile and load.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ import psutil
 
 from ddprun.logs import RankLogs
 from ddprun.process_groups import AS_ONE_RANK, GUIDE
+from ddprun.processes import read_stat
 from ddprun.workers import Workers
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
@@ -75,7 +75,7 @@ class HeartbeatMonitor:
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return which rank received the stop signal, as recorded by ``rank``, or None if ``rank`` recorded nothing."""
+        """Return which rank received the stop signal according to ``rank``, or None if ``rank`` has recorded none."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
@@ -112,15 +112,14 @@ class HeartbeatMonitor:
         since_s = now_s - change.at_s
         silent_s = now_s - beat.at_s if beat else since_s if stopped else 0.0
         busy = cpu_s - change.cpu_s > BUSY_CORES * since_s
-        return RankStatus(
-            rank=process.rank, node=self._node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy
-        )
+        rank, node = process.rank, self._node
+        return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
 
 
 def _stat(pid: int) -> tuple[bool, float] | None:
     """Return whether a process is stopped, and its CPU seconds (proc(5)); None if it has ended or /proc is missing."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = read_stat(pid)
         return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
     except (OSError, ValueError, IndexError):
         return None
@@ -129,8 +128,8 @@ def _stat(pid: int) -> tuple[bool, float] | None:
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
     """Return the rank that hangs and blocks the others, or None if no rank hangs or the rank cannot be determined.
 
-    Ranks wait for each other, so when one hangs, all fall silent: while any rank sends heartbeats, none is considered
-    hung. A stopped rank counts as hung even if the others are not silent.
+    Ranks wait for each other, so when one hangs, all fall silent: no rank counts as hung while any rank sends
+    heartbeats. A stopped rank counts as hung even if the others are not silent.
     """
     if not timeout_s:
         return None
@@ -153,10 +152,10 @@ def describe_hang(status: RankStatus, timeout_s: float) -> str:
 
 
 class SpawnWatch:
-    """Finds executed ranks of a node if each of them starts its own ranks with torch.multiprocessing.spawn.
+    """Detects that each executed rank of a node starts ranks of its own with torch.multiprocessing.spawn.
 
-    If the script chooses the address, the started ranks never meet: they wait for a store that nobody serves, because
-    their environment says that an agent serves it. The sign of this is that each rank has started processes, and that
+    If the script chooses the address, the started ranks never meet: they wait for a store that no process serves,
+    because their environment says that an agent serves it. The signs are that each rank has started processes, and that
     for a while no process of any rank has a connection or uses CPU time.
     """
 
@@ -193,15 +192,16 @@ class SpawnWatch:
 def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
     """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
 
-    The ranks print the stacks themselves: with PYTHONFAULTHANDLER, which ddprun sets, a Python that receives SIGABRT
-    writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A rank that is stopped does
+    The ranks print the stacks themselves: ddprun sets PYTHONFAULTHANDLER, with which a Python process that receives
+    SIGABRT writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A stopped rank does
     so when it is continued. If the disk is full, only the file is lost; the ranks still end.
     """
     notes = [_proc_state(rank) for rank in processes]
     logs = [Path(rank.log) for rank in processes]
     sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
-    for rank in processes:
-        _disable_core_dump(rank.pid)
+    for rank in processes:  # a core dump would be large and add nothing to the stacks
+        with contextlib.suppress(OSError, AttributeError):  # the rank has ended, or this is not Linux
+            resource.prlimit(rank.pid, resource.RLIMIT_CORE, (0, 0))
     workers.signal(signal.SIGABRT)
     workers.signal(signal.SIGCONT)
     deadline = time.monotonic() + DUMP_TIMEOUT_S
@@ -218,12 +218,6 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
                     file.write(stream.read() + b"\n")
     except OSError:
         path.unlink(missing_ok=True)
-
-
-def _disable_core_dump(pid: int) -> None:
-    """Disable core dumps for the process: a core dump would be large and add nothing to the stacks."""
-    with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is not Linux
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _proc_state(rank: RankProcess) -> str:

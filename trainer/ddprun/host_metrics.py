@@ -1,7 +1,6 @@
-"""Metrics of the machine under a node: cores, memory, network, and GPUs if NVML finds any. Each scrape reads them
-again.
+"""Metrics of a node's machine, read again at each scrape: cores, memory, network, and GPUs if NVML finds any.
 
-Nodes on the same machine report the same values. This module knows nothing about ranks.
+Nodes on the same machine report the same values. This module does not use ranks.
 """
 
 import contextlib
@@ -57,10 +56,7 @@ def network_bytes() -> list[tuple[str, float]]:
     """Return the bytes that all interfaces except the loopback have received and sent in total."""
     loopback = interface_of("127.0.0.1")
     counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
-    return [
-        ("received", sum(count.bytes_recv for count in counts)),
-        ("sent", sum(count.bytes_sent for count in counts)),
-    ]
+    return [("received", sum(one.bytes_recv for one in counts)), ("sent", sum(one.bytes_sent for one in counts))]
 
 
 class DeviceSeries(Collector):
@@ -76,14 +72,11 @@ class DeviceSeries(Collector):
     def collect(self) -> Iterator[Family]:
         """Yield each metric family with its current values."""
         nvml = self._nvml
-        yield self._read_each(
-            metrics.DEVICE_UTILIZATION, lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
-        )
-        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
-        yield self._read_each(metrics.DEVICE_POWER, lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1000)
-        yield self._read_each(
-            metrics.DEVICE_TEMPERATURE, lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
-        )
+        sensor = nvml.NVML_TEMPERATURE_GPU
+        yield self._read_each(metrics.DEVICE_UTILIZATION, lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+        yield self._read_each(metrics.DEVICE_POWER, lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
+        yield self._read_each(metrics.DEVICE_TEMPERATURE, lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, sensor))
 
     def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:
         values = []

@@ -1,5 +1,4 @@
-"""How a node reaches node 0, and gets its node number if no launcher assigns numbers. This module does not import
-torch.
+"""How a node reaches node 0, and gets its number if no launcher assigns numbers. This module does not import torch.
 
 With --rdzv-backend=c10d, torchrun's command is the same on every node. Then node 0 is the node whose machine has the
 endpoint's address; if several nodes run on that machine, node 0 is the one that takes the port first. Each other node
@@ -61,10 +60,10 @@ class Wait:
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Return whether the time limit has passed. If not, sleep briefly, and log from time to time which nodes are
-        ``missing``.
+        """Return whether the time limit has passed. If it has not, sleep briefly.
 
-        The sleep ends early when ``key`` is set. ``why`` is added to the progress lines.
+        From time to time a line is logged that names the ``missing`` nodes and adds ``why``. The sleep ends early when
+        ``key`` is set.
         """
         self._check_stop()
         if self.passed_s >= self._limit_s:
@@ -142,8 +141,8 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
     """Return the configuration with this node's number. Raises NodeError.
 
-    ``log`` is called with progress lines. ``preload`` imports what makes a claim faster; it is called if another node
-    is node 0.
+    ``log`` is called with progress lines. ``preload`` is called if another node is node 0; it imports torch, which a
+    claim needs.
     """
     config = replace(config, master_addr=_address_on_network(config))
     route = preflight.find_route(config, PreflightReport(log, quiet=True))
@@ -196,11 +195,10 @@ def _address_on_network(config: NodeConfig) -> str:
 
 
 def _claim_number(config: NodeConfig, route: Route) -> int | None:
-    """Claim and return the lowest free number, 0 if no number is free, or None if node 0 did not answer. Raises
-    NodeError.
+    """Claim and return the lowest free number; return 0 if none is free, or None if node 0 did not answer.
 
     This is done in a forked process, because the client of a store may wait forever, and this process must not have
-    threads yet (fork_server.py).
+    threads yet (fork_server.py). Raises NodeError.
     """
     read, write = os.pipe()
     parent = os.getpid()

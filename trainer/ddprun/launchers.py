@@ -1,8 +1,8 @@
 """How launchers give a node its place in the run: one function per launcher turns its environment into ``Settings``.
 
-Pure. Each setting keeps its source, so that node_config.py can name it in an error. The first source that sets a value
-wins, in this order: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own
-variables, Kaggle.
+Pure. Each setting has its source, which node_config.py names in an error. If several sources set a value, the first of
+these counts: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own variables,
+Kaggle.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ddprun.errors import config_error, node_error
+from ddprun.network import FREE_PORT_RANGE
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -43,13 +44,13 @@ TORCHRUN_NAMES: dict[Setting, str] = {
 }
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
-SLURM_PORTS = range(61000, 65536)  # above the kernel's ephemeral ports, so that no connection takes one meanwhile
 SLURM_NO_SRUN = 4_294_967_290  # step ids from this one on mean the batch script or salloc's shell
 
 
 def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     """Return all settings that are given. Raises NodeError."""
-    known = from_pet(environ) | from_flags(options)
+    flags = _from_torchrun(lambda name: (f"--{name.replace('_', '-')}", getattr(options, name)))
+    known = from_pet(environ) | flags
     for launcher in (from_slurm, from_elastic_pod, from_indexed_job, from_plain, from_kaggle):
         known = launcher(environ, known) | known
     return known
@@ -62,11 +63,6 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
     if "KUBERNETES_SERVICE_HOST" in environ:
         return 600.0
     return 300.0 if "SLURM_JOB_ID" in environ else 60.0
-
-
-def from_flags(options: argparse.Namespace) -> Settings:
-    """Return the settings from the command line."""
-    return _from_torchrun(lambda name: (f"--{name.replace('_', '-')}", getattr(options, name)))
 
 
 def from_pet(environ: Mapping[str, str]) -> Settings:
@@ -105,9 +101,8 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
     for key, _, value in (pair.partition("=") for pair in (text or "").split(",") if pair):
         if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
             if known.get("node_rank", ("", "0"))[1] != "0":
-                raise config_error(
-                    f"{source} has is_host, but {' is '.join(known['node_rank'])} and the host is node 0: give only one"
-                )
+                message = f"{source} has is_host, but {' is '.join(known['node_rank'])} and the host is node 0"
+                raise config_error(message, hint="give only one")
             settings["node_rank"] = (f"{source} is_host", "0")
         elif key == "is_host":
             if value.lower() not in ("0", "false", "f", "no", "n"):
@@ -126,10 +121,8 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
         return {}
     if slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) >= SLURM_NO_SRUN:
         if nnodes != "1" and "node_rank" not in known:
-            raise config_error(
-                f"the Slurm job has {nnodes} nodes, but srun did not start this ddprun: use srun --ntasks-per-node=1 "
-                "ddprun ..., or --nnodes 1 for this node alone"
-            )
+            hint = "use srun --ntasks-per-node=1 ddprun ..., or --nnodes 1 for this node alone"
+            raise config_error(f"the Slurm job has {nnodes} nodes, but srun did not start this ddprun", hint=hint)
         return _slurm_local_world_size(environ, 1)
     node = slurm_number(environ, "SLURM_NODEID", 0)
     tasks = slurm_tasks(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "1")
@@ -137,21 +130,17 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     settings = _slurm_local_world_size(environ, num_tasks)
     if num_tasks > 1:
         if "SLURM_GPUS_PER_TASK" in environ:
-            raise config_error(
-                f"Slurm started {num_tasks} tasks on this node and SLURM_GPUS_PER_TASK hides their GPUs from each "
-                f"other: start ddprun with srun --ntasks-per-node=1 --gpus-per-node={num_tasks}"
-            )
+            started = f"Slurm started {num_tasks} tasks on this node"
+            hint = f"start ddprun with srun --ntasks-per-node=1 --gpus-per-node={num_tasks}"
+            raise config_error(f"{started} and SLURM_GPUS_PER_TASK hides their GPUs from each other", hint=hint)
         if environ.get("SLURM_LOCALID", "0") != "0":
-            raise node_error(
-                Exit.OK,
-                "ok",
-                f"Slurm started {num_tasks} tasks on this node: the first one starts all ranks, so this one ends",
-            )
+            message = f"Slurm started {num_tasks} tasks on this node"
+            raise node_error(Exit.OK, "ok", message, hint="the first one starts all ranks, so this one ends")
     settings |= {"nnodes": ("SLURM_NNODES", nnodes), "node_rank": ("SLURM_NODEID", str(node))}
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if nnodes != "1":
         job = slurm_number(environ, "SLURM_JOB_ID", 0)
-        settings["master_port"] = ("SLURM_JOB_ID", str(SLURM_PORTS[job % len(SLURM_PORTS)]))
+        settings["master_port"] = ("SLURM_JOB_ID", str(FREE_PORT_RANGE[job % len(FREE_PORT_RANGE)]))
         if nodes:  # a container may lack the list: then the batch script has set the address
             settings["master_addr"] = ("SLURM_NODELIST", first_host(nodes))
     return settings
@@ -212,15 +201,11 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
         given, missing = (names.RANK, names.WORLD_SIZE) if rank else (names.WORLD_SIZE, names.RANK)
         raise config_error(f"{given} is set, but {missing} is not: set both, or give --nnodes and --node-rank")
     if known.get("local_world_size", ("", "1"))[1] != "1":
-        raise config_error(
-            f"RANK and WORLD_SIZE make this a node of one rank, but {' is '.join(known['local_world_size'])}: "
-            f"unset them, or give --nnodes and --node-rank"
-        )
+        message = f"RANK and WORLD_SIZE make this a node of one rank, but {' is '.join(known['local_world_size'])}"
+        raise config_error(message, hint="unset them, or give --nnodes and --node-rank")
     if environ.get(names.LOCAL_RANK, "0") != "0":
-        raise config_error(
-            f"LOCAL_RANK is {environ[names.LOCAL_RANK]}: one process per rank was already started; "
-            f"start ddprun once per node"
-        )
+        hint = "one process per rank was already started; start ddprun once per node"
+        raise config_error(f"LOCAL_RANK is {environ[names.LOCAL_RANK]}", hint=hint)
     return settings | {"nnodes": (names.WORLD_SIZE, world_size), "node_rank": (names.RANK, rank)}
 
 

@@ -43,7 +43,7 @@ class View:
 
 
 class RawView(View):
-    """A view that shows each byte as it comes, for the only rank that is shown or the rank that is being debugged."""
+    """Shows each byte at once. This is the view of the rank that is debugged, or the only rank that is shown."""
 
     def __init__(self, console: Console, descriptor: int, source: object) -> None:
         self._console = console
@@ -133,12 +133,12 @@ def visible_lines(line: bytes) -> list[bytes]:
 class LogFilter:
     """Holds back the lines of a crash until it is known which rank failed first. Pure.
 
-    When one rank fails, its peers lose their connections and each prints a traceback about it before ddprun knows of
-    the first failure. Of eight tracebacks, seven are then consequences that hide the cause. So from the first line of a
-    crash on, a rank's lines are held back from the console. The nodes' decision releases the lines of the rank that
-    failed first, right before the reason is logged. The other lines remain only in their files. If no decision comes in
-    time (the scripts caught their errors), all lines are shown. Lines before a crash are never held, and all lines are
-    shown when a run is stopped.
+    When one rank fails, the others lose their connections, and each prints a traceback about this before ddprun knows
+    of the first failure. Of eight tracebacks, seven are then consequences that hide the cause. So from the first line
+    of a crash on, a rank's lines are held back from the console. The decision of the nodes releases the lines of the
+    rank that failed first, right before the reason is logged. The other lines remain only in their files. If no
+    decision comes in time (the scripts caught their errors), all lines are shown. Lines before a crash are never held,
+    and all lines are shown when a run is stopped.
     """
 
     def __init__(self) -> None:

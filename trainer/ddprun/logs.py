@@ -1,5 +1,4 @@
-"""The output of this node's ranks: every byte is written to the rank's file, and the rank's view shows it on the
-console.
+"""The output of this node's ranks: every byte goes to the rank's file, and the rank's view shows it on the console.
 
 If ddprun's own stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr are one stream
 too, which keeps the order of their lines. Otherwise they are two streams; then the rank's file has the lines of both in
@@ -18,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddprun import terminal
-from ddprun.console import Console
+from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.log_view import LineView, RawView, View
 from ddprun.node_config import NodeConfig
-from ddprun.timed_log import TimedLog
-from ddpwire.run_files import Outcome, timed_log
+from ddprun.rank_errors import last_lines
+from ddprun.timed_log import TimedLog, strip_torch_prefix
+from ddpwire.run_files import Outcome, rank_log, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
 RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
@@ -59,6 +59,7 @@ class RankLogs:
         self._open: set[Stream] = set()
         self._new: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._streams: list[Stream] = []  # of the present attempt
+        self.starts: dict[int, int] = {}  # rank → the size of its log when the present attempt began
         self._lock = threading.Lock()  # held while text is passed on, by the thread or after a decision
         self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of writing
         threading.Thread(target=self._run, name="logs", daemon=True).start()
@@ -67,6 +68,7 @@ class RankLogs:
         """Return the descriptors for the rank; the caller passes them to the rank and closes them. Raises OSError."""
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets))
+        self.starts[rank] = file.start
         ends = []
         for target in targets:
             view = self._view(rank, local_rank, target, file)
@@ -109,7 +111,7 @@ class RankLogs:
             return any(stream in self._open and stream.has_data for stream in streams)
 
     def show_failed_rank(self, outcome: Outcome) -> None:
-        """Show the held lines of the rank that failed first, and no further lines of its peers.
+        """Show the held lines of the rank that failed first, and no further lines of the other ranks.
 
         After a stop or the loss of a node, show all lines, because nothing else describes the failure.
         """
@@ -132,12 +134,24 @@ class RankLogs:
             self.drain(DRAIN_S)
         self._modes.restore()
         with self._lock:
-            paths = [*dict.fromkeys(stream.path for stream in self._streams if stream.view.num_suppressed)]
+            paths = [*dict.fromkeys(stream.file.path for stream in self._streams if stream.view.num_suppressed)]
             self._streams.clear()
         if paths and not restarting:
             names = [path.name for path in paths]
             logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
             self._console.log(f"the output of the other ranks, which failed after it, is in {paths[0].parent}: {logs}")
+
+    def show_last_lines(self, outcome: Outcome, node_dir: Path) -> None:
+        """Show the last lines of the rank that failed, if it is a rank of this node and did not just print them."""
+        rank, config = outcome.rank, self._config
+        is_of_this_node = outcome.node == config.node_rank and outcome.cause != "stopped"
+        if rank is None or not is_of_this_node or config.shows_raw(rank):
+            return
+        log = last_lines(node_dir / rank_log(rank), NUM_LAST_LINES, self.starts[rank])
+        shown = [f"{config.prefix(rank)}{strip_torch_prefix(line.encode(), rank).decode()}\n" for line in log]
+        if shown and not self._console.recently_shown(shown[-1]):
+            for line in shown:
+                self._console.put(1, line.encode())
 
     def _release(self) -> None:
         for stream in self._streams:
@@ -186,8 +200,9 @@ class RankFile:
         self._file = path.open("a+b", buffering=0)
         self._unfinished: object = None  # the stream whose unfinished line is at the file's end
         self._num_open = num_streams
-        if size := path.stat().st_size:  # from the previous attempt, which may have been killed in the middle of a line
-            self._file.seek(size - 1)
+        self.start = path.stat().st_size
+        if self.start:  # the previous attempt may have been killed in the middle of a line
+            self._file.seek(self.start - 1)
             self._unfinished = self if self._file.read(1) != b"\n" else None
 
     def write(self, stream: object, text: bytes) -> None:
@@ -213,19 +228,14 @@ class Stream:
         self.target = target  # the corresponding descriptor of ddprun itself: 1 or 2
         self.rank = rank
         self.view = view
-        self._file, self._timed = file, timed
+        self.file, self._timed = file, timed
         self._chunk_bytes = RAW_CHUNK_BYTES if isinstance(view, RawView) else CHUNK_BYTES
         self._rest = b""  # an unfinished line, not in the file yet
         self._rest_since = 0.0
 
     @property
-    def path(self) -> Path:
-        """The rank's file."""
-        return self._file.path
-
-    @property
     def has_data(self) -> bool:
-        """Return whether there is data to read, or the stream has ended."""
+        """Whether there is data to read, or the stream has ended."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     def read(self, now: float) -> bool:
@@ -236,11 +246,11 @@ class Stream:
             data = b""
         whole, newline, rest = (self._rest + data).rpartition(b"\n")
         if newline:
-            self._file.write(self, whole + newline)
+            self.file.write(self, whole + newline)
         if newline or not self._rest:
             self._rest_since = now
         self._rest = rest
-        if not data or len(rest) > MAX_UNFINISHED_BYTES or self._file.is_of_one_stream:
+        if not data or len(rest) > MAX_UNFINISHED_BYTES or self.file.is_of_one_stream:
             self.flush()
         self._timed.add(data)
         self.view.accept(data, now)
@@ -261,12 +271,12 @@ class Stream:
         return wait_s
 
     def flush(self) -> None:
-        """Write an unfinished line to the file."""
+        """Write an unfinished line, if there is one, to the file."""
         if self._rest:
-            self._file.write(self, self._rest)
+            self.file.write(self, self._rest)
             self._rest = b""
 
     def close(self) -> None:
         """Close the descriptor and the rank's file."""
         os.close(self.descriptor)
-        self._file.close()
+        self.file.close()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ddpwire.machine import (
     MIB,
@@ -31,30 +31,38 @@ from ddpwire.machine import (
 BindingMode = Literal["none", "node", "socket", "exclusive", "core-complex"]
 BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 Cores = frozenset[int]
+T = TypeVar("T")
 SYSFS = Path("/sys")
 # If one of these is set, OpenMP binds the threads.
 OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
-def count_gpus() -> int:
-    """Return how many GPUs a rank sees, from NVML and CUDA_VISIBLE_DEVICES; without NVML only from that variable."""
-    visible = devices_of_rank()
+def ask_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
+    """Return the result of ``ask``, which is called with the module pynvml, or ``otherwise`` if NVML has none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        count: int = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except Exception:  # no driver, or no library: NVML has an error for each
-        return len(visible or ())
-    if visible is None:
-        return count
+        try:
+            return ask(pynvml)
+        finally:
+            pynvml.nvmlShutdown()  # because ddprun may still fork
+    except Exception:  # no driver, no library, an old driver: NVML has an error for each
+        return otherwise
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a rank sees, from NVML and CUDA_VISIBLE_DEVICES; without NVML only from that variable."""
+    visible = devices_of_rank()
+    count = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()), None)
+    if count is None or visible is None:
+        return len(visible or ()) if count is None else count
     absent = (place for place, device in enumerate(visible) if device.isdecimal() and int(device) >= count)
     return next(absent, len(visible))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is a loopback address, which other machines cannot reach."""
+    """Return whether ``host`` is a loopback address, which other machines cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -70,12 +78,13 @@ def plan_affinity(
 ) -> tuple[Cores, ...]:
     """Return the cores that each local rank may run on, or an empty tuple if the ranks are not bound.
 
-    The modes come from torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program and
-    asks CUDA for the GPU's address. ddprun must not use CUDA before a fork, so ``find_gpus`` returns PCI addresses. A
-    rank without a GPU gets a NUMA node by its local rank; a rank with several GPUs gets the cores near any of them.
+    The modes are those of torchrun's --numa-binding. torch's own code for them is not used: it needs the program
+    numactl, and asks CUDA for the GPU's address, which ddprun must not do before a fork. ``find_gpus`` returns PCI
+    addresses. A rank without a GPU gets a NUMA node by its local rank; a rank with several GPUs gets the cores near any
+    of them.
 
-    By default ranks are bound only if each has its own GPU or a single rank has them all, the machine has several NUMA
-    nodes, and no OpenMP variable binds the threads (decision 0005).
+    By default (None), ranks are bound only if each has its own GPU or a single rank has all GPUs, the machine has
+    several NUMA nodes, and no OpenMP variable binds the threads (decision 0005).
     """
     if sys.platform != "linux" or mode == "none":
         return ()
@@ -86,13 +95,9 @@ def plan_affinity(
         gpus = find_gpus()
         if mode is None and (not gpus or local_world_size not in (1, len(gpus))):
             return ()
-        homes = [
-            _numa_homes(local_rank, local_world_size, gpus, sorted(nodes), sysfs)
-            for local_rank in range(local_world_size)
-        ]
-        return tuple(
-            _rank_cores(mode or "node", local_rank, homes, nodes, sysfs) for local_rank in range(local_world_size)
-        )
+        ranks = range(local_world_size)
+        homes = [_numa_homes(rank, local_world_size, gpus, sorted(nodes), sysfs) for rank in ranks]
+        return tuple(_rank_cores(mode or "node", rank, homes, nodes, sysfs) for rank in ranks)
     except (OSError, ValueError, LookupError):  # unknown topology, or no core near a GPU may be used
         return ()
 
@@ -228,50 +233,37 @@ def read_health(num_gpus: int) -> MachineHealth:
         memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
         open_files=resource_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
-        gpus=_read_gpus() if num_gpus else (),
+        gpus=ask_nvml(_read_gpus, ()) if num_gpus else (),
     )
 
 
 def driver_version() -> str | None:
     """Return the version of the GPU driver, or None if there is none."""
-    with contextlib.suppress(Exception):  # no driver, no library, an old driver: NVML has an error for each
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    return None
+    return ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), None)
 
 
-def _read_gpus() -> tuple[Gpu, ...]:
+def _read_gpus(nvml: Any) -> tuple[Gpu, ...]:
     """Return the GPUs that a rank sees, including lost ones. Leave out GPUs whose state cannot be read."""
     found = []
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        for device, get_handle in visible_handles(pynvml).items():
-            try:
-                handle = get_handle()
-            except pynvml.NVMLError as error:
-                found.append(Gpu(index=device, ecc_errors=0, pids=(), error=str(error)))
-                continue
-            with contextlib.suppress(pynvml.NVMLError):
-                found.append(_read_gpu(pynvml, handle))
+    for device, get_handle in visible_handles(nvml).items():
+        try:
+            handle = get_handle()
+        except nvml.NVMLError as error:
+            found.append(Gpu(index=device, ecc_errors=0, pids=(), error=str(error)))
+            continue
+        with contextlib.suppress(nvml.NVMLError):
+            found.append(_read_gpu(nvml, handle))
     return tuple(found)
 
 
 def pci_addresses() -> tuple[str, ...]:
     """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; return none if a GPU is lost."""
-    with contextlib.suppress(Exception):
-        import pynvml
 
-        pynvml.nvmlInit()
-        try:
-            found = [pynvml.nvmlDeviceGetPciInfo(get()).busId for get in visible_handles(pynvml).values()]
-        finally:
-            pynvml.nvmlShutdown()  # because ddprun may still fork
+    def ask(nvml: Any) -> tuple[str, ...]:
+        found = [nvml.nvmlDeviceGetPciInfo(get_handle()).busId for get_handle in visible_handles(nvml).values()]
         return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
-    return ()
+
+    return ask_nvml(ask, ())
 
 
 def pci_address(bus_id: str) -> str:

@@ -17,22 +17,22 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from ddprun import fork_server, joining, launchers, machine, node_config, options, preflight, progress, run_identity
-from ddprun.console import NUM_LAST_LINES, Console
+from ddprun.console import Console
 from ddprun.errors import NodeError, node_error
 from ddprun.folder_watch import FolderWatch
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.preflight import PreflightReport
 from ddprun.rank_environment import allocate_resources, describe_allocation
-from ddprun.rank_errors import last_lines
 from ddprun.recovery import Downtime
 from ddprun.registration import deregister, push_outcome
 from ddprun.termination import Signals, stopped_before_start
-from ddprun.timed_log import TimedLog, strip_torch_prefix
+from ddprun.timed_log import TimedLog
 from ddprun.workers import Workers
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
@@ -57,51 +57,31 @@ class NodeExit:
     def __call__(self, outcome: Outcome) -> NoReturn:
         """Write and log the outcome, and exit at once: finalizing an interpreter with torch imported takes a second."""
         self.once.acquire()
-        config, has_met = self.config, self.journal.state.state != "starting"
+        config, path, has_met = self.config, self.folder.path, self.journal.state.state != "starting"
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
             outcome = self.folder.requeues.limit(outcome)
-        node = self.config.node_rank
         self.journal.update(state="failed" if outcome.code else "succeeded")
-        self.journal.emit(
-            "node_ended",
-            code=outcome.code,
-            cause=outcome.cause,
-            message=outcome.message,
-            seconds=time.time() - self.journal.state.started,
-        )
+        code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
+        self.journal.emit("node_ended", code=code, cause=cause, message=outcome.message, seconds=seconds)
         try:
-            outcome.write(self.folder.path)
+            outcome.write(path)
         except OSError as error:
-            self.console.log(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
-        deregister(self.config)
-        user = run_identity.owner(self.config, os.environ)["user"]
-        push_outcome(self.config, outcome, self.journal.state, user, log=self.console.log)
-        self._log_record()
+            self.console.log(f"the outcome cannot be written into {path}: {error.strerror}")
+        deregister(config)
+        user = run_identity.owner(config, os.environ)["user"]
+        push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
+        for line in log_record.pack(path) if config.retries_network else ():  # only the log of a pod remains
+            self.console.log(line)
         if outcome.code:
-            rank = outcome.rank if outcome.node == node and outcome.cause != "stopped" else None
-            if rank is not None and not self.config.shows_raw(rank):
-                log = last_lines(self.folder.path / rank_log(rank), NUM_LAST_LINES)
-                lines = [strip_torch_prefix(line.encode(), rank).decode() for line in log]
-                shown = [f"{self.config.prefix(rank)}{line}\n" for line in lines]
-                if shown and not self.console.recently_shown(shown[-1]):
-                    for line in shown:
-                        self.console.put(1, line.encode())
-            here, by_hand = config.on_one_machine, config.by_hand
-            path = self.folder.path
+            node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
                 self.console.log(message)
             if not has_met:
-                place = (config.master_addr, str(config.master_port), config.run_id)
-                report_refusal(outcome, str(node), *place)
-        elif self.folder.is_temporary:
-            shutil.rmtree(self.folder.path.parent, ignore_errors=True)
+                report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
+        elif config.run_dir is None:
+            shutil.rmtree(path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
         os._exit(outcome.code)
-
-    def _log_record(self) -> None:
-        """In a pod, log the node's record, because only the pod's log remains."""
-        for line in log_record.pack(self.folder.path) if self.config.retries_network else ():
-            self.console.log(line)
 
 
 def main() -> NoReturn:
@@ -136,10 +116,8 @@ def main() -> NoReturn:
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
-    downtime = Downtime(
-        began_at=time.monotonic(),
-        requeued_s=max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0,
-    )
+    requeued_s = max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0
+    downtime = Downtime(began_at=time.monotonic(), requeued_s=requeued_s)
     journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
@@ -158,22 +136,14 @@ def main() -> NoReturn:
         for line in filter(None, (*options.accepted(args, os.environ), describe_allocation(config, resources))):
             journal.log(line)
         if config.deadline is not None:
-            node_config.watch_deadline(
-                config.deadline,
-                grace_s=config.grace_s,
-                request_stop=lambda: signals.stop("its deadline is near"),
-                log=console.log,
-            )
+            stop = partial(signals.stop, "its deadline is near")
+            node_config.watch_deadline(config.deadline, grace_s=config.grace_s, request_stop=stop, log=console.log)
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
         route = route or preflight.find_route(config, report)
-        with FolderWatch(
-            folder,
-            log=console.log,
-            stop=lambda: signals.stop("its folder is gone"),
-            give_up=lambda error: end_without_disk(error, workers, console),
-        ):
+        stop, give_up = partial(signals.stop, "its folder is gone"), partial(end_without_disk, workers, console)
+        with FolderWatch(folder, log=console.log, stop=stop, give_up=give_up):
             return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
     outcome = run_guarded(run, folder)
@@ -184,7 +154,7 @@ def main() -> NoReturn:
     end(outcome)
 
 
-def end_without_disk(error: NodeError, workers: Workers, console: Console) -> NoReturn:
+def end_without_disk(workers: Workers, console: Console, error: NodeError) -> NoReturn:
     """End this process and its ranks because the run's folder cannot be written. No outcome is saved."""
     workers.kill()
     console.log(f"{error} (exit code {error.code}; no outcome is written)")
@@ -209,21 +179,19 @@ def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: st
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
-            joining.report_refusal(
-                outcome, node=node, host=host, port=port, run_id=run_id or node_config.DEFAULT_RUN_ID
-            )
+            run_id = run_id or node_config.DEFAULT_RUN_ID
+            joining.report_refusal(outcome, node=node, host=host, port=port, run_id=run_id)
 
 
 def number_node(config: NodeConfig) -> NodeConfig:
     """Return the configuration with this node's number, which node 0 may have to assign. Raises NodeError."""
+
+    def log(line: str) -> None:
+        print(f"ddprun: {line}", file=sys.stderr, flush=True)
+
     if config.node_rank != node_config.UNNUMBERED:
         return config
-    return joining.settle_number(config, say, lambda: preload_torch(config, say))
-
-
-def say(line: str) -> None:
-    """Print a line on behalf of a node that has no number yet."""
-    print(f"ddprun: {line}", file=sys.stderr, flush=True)
+    return joining.settle_number(config, log, lambda: preload_torch(config, log))
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
@@ -277,22 +245,18 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     Otherwise each node's line names the node concerned. Nodes that were started ``by_hand`` all log the reason, because
     each has its own window. Pure.
     """
-    reporter = _reporting_node(outcome)
+    reporter, message, logs = _reporting_node(outcome), outcome.message, f"logs in {folder}"
     if reporter not in (None, node) and outcome.node != node:
-        if by_hand:
-            return f"{outcome.message} (exit code of the run is {outcome.code}; logs of this node in {folder})"
+        if on_one_machine and not by_hand:
+            return ""
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
         why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
-        return (
-            ""
-            if on_one_machine
-            else f"stopped because of {why} (exit code of the run is {outcome.code}; logs of this node in {folder})"
-        )
-    logs = f"logs in {folder}"
-    # After a stop no rank's log explains the end, whichever ended first.
-    if outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
+        message = message if by_hand else f"stopped because of {why}"
+        logs = f"logs of this node in {folder}"
+    # After a stop, no rank's log explains the end, whichever rank ended first.
+    elif outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
-    return f"{outcome.message} (exit code of the run is {outcome.code}; {logs})"
+    return f"{message} (exit code of the run is {outcome.code}; {logs})"
 
 
 def _reporting_node(outcome: Outcome) -> int | None:

@@ -1,10 +1,9 @@
-"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and the final
-snapshot.
+"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and metrics.prom.
 
 A rank writes the files of prometheus_client's multiprocess mode into its own folder; this module reads them and
 replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that a
 scrape after a hundred starts of a run costs no more than after one. Gauges describe the present, so the gauges of a
-rank that has ended are moved away and appear only in the final snapshot.
+rank that has ended are moved away and appear only in the final snapshot, metrics.prom.
 """
 
 import contextlib
@@ -134,7 +133,7 @@ class HeartbeatSeries(Collector):
 
 
 class NodeSeries:
-    """ddprun's own series, all of which exist from the start; the machine's are in host_metrics.py."""
+    """ddprun's own series, which all exist from the start; those of the machine are in host_metrics.py."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -147,10 +146,6 @@ class NodeSeries:
                 for label, values in metric.labels.items() if len(metric.labels) == 1 else ():
                     for value in values:
                         series.labels(**{label: value})
-
-    def info(self, metric: metrics.Metric, **labels: str) -> None:
-        """Set a gauge that is always 1 and only carries labels."""
-        self._series[metric.name].labels(**labels).set(1)
 
     def set(self, metric: metrics.Metric, value: float, **labels: str) -> None:
         """Set a gauge."""
@@ -187,7 +182,7 @@ class NodeSeries:
     def state(self, state: str) -> None:
         """Set the state of this node, which must be one of metrics.JOB_STATES."""
         for other in metrics.JOB_STATES:
-            self._series[metrics.JOB_STATE.name].labels(state=other).set(other == state)
+            self.set(metrics.JOB_STATE, other == state, state=other)
 
 
 def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
@@ -212,7 +207,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
 class MetricHistory:
     """Writes history.csv (see ddpwire.history): one row of the registry's values every few seconds.
 
-    Writing a row takes as long as a scrape. It is done in a thread of ddprun, so no rank waits. A full disk does not
+    A row takes as long to write as a scrape takes. A thread of ddprun writes it, so no rank waits. A full disk does not
     stop the training.
     """
 
@@ -221,7 +216,8 @@ class MetricHistory:
         self._registry = registry
         self._lock = threading.Lock()
         self._every_s = ROW_INTERVAL_S
-        self._rows = self._read_earlier()
+        self._rows: list[str] = []
+        self._read_earlier()
 
     def start(self) -> None:
         """Add rows from now on, until the process ends."""
@@ -229,12 +225,8 @@ class MetricHistory:
 
     def add_row(self) -> None:
         """Add a row of the present values."""
-        samples = (
-            (sample.name, sample.labels, sample.value)
-            for family in self._registry.collect()
-            for sample in family.samples
-        )
-        row = line(time.time(), fold(samples))
+        samples = (sample for family in self._registry.collect() for sample in family.samples)
+        row = line(time.time(), fold((sample.name, sample.labels, sample.value) for sample in samples))
         with self._lock, contextlib.suppress(OSError):
             if len(self._rows) >= MAX_ROWS:
                 self._thin()
@@ -254,30 +246,20 @@ class MetricHistory:
         self._every_s *= 2
         self._write()
 
-    def _read_earlier(self) -> list[str]:
-        """Return the rows of this node's earlier ddprun if they have the same columns; otherwise start a new file."""
+    def _read_earlier(self) -> None:
+        """Read the rows of this node's earlier ddprun if they have the same columns; otherwise start a new file."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             header, *rows = self._path.read_text().splitlines() or [""]
             if header == HEADER:
-                whole = [row for row in rows if row.count(",") == header.count(",")]
-                self._every_s = ROW_INTERVAL_S * max(1.0, _span_s(whole) / MAX_ROWS)
-                self._rows = whole
-                self._write()  # without a torn last line
-                return whole
-        self._rows = []
+                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
+        with contextlib.suppress(ValueError, IndexError):
+            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
+            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
         with contextlib.suppress(OSError):
             self._write()
-        return []
 
     def _write(self) -> None:
         write_atomic(self._path, "\n".join([HEADER, *self._rows, ""]).encode())
-
-
-def _span_s(rows: list[str]) -> float:
-    try:
-        return float(rows[-1].partition(",")[0]) - float(rows[0].partition(",")[0]) if rows else 0.0
-    except ValueError:
-        return 0.0
 
 
 def _read_text(path: Path) -> str:
@@ -303,15 +285,17 @@ class NodeMetrics:
         self._ranks = RankSeries(node_dir / METRICS)
         for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
             self._registry.register(collector)
-        self.series.info(
+        self.series.set(
             metrics.BUILD_INFO,
+            1,
             version=__version__,
             torch_version=metadata.version("torch"),
             python_version=platform.python_version(),
             image_digest=node_facts.image_digest(environ.get(names.IMAGE, "")),
         )
-        self.series.info(
+        self.series.set(
             metrics.RUN_INFO,
+            1,
             run_id=config.run_id,
             run_uid=journal.state.run_uid,
             config_sha256=node_facts.config_sha256(config.command),

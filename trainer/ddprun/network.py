@@ -1,6 +1,6 @@
 """Names, addresses, interfaces and TCP ports of this machine, and why one of them cannot be used.
 
-This module knows nothing about runs. Every request has a timeout, so that a silent name server blocks no caller.
+This module does not use runs. Every request has a timeout, so that a silent name server blocks no caller.
 """
 
 import contextlib
@@ -62,21 +62,17 @@ def local_addresses() -> str:
     """Return the addresses of this machine in one text, such as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
     import psutil  # lazily: nodectl imports this module and must start quickly
 
-    own = [
-        f"{one.address} ({name})"
-        for name, owned in psutil.net_if_addrs().items()
-        for one in owned
-        if one.family == socket.AF_INET and not ipaddress.ip_address(one.address).is_loopback
-    ]
+    found = ((name, one) for name, owned in psutil.net_if_addrs().items() for one in owned)
+    internet = ((name, one.address) for name, one in found if one.family == socket.AF_INET)
+    own = [f"{address} ({name})" for name, address in internet if not ipaddress.ip_address(address).is_loopback]
     return " and ".join(own[:4]) or "none but the loopback"
 
 
 def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Connect once, to check that a process listens on the port. Raises OSError."""
+    timeout_s = max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
     try:
-        socket.create_connection(
-            (address, port), timeout=max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
-        ).close()
+        socket.create_connection((address, port), timeout=timeout_s).close()
     except TimeoutError:
         if _is_unanswered(address):  # the kernel would report this after 3 s
             raise OSError(errno.EHOSTUNREACH, "no route to host") from None
@@ -101,24 +97,18 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
     return f"{where} {meaning}"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket on host:port; port 0 means any port. Raises OSError."""
-    listener = bind(host, port)
-    try:
-        listener.listen(LISTEN_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
+    """Return a socket that is bound to host:port; port 0 means any port. Raises OSError.
 
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to host:port (port 0 means any port) but does not listen yet. Raises OSError."""
+    ``listen``: whether the socket also listens.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        if listen:
+            listener.listen(LISTEN_BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -145,17 +135,11 @@ def lock_port(host: str, port: int) -> bool:
     return True
 
 
-def listen_on_free_port(host: str) -> socket.socket:
-    """Return a listening socket on a free port of ``host``. Raises OSError."""
-    listener = bind_free_port(host)
-    listener.listen(LISTEN_BACKLOG)
-    return listener
-
-
 def serve_http(host: str, port: int, answer: Callable[[Any], None], *, name: str, timeout_s: float) -> int:
     """Answer GET requests in threads, on ``port`` or, if it is taken, on a free port. Return the port. Raises OSError.
 
-    ``answer`` gets a BaseHTTPRequestHandler. ``timeout_s``: for a client that sends nothing, or does not read.
+    ``answer`` is called with a BaseHTTPRequestHandler. A client that sends nothing, or does not read, is disconnected
+    after ``timeout_s``.
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # lazily, as psutil
 
@@ -173,9 +157,9 @@ def serve_http(host: str, port: int, answer: Callable[[Any], None], *, name: str
             pass  # the client has disconnected
 
     try:
-        listener = listen(host, port)
+        listener = bind(host, port, listen=True)
     except OSError:
-        listener = listen(host, 0)
+        listener = bind(host, 0, listen=True)
     server = Server(listener.getsockname(), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
@@ -225,5 +209,5 @@ def describe_unresolved(host: str, error: OSError) -> str:
 
 def free_port(host: str) -> int:
     """Return the number of a port that is free at the moment. Raises OSError."""
-    with listen_on_free_port(host) as listener:
+    with bind_free_port(host) as listener:
         return int(listener.getsockname()[1])

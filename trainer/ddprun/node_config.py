@@ -1,7 +1,6 @@
 """The configuration of a node: the checked settings from the launcher and the flags, as one frozen value.
 
-Only ``watch_deadline`` has side effects. Errors name the settings that contradict each other. No setting falls back to
-localhost.
+Errors name the settings that contradict each other. No setting falls back to localhost.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ddprun import launchers, machine
-from ddprun.errors import NodeError, config_error, node_error
+from ddprun.errors import config_error, node_error
 from ddprun.launchers import Setting, Settings
 from ddpwire import kaggle, names
 from ddpwire.exits import Exit
@@ -47,8 +46,8 @@ PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 class Deadline:
     """When the run is ended from outside; ``at`` is in seconds since the epoch.
 
-    Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
-    to the ranks. So ddprun stops the ranks earlier, with a SIGTERM and their grace period.
+    Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, and Kaggle after 12 hours. None of them
+    warns the ranks, so ddprun stops the ranks earlier, with a SIGTERM and their grace period.
     """
 
     source: str  # the flag, variable or launcher that sets it
@@ -81,9 +80,8 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
     if from_now and left_s <= 0:
         raise config_error(f"{source} is {text!r}, which is in the past", hint="give a later time")
     if not 0 <= left_s < math.inf:
-        raise config_error(
-            f"{source} is {text!r}: expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"
-        )
+        hint = "expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"
+        raise config_error(f"{source} is {text!r}", hint=hint)
     if left_s <= grace_s + MARGIN_S:
         raise config_error(
             f"{source} is {text}, but ranks get {grace_s:g} s to save, and ddprun needs {MARGIN_S:g} s more",
@@ -155,11 +153,11 @@ class NodeConfig:
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
 
     def reads_stdin(self, rank: int) -> bool:
-        """Return whether a rank reads ddprun's stdin. Only one rank may: several would take each other's input."""
+        """Return whether a rank reads ddprun's stdin. At most one does: several would take each other's input."""
         return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
 
     def shows_raw(self, rank: int) -> bool:
-        """Return whether the console shows a rank's output as it comes: the rank is the only one shown, or debugged."""
+        """Return whether the console shows each byte of a rank at once: the rank is debugged, or the only one shown."""
         shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
         return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
 
@@ -190,9 +188,8 @@ def read_config(
     min_nodes, max_nodes = _nnodes(settings)
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
-    here = machine.is_loopback(master_addr)
     grace_s = _grace_s(options.grace, environ)
-    default_s = launchers.join_timeout_s(environ, on_one_machine=here)
+    default_s = launchers.join_timeout_s(environ, on_one_machine=machine.is_loopback(master_addr))
     timeout_from, timeout = settings.get("join_timeout", ("", None))
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
@@ -200,7 +197,8 @@ def read_config(
     debug_rank = _debug_rank(options.debug_rank, max_nodes * local_world_size)
     is_debugged = debug_rank is not None or (on_terminal and max_nodes * local_world_size == 1)
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
-    lifeline = environ.get(names.LIFELINE_FD)
+    targets_dir, lifeline = environ.get(names.TARGETS_DIR), environ.get(names.LIFELINE_FD)
+    nodes_here = environ.get(names.NODES_HERE) or "1"
     command = _command(options, environ)
     return NodeConfig(
         command=command,
@@ -226,14 +224,12 @@ def read_config(
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
-        targets_dir=Path(environ[names.TARGETS_DIR]).absolute() if environ.get(names.TARGETS_DIR) else None,
+        targets_dir=Path(targets_dir).absolute() if targets_dir else None,
         launcher=environ.get(names.LAUNCHER) or "ddprun",
         by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
-        nodes_here=_whole(
-            names.NODES_HERE, environ.get(names.NODES_HERE) or "1", "a whole number of at least 1", least=1
-        ),
+        nodes_here=_whole(names.NODES_HERE, nodes_here, "a whole number of at least 1", least=1),
         lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],
         slurm_job=environ.get("SLURM_JOB_ID") or None,
@@ -274,8 +270,8 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     """Check that the script exists or, for a module, the first part of its name. Raises NodeError (66).
 
-    A single node (``alone``) checks this before anything starts. Several nodes check it after they have met: a node
-    that ended earlier would keep the others waiting. Programs other than Python are found when they are executed.
+    Before anything starts (``alone``), only a single node checks this. Several nodes check it after they have met: a
+    node that ended earlier would keep the others waiting. Programs other than Python are found when they are executed.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -283,7 +279,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     if command[1:3] == RUN_PATH or command[1] != "-m":
         script = command[3 if command[1] == "-m" else 1]
         if not Path(script).exists():
-            raise _no_program(f"{script}: no such script in {Path.cwd()}")
+            raise node_error(Exit.NO_INPUT, "config", f"{script}: no such script in {Path.cwd()}")
         return
     name = command[2].partition(".")[0]
     try:
@@ -291,11 +287,8 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     except ValueError:  # the module is loaded, but does not record where from
         return
     if found is None:
-        raise _no_program(f"-m {command[2]}: no module {name} is installed or in {Path.cwd()}")
-
-
-def _no_program(message: str) -> NodeError:
-    return node_error(Exit.NO_INPUT, "config", message)
+        message = f"-m {command[2]}: no module {name} is installed or in {Path.cwd()}"
+        raise node_error(Exit.NO_INPUT, "config", message)
 
 
 def _nnodes(settings: Settings) -> tuple[int, int]:
@@ -317,10 +310,9 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
         raise config_error(f"{max_nodes} nodes, but the number of this node is not set", hint=hint)
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
-        raise config_error(
-            f"{settings['node_rank'][0]} is {rank}, but the job has {max_nodes} node{'s' * (max_nodes > 1)}: "
-            f"expected {_numbers_below(max_nodes)}"
-        )
+        nodes = f"{max_nodes} node{'s' * (max_nodes > 1)}"
+        hint = f"expected {_numbers_below(max_nodes)}"
+        raise config_error(f"{settings['node_rank'][0]} is {rank}, but the job has {nodes}", hint=hint)
     return rank
 
 
@@ -344,14 +336,11 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
 
 def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Callable[[str], int]) -> int:
     source, text = settings.get("local_world_size", ("", "1"))
-    if text in ("auto", "gpu", "cpu"):
-        if text == "auto":
-            text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
-        num_ranks = count(text)
-        if not num_ranks:
-            raise config_error(f"{source} is 'gpu', but this node has no GPU: expected a number, auto or cpu")
-        return num_ranks
-    num_ranks = _number(settings, "local_world_size", 1)
+    if text == "auto":
+        text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
+    num_ranks = count(text) if text in ("gpu", "cpu") else _number(settings, "local_world_size", 1)
+    if not num_ranks and text == "gpu":
+        raise config_error(f"{source} is 'gpu', but this node has no GPU: expected a number, auto or cpu")
     if not num_ranks:
         raise config_error(f"{source} is 0: expected at least 1 rank per node")
     return num_ranks
@@ -383,9 +372,8 @@ def _shown_local_ranks(
 def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
     """Parse torchrun's ``3`` or ``0:3,1:0``; 1 means stdout, 2 stderr, 3 both, 0 neither."""
     if text and not re.fullmatch(STD_SPEC, text):
-        raise config_error(
-            f"{source} is {reprlib.repr(text)}: expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
-        )
+        hint = "expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
+        raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
     if ":" not in text:
         return dict.fromkeys(range(local_world_size), text or "0")
     return {int(rank): streams for rank, streams in (pair.split(":") for pair in text.split(","))}
@@ -395,11 +383,9 @@ def _virtual_local_rank(options: argparse.Namespace, environ: Mapping[str, str],
     given = _torchruns_switch(options, environ, "virtual_local_rank")
     visible = environ.get(CUDA_VISIBLE_DEVICES)
     if given and visible and len(visible.split(",")) < local_world_size:
-        raise config_error(
-            f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own, "
-            f"but {CUDA_VISIBLE_DEVICES} is {visible}",
-            hint="start fewer ranks, or name more GPUs",
-        )
+        hint = "start fewer ranks, or name more GPUs"
+        message = f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own"
+        raise config_error(f"{message}, but {CUDA_VISIBLE_DEVICES} is {visible}", hint=hint)
     return given
 
 
@@ -408,10 +394,8 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
         return None
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
-        numbers = _numbers_below(local_world_size)
-        raise config_error(
-            f"{source} is {reprlib.repr(text)}: expected local ranks separated by commas; this node has {numbers}"
-        )
+        hint = f"expected local ranks separated by commas; this node has {_numbers_below(local_world_size)}"
+        raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
     return ranks
 
 
@@ -432,11 +416,8 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
-    allowed = (
-        "auto, gpu, cpu or a whole number of at least 1"
-        if setting == "local_world_size"
-        else "a whole number of at least 0"
-    )
+    is_ranks = setting == "local_world_size"
+    allowed = "auto, gpu, cpu or a whole number of at least 1" if is_ranks else "a whole number of at least 0"
     return _whole(source, text, allowed)
 
 

@@ -1,5 +1,4 @@
-"""The node's folder: its claim and lock, what a previous start of the run left in it, and what this node writes into
-it.
+"""The node's folder: its lock, what a previous start of the run left in it, and what this node writes into it.
 
 A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its node. Then the
 ranks' counters continue, so that goodput covers all starts of the run. Files of another run are removed.
@@ -39,7 +38,7 @@ class PreviousRun:
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
-    """Return what the previous start left, if any, and remove files that must not be mistaken for those of this start.
+    """Return what the previous start left, if any, and remove its files that would be taken for files of this start.
 
     Raises OSError.
     """
@@ -81,13 +80,12 @@ class NodeDir:
 
     path: Path
     lock_fd: int
-    is_temporary: bool  # no run folder was given: it is removed after a success
     previous_run: PreviousRun | None  # None on the first start
     requeues: Requeues | None  # only for a Slurm job, on node 0
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
-    """Write the outcome of a node that could not start to where its launcher reads it, if that place is known."""
+    """Write the outcome of a node that could not start into the node's folder, if this is known."""
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
         with contextlib.suppress(OSError):
@@ -104,22 +102,14 @@ def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
         path.mkdir(parents=True, exist_ok=True)
         lock_fd = process_discovery.take_lock(path)
         if lock_fd is None:
-            raise config_error(
-                f"{path} is used by another running ddprun: give "
-                "each node its own --node-rank, or this run its own --run-dir"
-            )
+            hint = "give each node its own --node-rank, or this run its own --run-dir"
+            raise config_error(f"{path} is used by another running ddprun", hint=hint)
         previous_run = read_previous_run(path, config.run_id)
         state.write(path)
     except OSError as error:
         message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
-    return NodeDir(
-        path=path,
-        lock_fd=lock_fd,
-        is_temporary=config.run_dir is None,
-        previous_run=previous_run,
-        requeues=count_requeues(config),
-    )
+    return NodeDir(path=path, lock_fd=lock_fd, previous_run=previous_run, requeues=count_requeues(config))
 
 
 class Journal:
@@ -132,11 +122,6 @@ class Journal:
         self.state = state
         self.log = console.log
         self.emit = self._events.emit
-
-    def emit_failure(self, outcome: Outcome) -> None:
-        """Emit an event for the failure of an attempt on which all nodes have agreed."""
-        facts = ("rank", "node", "step", "cause", "message")
-        self.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
 
     def update(self, **changes: Any) -> None:
         """Change fields of the state and write it. If the disk is full, the old file remains and training continues."""

@@ -1,8 +1,8 @@
 """Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
 
 All nodes need the same builds, script, configuration and number of ranks. The inventory describes the machine and the
-builds for people who study the run later, when both no longer exist; it contains no environment variables. CUDA is not
-initialised here, because a rank that is forked later could not use it.
+builds for people who study the run later, when the machine has changed; it contains no environment variables. CUDA is
+not initialised here, because a rank that is forked later could not use it.
 """
 
 import contextlib
@@ -33,10 +33,12 @@ GIB = 1 << 30
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the facts to compare, keyed by name. The driver is left out for CPU ranks."""
+    import torch
+
     return {
         "--check-only": "given" if config.check_only else "not given",
-        "torch": _torch(),
-        "NCCL": _nccl(),
+        "torch": str(torch.__version__),
+        "NCCL": _nccl(torch),
         "driver": (environ.get(names.DEVICE) != "cpu" and machine.driver_version()) or NONE,
         "python": platform.python_version(),
         "image": environ.get(names.IMAGE) or NONE,
@@ -66,9 +68,8 @@ def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: 
 
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
     """Return a hash of each argument of the script; hashes, because an argument may contain a secret."""
-    return [
-        hashlib.sha256(word.encode(errors="surrogateescape")).hexdigest()[:12] for word in _script_arguments(command)
-    ]
+    words = (word.encode(errors="surrogateescape") for word in _script_arguments(command))
+    return [hashlib.sha256(word).hexdigest()[:12] for word in words]
 
 
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
@@ -79,9 +80,8 @@ def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: in
     """
     words = _script_arguments(command)
     if len(words) != len(node_0):
-        return (
-            f"the script has {len(words)} argument{'s' * (len(words) != 1)} on node {node}, but {len(node_0)} on node 0"
-        )
+        number = f"{len(words)} argument{'s' * (len(words) != 1)}"
+        return f"the script has {number} on node {node}, but {len(node_0)} on node 0"
     for index, (mine, first) in enumerate(zip(argument_hashes(command), node_0, strict=True)):
         name = _argument_name(words, index)
         if mine != first and not _is_placement(name):
@@ -127,19 +127,9 @@ def summarize_builds(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
 
 
-def _torch() -> str:
-    import torch
-
-    return str(torch.__version__)
-
-
-def _nccl() -> str:
-    import torch
-
-    if not torch.version.cuda:
-        return NONE
+def _nccl(torch: Any) -> str:
     with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
-        return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE
     return NONE
 
 
@@ -180,7 +170,7 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "CPU": _describe_cpu(),
         "cores": f"{cores}" if usable == cores else f"{usable} of {cores}",
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
-        "GPUs": _describe_gpus(),
+        "GPUs": machine.ask_nvml(_describe_gpus, ""),
         "ddpctl": __version__,
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
@@ -202,14 +192,8 @@ def _describe_cpu() -> str:
     return platform.processor()
 
 
-def _describe_gpus() -> str:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        kinds = [_describe_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no driver, or no library: NVML has an error for each
-        return ""
+def _describe_gpus(nvml: Any) -> str:
+    kinds = [_describe_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
 
 

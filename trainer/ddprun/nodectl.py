@@ -23,15 +23,7 @@ from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
 from ddpwire.merged_output import MergedOutput, Source
-from ddpwire.run_files import (
-    KILLED_ON_REQUEST,
-    NODE,
-    NODE_LOG,
-    OUTCOME,
-    open_regular,
-    parse_json,
-    read_record,
-)
+from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, parse_json, read_record
 
 APPEAR_S = 10.0  # how long to wait for the first file
 BLOCK_BYTES = 1 << 20
@@ -42,17 +34,11 @@ NODE_DIR = re.compile(r"node-(\d+)")
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 FIND_TIMEOUT_S = 0.3
 KILL_TIMEOUT_S = 2.0
-SIGNALS = {
-    "TERM": signal.SIGTERM,
-    "INT": signal.SIGINT,
-    "KILL": signal.SIGKILL,
-    "USR1": signal.SIGUSR1,
-    "USR2": signal.SIGUSR2,
-}
+SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 
 
 class LogTail:
-    """A growing file that is read one block at a time."""
+    """A growing log, which is read one block at a time."""
 
     def __init__(self, path: Path, source: Source, tail: int | None) -> None:
         self._path, self._file = path, open_regular(path)
@@ -61,7 +47,7 @@ class LogTail:
             self._file.seek(start_of_last_lines(self._file, tail))
 
     def pass_on(self) -> None:
-        """Write what was added to the file to stdout."""
+        """Print what was added to the log, or what is in the file that has replaced it."""
         replacement = None
         with contextlib.suppress(OSError):
             if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
@@ -75,7 +61,7 @@ class LogTail:
             self.pass_on()
 
     def close(self) -> None:
-        """End the last line, and close the file."""
+        """End the last line, and close the log."""
         self._source.close()
         self._file.close()
 
@@ -86,7 +72,7 @@ def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
 
 
 def start_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return the position in the file where its last ``count`` lines begin; the very last line may be incomplete."""
+    """Return the position at which the last ``count`` lines of a file begin; the very last line may be incomplete."""
     end = position = file.seek(0, os.SEEK_END)
     if count <= 0:
         return end
@@ -111,7 +97,7 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Return the existing logs, or ``files``, with node and rank, or with None if their lines already name these."""
+    """Map the paths of the existing logs, or of ``files``, to node and rank, or to None if the lines name these."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))
@@ -129,12 +115,20 @@ def print_logs(
     """Print the logs to stdout; with ``follow``, until every node has ended. Return False if there are no logs."""
     tails: dict[Path, LogTail] = {}
     output = MergedOutput(sys.stdout.buffer.write)
-    parent = os.getppid()
-    started = time.monotonic()
-    ended = AllNodesEnded(run_dir, nodes)
+    parent, started = os.getppid(), time.monotonic()
+    alive_at = started  # when a node's lock was last held
+
+    def all_ended() -> bool:
+        nonlocal alive_at
+        folders = [folder for _, folder in node_dirs(run_dir, nodes)]
+        if any(map(process_discovery.is_alive, folders)):
+            alive_at = time.monotonic()
+            return False
+        return all((f / OUTCOME).exists() for f in folders) or time.monotonic() - alive_at > DEAD_AFTER_S
+
     while True:
-        # If the parent is gone, nobody reads this.
-        last = not follow or os.getppid() != parent or (ended() if tails else time.monotonic() - started > APPEAR_S)
+        # If the parent has ended, no process reads the output any more.
+        last = not follow or os.getppid() != parent or (all_ended() if tails else time.monotonic() - started > APPEAR_S)
         for path, node_and_rank in find_logs(run_dir, nodes, ranks, files).items():
             if path not in tails:
                 mark = mark_of(*node_and_rank) if node_and_rank else None
@@ -149,27 +143,11 @@ def print_logs(
         time.sleep(FOLLOW_POLL_S)
 
 
-class AllNodesEnded:
-    """Checks repeatedly whether the ddprun of every node has ended."""
-
-    def __init__(self, run_dir: Path, nodes: tuple[int, ...]) -> None:
-        self._run_dir, self._nodes = run_dir, nodes
-        self._alive_at = time.monotonic()
-
-    def __call__(self) -> bool:
-        """Return whether no lock is held and every outcome exists, or no lock has been held for a while."""
-        folders = [folder for _, folder in node_dirs(self._run_dir, self._nodes)]
-        if any(map(process_discovery.is_alive, folders)):
-            self._alive_at = time.monotonic()
-            return False
-        return all((f / OUTCOME).exists() for f in folders) or time.monotonic() - self._alive_at > DEAD_AFTER_S
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; its subcommands are the functions below."""
-    top = argparse.ArgumentParser(prog="nodectl", description="Ask and tell the ddpruns of this machine.")
+    top = argparse.ArgumentParser(prog="nodectl", description="Query and control the ddpruns of this machine.")
     verbs = top.add_subparsers(dest="verb", required=True)
-    show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json, what is left")
+    show = verbs.add_parser("show", help="one JSON line per folder: alive, node.json, outcome.json, what is left")
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
@@ -231,21 +209,16 @@ def send(args: argparse.Namespace) -> int:
         time.sleep(process_discovery.POLL_S)
     if args.name == "KILL":
         for run_dir in {node_dir.parent for node_dir in args.node_dirs}:
-            process_discovery.kill_run_processes(
-                run_dir, timeout_s=max(0.0, deadline - time.monotonic()) + KILL_TIMEOUT_S
-            )
+            timeout_s = max(0.0, deadline - time.monotonic()) + KILL_TIMEOUT_S
+            process_discovery.kill_run_processes(run_dir, timeout_s=timeout_s)
     for node_dir, sent in signalled.items():
         alive = process_discovery.is_alive(node_dir)
         if not alive and args.name == "KILL" and not (node_dir / OUTCOME).exists():
-            _write_killed(node_dir)
+            with contextlib.suppress(OSError):
+                node_dir.mkdir(exist_ok=True)
+                KILLED_ON_REQUEST.write(node_dir)
         print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": alive}))
     return Exit.OK
-
-
-def _write_killed(node_dir: Path) -> None:
-    with contextlib.suppress(OSError):
-        node_dir.mkdir(exist_ok=True)
-        KILLED_ON_REQUEST.write(node_dir)
 
 
 def _signal(node_dir: Path, number: int) -> bool:
@@ -272,7 +245,7 @@ def port(args: argparse.Namespace) -> int:
         print(f"port {args.want} is out of range: expected 1 to {MAX_PORT}, or 0 for a free port", file=sys.stderr)
         return Exit.USAGE
     try:
-        listener = network.listen(args.host, args.want) if args.want else network.listen_on_free_port(args.host)
+        listener = network.bind(args.host, args.want, listen=True) if args.want else network.bind_free_port(args.host)
     except OSError as error:
         print(network.describe_taken_port(args.host, args.want, error), file=sys.stderr)
         return Exit.UNAVAILABLE
@@ -300,8 +273,7 @@ def logs(args: argparse.Namespace) -> int:
 def main() -> int:
     """Run one subcommand; return its exit code."""
     args = parser().parse_args()
-    verb = {"show": show, "signal": send, "port": port, "logs": logs}[args.verb]
-    return verb(args)
+    return {"show": show, "signal": send, "port": port, "logs": logs}[args.verb](args)
 
 
 if __name__ == "__main__":

@@ -31,153 +31,71 @@ ACCEPTED_VARIABLES = {
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ACCEPTED["log_line_prefix_template"],
 }
 
+# Each option: its names, the placeholder of its value (a switch has none), and its help.
+OPTIONS = {
+    "--nnodes N|MIN:MAX": "nodes of the job (default 1)",
+    "--nproc-per-node N|auto|gpu|cpu": "ranks on this node (default 1)",
+    "--node-rank K": "number of this node, from 0",
+    "--master-addr HOST": "address of node 0, as the other nodes reach it",
+    "--master-port PORT": "a free port of node 0",
+    "--rdzv-endpoint HOST[:PORT]": "--master-addr and --master-port in one option, as in torchrun",
+    "--rdzv-backend c10d|static": "static (default): each node needs --node-rank; c10d: without --node-rank, the node "
+    "with the address HOST is node 0, the others are numbered in the order in which they join, and the default PORT is "
+    "29400",
+    "--rdzv-id --run-id ID": "the run's id, the same on every node",
+    "--rdzv-conf KEY=VALUE,...": "only is_host and join_timeout have an effect",
+    "--standalone": "a single node on a free port",
+    "--local-addr ADDRESS": "this node's address (default: that of the interface that reaches node 0)",
+    "--max-restarts N": "as in torchrun: restart all ranks at most N times after any failure, including errors of the "
+    "script (but never after exit codes 65, 66 and 78)",
+    "--restart-limit N": "without --max-restarts: restart at most N times, only after a rank was killed or hung, or a "
+    "node was lost; PET_MAX_RESTARTS and a job's max_restarts set this limit (default: no limit, but three attempts in "
+    "a row without progress end the run; 0: no restart)",
+    "--hang-timeout S": "seconds without a heartbeat of any rank after which the rank that blocks the others is "
+    "killed; 0: never (default 300; 0 for a single rank that reads a terminal and with --debug-rank). Applies after "
+    "the script's first heartbeat, or if a rank is stopped",
+    "--debug-rank K": "connect this rank to ddprun's stdin and show its output unbuffered, for breakpoint() with "
+    "several ranks (a single rank needs no flag); hangs are not detected unless --hang-timeout is given",
+    "--local-ranks-filter K,...": "local ranks whose output the console shows (default: all); the logs contain the "
+    "output of every rank",
+    "-r --redirects SPEC": "3, or 0:3,1:0: local ranks whose output the console does not show, unless --tee names them "
+    "too; 1 and 2 (one stream) have no effect",
+    "--no-prefix": "do not print the node and rank before each line of a rank on the console",
+    "--run-dir --log-dir DIR": "folder for logs and the outcome (default: a temporary folder)",
+    "--grace --shutdown-timeout S": "seconds that ranks have to save after SIGTERM (default 30)",
+    "--deadline S|TIME": "seconds from the start, or an ISO time; the ranks save and stop before it",
+    "--checkpoint-copies N": "number of nodes that keep the checkpoints; all but node 0 copy its DDP_CHECKPOINT_DIR "
+    "(default 1)",
+    "--join-timeout S": "seconds to wait for the other nodes (default 30 on one machine, 300 in Slurm, 600 in "
+    "Kubernetes, else 60)",
+    "--numa-binding MODE": "bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in "
+    "torchrun, or none (default: node, if there are several NUMA nodes and either one GPU per rank or a single rank)",
+    "--pushgateway URL": "a Prometheus Pushgateway to which node 0 sends the outcome (default: DDP_PUSHGATEWAY)",
+    "--check-only": "only run the preflight checks with all nodes, print the result, and exit",
+    "--role NAME": "ROLE_NAME of the ranks; ROLE_RANK counts the ranks of a role (default 'default')",
+    "--virtual-local-rank": "each rank has LOCAL_RANK=0 and sees only its own GPU (CUDA_VISIBLE_DEVICES)",
+    "--exec": "start each rank as a new process, instead of forking it from a process that has imported torch",
+    "--run-path": "run the script with runpy.run_path, as torchrun does",
+}
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. It leaves all values as strings."""
-    top = Parser(
-        prog="ddprun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-
-    def add(name: str, *aliases: str, **rest: object) -> None:
-        names = [name, *aliases]
-        names += [f"--{n[2:].replace('-', '_')}" for n in names if "-" in n[2:]]  # torchrun takes both
-        top.add_argument(*names, **rest)  # type: ignore[arg-type]
-
-    add("--nnodes", metavar="N|MIN:MAX", help="nodes of the job (default 1)")
-    add("--nproc-per-node", metavar="N|auto|gpu|cpu", help="ranks on this node (default 1)")
-    add("--node-rank", metavar="K", help="number of this node, from 0")
-    add("--master-addr", metavar="HOST", help="address of node 0, as the other nodes reach it")
-    add("--master-port", metavar="PORT", help="a free port of node 0")
-    add("--rdzv-endpoint", metavar="HOST[:PORT]", help="--master-addr and --master-port in one option, as in torchrun")
-    add(
-        "--rdzv-backend",
-        metavar="c10d|static",
-        help="static (default): each node needs --node-rank; c10d: without --node-rank, the node with the address "
-        "HOST is node 0, the others are numbered in the order in which they join, and the default PORT is "
-        "29400",
-    )
-    add("--rdzv-id", "--run-id", dest="rdzv_id", metavar="ID", help="the run's id, the same on every node")
-    add("--rdzv-conf", metavar="KEY=VALUE,...", help="only is_host and join_timeout have an effect")
-    add("--standalone", action="store_const", const="1", help="a single node on a free port")
-    add(
-        "--local-addr",
-        metavar="ADDRESS",
-        help="this node's address (default: that of the interface that reaches node 0)",
-    )
-    add(
-        "--max-restarts",
-        metavar="N",
-        help="as in torchrun: restart all ranks at most N times after any failure, including errors of the script "
-        "(but never after exit codes 65, 66 and 78)",
-    )
-    add(
-        "--restart-limit",
-        metavar="N",
-        help="without --max-restarts: restart at most N times, only after a rank was killed or hung, or a node was "
-        "lost; PET_MAX_RESTARTS and a job's max_restarts set this limit (default: no limit, but three "
-        "attempts in a row without progress end the run; 0: no restart)",
-    )
-    add(
-        "--hang-timeout",
-        metavar="S",
-        help="seconds without a heartbeat of any rank after which the rank that blocks the others is killed; 0: "
-        "never (default 300; 0 for a single rank that reads a terminal and with --debug-rank). Applies after "
-        "the script's first heartbeat, or if a rank is stopped",
-    )
-    add(
-        "--debug-rank",
-        metavar="K",
-        help="connect this rank to ddprun's stdin and show its output unbuffered, for breakpoint() with several "
-        "ranks (a single rank needs no flag); hangs are not detected unless --hang-timeout is given",
-    )
-    add(
-        "--local-ranks-filter",
-        metavar="K,...",
-        help="local ranks whose output the console shows (default: all); the logs contain the output of every rank",
-    )
-    add(
-        "-r",
-        "--redirects",
-        metavar="SPEC",
-        help="3, or 0:3,1:0: local ranks whose output the console does not show, unless --tee names them too; 1 "
-        "and 2 (one stream) have no effect",
-    )
-    add(
-        "--no-prefix",
-        action="store_true",
-        help="do not print the node and rank before each line of a rank on the console",
-    )
-    add(
-        "--run-dir",
-        "--log-dir",
-        dest="run_dir",
-        metavar="DIR",
-        help="folder for logs and the outcome (default: a temporary folder)",
-    )
-    add(
-        "--grace",
-        "--shutdown-timeout",
-        dest="grace",
-        metavar="S",
-        help="seconds that ranks have to save after SIGTERM (default 30)",
-    )
-    add(
-        "--deadline", metavar="S|TIME", help="seconds from the start, or an ISO time; the ranks save and stop before it"
-    )
-    add(
-        "--checkpoint-copies",
-        metavar="N",
-        help="number of nodes that keep the checkpoints; all but node 0 copy its DDP_CHECKPOINT_DIR (default 1)",
-    )
-    add(
-        "--join-timeout",
-        metavar="S",
-        help="seconds to wait for the other nodes (default 30 on one machine, 300 in Slurm, 600 in Kubernetes, "
-        "else 60)",
-    )
-    add(
-        "--numa-binding",
-        metavar="MODE",
-        help="bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in torchrun, or "
-        "none (default: node, if there are several NUMA nodes and either one GPU per rank or a single rank)",
-    )
-    add(
-        "--pushgateway",
-        metavar="URL",
-        help="a Prometheus Pushgateway to which node 0 sends the outcome (default: DDP_PUSHGATEWAY)",
-    )
-    add(
-        "--check-only",
-        action="store_true",
-        help="only run the preflight checks with all nodes, print the result, and exit",
-    )
-    for name, why in ACCEPTED.items():
-        add(
-            *(["-t"] if name == "tee" else []),
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            metavar="X",
-            help=f"accepted for compatibility with torchrun: {why}",
-        )
-    add(
-        "--role",
-        metavar="NAME",
-        help="ROLE_NAME of the ranks; ROLE_RANK counts the ranks of a role (default 'default')",
-    )
-    add(
-        "--virtual-local-rank",
-        action="store_true",
-        help="each rank has LOCAL_RANK=0 and sees only its own GPU (CUDA_VISIBLE_DEVICES)",
-    )
-    add(
-        "--exec",
-        action="store_true",
-        help="start each rank as a new process, instead of forking it from a process that has imported torch",
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    top = Parser(prog="ddprun", description=DESCRIPTION, formatter_class=formatter, allow_abbrev=False)
+    compatible = {
+        f"{'-t ' * (name == 'tee')}--{name.replace('_', '-')} X": f"accepted for compatibility with torchrun: {why}"
+        for name, why in ACCEPTED.items()
+    }
+    for usage, text in (OPTIONS | compatible).items():
+        words = usage.split()
+        names = [word for word in words if word.startswith("-")]
+        value = {"metavar": words[-1]} if words[-1] not in names else {"action": "store_true"}
+        names += [f"--{name[2:].replace('-', '_')}" for name in names if "-" in name[2:]]  # torchrun takes both
+        top.add_argument(*names, help=text, **value)  # type: ignore[arg-type]
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is an executable program")
-    add("--run-path", action="store_true", help="run the script with runpy.run_path, as torchrun does")
     top.add_argument("script", help="the training script")
     rest = top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     rest.required = False  # otherwise an error message lists it as missing

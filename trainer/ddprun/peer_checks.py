@@ -1,7 +1,6 @@
-"""Comparisons with node 0 when the nodes meet: builds, arguments and clocks; also the log line of which nodes take
-part.
+"""Comparisons with node 0 when the nodes meet: builds, arguments and clocks.
 
-Keys of the control store: ``facts`` holds node 0's facts, ``arguments`` the hashes of its script's arguments, and
+Keys of the control store: ``facts`` has node 0's facts, and ``arguments`` the hashes of its script's arguments;
 ``checked`` counts the nodes that have finished a --check-only. The keys for the clocks are defined in ddpwire.clock.
 """
 
@@ -37,11 +36,6 @@ class PeerChecks:
         self._facts = node_facts.read_facts(config, environ)
         self._has_compared = self._has_reported = False
 
-    def report_store(self, where: str) -> None:
-        """Log that the control store was reached; on node 0, which serves it, do nothing."""
-        if self._config.node_rank:
-            self._report.done(f"{where} answers")
-
     def compare(self, control: Store) -> None:
         """Compare this node with node 0. Raises NodeError, and RuntimeError if the store is lost."""
         if self._has_compared:
@@ -55,7 +49,9 @@ class PeerChecks:
             self._report.done(node_facts.summarize_builds(self._facts))
         else:
             node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), _read_facts)
-            self._compare_facts(facts)
+            if differences := node_facts.differences(self._facts, facts, node):
+                message = f"the nodes do not match: {differences}; make all nodes the same"
+                raise node_error(Exit.CONFIG, "config", message, node=node)
             hashes = stores.decode("arguments", control.get("arguments"), list)
             warnings = (
                 node_facts.differing_argument(self._config.command, hashes, node),
@@ -91,12 +87,6 @@ class PeerChecks:
             while self._config.node_rank == 0 and num_done < self._config.max_nodes and time.monotonic() < deadline:
                 time.sleep(POLL_S)
                 num_done = control.add("checked", 0)
-
-    def _compare_facts(self, node_0: Mapping[str, str]) -> None:
-        node = self._config.node_rank
-        if differences := node_facts.differences(self._facts, node_0, node):
-            message = f"the nodes do not match: {differences}; make all nodes the same"
-            raise node_error(Exit.CONFIG, "config", message, node=node)
 
     def _set_clock_offset(self, offset_s: float) -> None:
         self._series.set(metrics.CLOCK_OFFSET, offset_s)

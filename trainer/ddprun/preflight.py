@@ -1,5 +1,4 @@
-"""The preflight: problems that can be found before the ranks start. Each is reported in one sentence that names its
-node.
+"""The preflight finds problems before the ranks start, and reports each in one sentence that names its node.
 
 ``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py makes further checks
 when the nodes meet. An absent node is not a problem here: the rendezvous waits for it.
@@ -77,7 +76,7 @@ class PreflightReport:
 
     def table(self) -> str:
         """Return the steps as an aligned table."""
-        rows = [("step", "verdict", "what"), *((step.name, step.result, step.what) for step in self.steps)]
+        rows = [("step", "result", "what"), *((step.name, step.result, step.what) for step in self.steps)]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(f"{name:{widths[0]}}  {result:{widths[1]}}  {what}\n" for name, result, what in rows)
 
@@ -110,18 +109,17 @@ def find_route(config: NodeConfig, report: PreflightReport) -> Route:
     if interface is None and config.local_addr:
         raise config_error(f"--local-addr is {own}, but the addresses of this machine are {network.local_addresses()}")
     report.done(f"{own} on {interface}")
-    if config.node_rank:
-        return Route(address=address, own=own, interface=interface, listener=None)
-    report.begin("port")
-    listener = _reserve_port(config, address)
-    report.done(f"{listener.getsockname()[1]} on {address} is ours")
+    listener = None
+    if config.node_rank == 0:
+        report.begin("port")
+        listener = _reserve_port(config, address)
+        report.done(f"{listener.getsockname()[1]} on {address} is free")
     return Route(address=address, own=own, interface=interface, listener=listener)
 
 
-def node_label(node: int, own: str | None = None) -> str:
+def node_label(node: int) -> str:
     """Return the name of a node for messages."""
-    name = "this node" if node == UNNUMBERED else f"node-{node}"
-    return f"{name} ({own})" if own else name
+    return "this node" if node == UNNUMBERED else f"node-{node}"
 
 
 def _resolve(config: NodeConfig) -> str:
@@ -138,9 +136,10 @@ def _resolve(config: NodeConfig) -> str:
 
 
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
-    """Retry ``ask`` for RETRY_S, or in Kubernetes until the join timeout: the network may become ready later.
+    """Return the result of ``ask``, which is called with the seconds that are left. Raises NodeError.
 
-    ``ask`` is called with the number of seconds that are left. Raises NodeError.
+    If it raises OSError, it is called again for RETRY_S, or in Kubernetes, whose network may become ready later, until
+    the join timeout.
     """
     deadline = time.monotonic() + (config.join_timeout_s if config.retries_network else RETRY_S)
     while True:
@@ -156,9 +155,8 @@ def _loopback_message(host: str, address: str) -> str:
     here = f"the name {host} means {address} here, which other machines cannot reach"
     if address == "127.0.1.1":
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
-    return (
-        f"{here}: give node 0's address on the network as --master-addr; this machine has {network.local_addresses()}"
-    )
+    advice = "give node 0's address on the network as --master-addr"
+    return f"{here}: {advice}; this machine has {network.local_addresses()}"
 
 
 def _reserve_port(config: NodeConfig, address: str) -> socket.socket:
@@ -182,4 +180,4 @@ def check_limits(config: NodeConfig, report: PreflightReport) -> None:
     found = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
     for line in found:
         report.warn(line)
-    report.done("; ".join(found) or "nothing that would hurt", "warning" if found else "ok")
+    report.done("; ".join(found) or "no limit is too low", "warning" if found else "ok")

@@ -1,9 +1,9 @@
 """Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
-A node's lock shows whether its ddprun is alive: ddprun first takes the lock and passes it on to its supervisor. So the
-lock is free only if neither of the two is alive, and then no rank is alive either. A ddprun that has no lock yet, and
-processes that survived a killed supervisor, are found by the environment with which every process of a run was started,
-if /proc shows it.
+A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it, so the
+lock is free only if neither of the two is alive; then no rank is alive either. A ddprun that has no lock yet, and
+processes that survived a killed supervisor, are found by their environment, if /proc shows it: all processes of a run
+inherit the path of its folder.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ def take_lock(node_dir: Path) -> int | None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES) and time.monotonic() < deadline:
-                time.sleep(0.02)
-                continue
-            os.close(descriptor)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return None
-            raise
-        return descriptor
+            is_taken = error.errno in (errno.EAGAIN, errno.EACCES)
+            if not is_taken or time.monotonic() > deadline:
+                os.close(descriptor)
+                if is_taken:
+                    return None
+                raise
+        time.sleep(POLL_S)
 
 
 def is_locked(node_dir: Path) -> bool:
@@ -92,13 +92,10 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
     yield from ((pid, environ) for pid, environ in table() if mark in environ)
 
 
-def kill_run_processes(run_dir: Path, *, timeout_s: float) -> bool:
-    """SIGKILL all processes of the run, including orphans. Return False if some are left after the timeout."""
+def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
+    """SIGKILL all processes of the run, including orphans, until none is left or ``timeout_s`` has passed."""
     deadline = time.monotonic() + timeout_s
-    while left := [pid for pid, _ in run_processes(run_dir)]:
-        if time.monotonic() > deadline:
-            return False
+    while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
         for pid in left:
             processes.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)
-    return True

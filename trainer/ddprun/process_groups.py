@@ -1,10 +1,9 @@
-"""The process groups of a forked rank: record whether it creates one, and detect two processes that claim the same
-rank.
+"""The process groups of a forked rank: whether it creates one, and whether two processes claim the same rank.
 
 If a script starts its own ranks, it does so on every rank: then two processes claim the same place (URL, rank and world
-size), and neither process group ever forms. The second process that claims a place gets an error. This covers ranks
-that are forked (fork_server.py), processes that they fork, and processes that they start with
-torch.multiprocessing.spawn, but not processes of other programs. Executed ranks are watched from outside
+size), and neither process group ever forms. The second process that claims a place gets an error. Processes are checked
+if they are ranks that were forked (fork_server.py), or if such a rank forks them or starts them with
+torch.multiprocessing.spawn; processes of other programs are not. Executed ranks are watched from outside
 (heartbeat_monitor.py).
 """
 
@@ -84,15 +83,12 @@ class RankPlace:
 
     def _describe(self, other: str, place: str) -> str:
         first, second = sorted((self.rank, other), key=int)
+        both = f"ranks {first} and {second} both"
         if os.getpid() == self.pid:
-            return (
-                f"ranks {first} and {second} both call init_process_group as {place}: leave out rank and world_size, "
-                f"which the environment sets ({GUIDE})"
-            )
-        return (
-            f"ranks {first} and {second} both start ranks of their own: {AS_ONE_RANK}; "
-            f"two processes call init_process_group as {place} ({GUIDE})"
-        )
+            advice = f"leave out rank and world_size, which the environment sets ({GUIDE})"
+            return f"{both} call init_process_group as {place}: {advice}"
+        symptom = f"two processes call init_process_group as {place} ({GUIDE})"
+        return f"{both} start ranks of their own: {AS_ONE_RANK}; {symptom}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the rank whose living process has already claimed it, or an empty string."""

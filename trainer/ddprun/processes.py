@@ -1,6 +1,6 @@
 """Linux processes: which process descends from which, and how to ensure that none outlives its parent.
 
-This module uses only the standard library, as the supervisor must. On systems other than Linux, the tables are empty
+This module uses only the standard library, as the supervisor must. On systems other than Linux, no process is found,
 and the calls do nothing.
 """
 
@@ -45,12 +45,17 @@ def die_with_parent(parent: int | None) -> None:
 def list_processes() -> list[Process]:
     """Return every process of this machine."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in parentheses may itself hold spaces and parentheses.
-            state, parent, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
-            found.append(Process(int(path.parent.name), int(parent), int(session), state not in "ZX"))
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            state, parent, _, session = read_stat(int(path.name))[:4]
+            found.append(Process(int(path.name), int(parent), int(session), state not in "ZX"))
     return found
+
+
+def read_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat that follow the process's name: the state, the parent … Raises OSError."""
+    # The name in parentheses may itself contain spaces and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def descendants(root: int) -> list[int]:
@@ -63,18 +68,15 @@ def descendants(root: int) -> list[int]:
     return [process.pid for process in processes if process.alive and process.pid in family - {root}]
 
 
-def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
-    """SIGKILL all descendants of ``root`` until none is left, even if they keep forking. Return False on time-out."""
+def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> None:
+    """SIGKILL all descendants of ``root`` until none is left, even if they keep forking, but at most ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while family := descendants(root):
-        if time.monotonic() > deadline:
-            return False
+    while (family := descendants(root)) and time.monotonic() < deadline:
         for pid in family:
             kill(pid, signal.SIGKILL)
         time.sleep(0.005)
         reap()
     reap()
-    return True
 
 
 def kill_session(leader: int) -> None:
@@ -87,9 +89,9 @@ def kill_session(leader: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal, not by a debugger."""
+    """Return whether a process is stopped by a signal, not by a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+        return read_stat(pid)[0] == "T"
     except (OSError, IndexError):  # it has ended, or there is no /proc
         return False
 

@@ -1,7 +1,7 @@
 """Progress lines during a long wait: the first after 5 s, then at growing intervals.
 
-While torch is imported ddprun must not have a thread (it could not fork safely), and on a busy machine the import takes
-a minute. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
+While torch is imported, which takes a minute on a busy machine, ddprun must not have a thread: it could not fork
+safely. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
 """
 
 import sys
@@ -15,7 +15,10 @@ MAX_INTERVAL_S = 30.0
 
 
 class Progress:
-    """The progress lines of one wait, which begins now: they are due after 5, 10, 20, 40, 70, 100 … s."""
+    """The progress lines of one wait, which begins now: they are due after 5, 10, 20, 40, 70, 100 … s.
+
+    In ``sys.meta_path``, it is a finder that finds no module.
+    """
 
     def __init__(self, log: Callable[[str], None], what: str) -> None:
         self._log, self._what = log, what
@@ -29,24 +32,17 @@ class Progress:
             self._log_at_s = passed_s + min(passed_s, MAX_INTERVAL_S)
             self._log(f"{self._what}, {passed_s:.0f} s so far")
 
-
-class _ImportListener:
-    """A finder that never finds a module; Python calls it for each import."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
     def find_spec(self, *_: Any) -> None:
-        """Update the progress. Python calls this when it looks for a module."""
-        self._progress.update()
+        """Log as ``update`` does. Python calls this when it looks for a module."""
+        self.update()
 
 
 @contextmanager
 def import_progress(log: Callable[[str], None], what: str) -> Iterator[None]:
     """Log progress while the imports in the block are running."""
-    listener = _ImportListener(Progress(log, what))
-    sys.meta_path.insert(0, listener)
+    progress = Progress(log, what)
+    sys.meta_path.insert(0, progress)
     try:
         yield
     finally:
-        sys.meta_path.remove(listener)
+        sys.meta_path.remove(progress)

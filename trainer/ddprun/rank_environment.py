@@ -74,32 +74,25 @@ NOT_FOR_RANKS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreviousAttempts:
-    """What the previous attempts have reached and lost; the ranks include it in their goodput."""
-
-    step: int | None  # the highest step of all previous attempts
-    lost: str  # in the format of ddpwire.names.LOST_BEFORE
-
-
 def rank_environment(
     group: Any,
     worker: Any,
     config: NodeConfig,
-    previous: PreviousAttempts,
     node_dir: Path,
     base: Mapping[str, str],
     *,
     attempt: int,
+    steps_before: int | None,
+    lost: str,
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
     """Return a rank's environment: ``base``, which is ddprun's own, with the rank's variables added or replaced.
 
-    ``worker`` is the rank in torch elastic's ``group``.
-
-    The group's master address and port lead to the attempt's store. ``threads`` is the number of threads of each rank.
-    ``interface`` is the network interface to node 0, or the loopback if all nodes are on this machine.
+    ``worker`` is the rank in torch elastic's ``group``, whose master address and port lead to the attempt's store.
+    ``steps_before`` is the highest step of all previous attempts, and ``lost`` (in the format of names.LOST_BEFORE) the
+    time lost since the last of them trained; the ranks use both for their goodput. ``threads`` is the number of threads
+    of each rank. ``interface`` is the network interface to node 0, or the loopback if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
@@ -128,7 +121,7 @@ def rank_environment(
         HEARTBEAT_FILE: str(node_dir / rank_heartbeat(rank)),
         EVENTS_FILE: str(node_dir / EVENTS),
         names.ERROR_FILE: str(node_dir / rank_error(rank)),
-        names.LOST_BEFORE: previous.lost,
+        names.LOST_BEFORE: lost,
     }
     if config.virtual_local_rank:
         visible = base.get(CUDA_VISIBLE_DEVICES)
@@ -141,8 +134,8 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
-    if previous.step is not None:
-        env[names.STEPS_BEFORE] = str(previous.step)
+    if steps_before is not None:
+        env[names.STEPS_BEFORE] = str(steps_before)
     if interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and missing on many laptops; NCCL would
         # take the first interface by name. NCCL's "=" means exactly this name, not every name with this prefix.

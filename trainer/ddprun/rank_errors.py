@@ -19,35 +19,35 @@ NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  #
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 
-def last_lines(path: Path, num_lines: int) -> list[str]:
-    """Return the last lines of a log, or an empty list if it cannot be read."""
+def last_lines(path: Path, num_lines: int, start: int) -> list[str]:
+    """Return the last lines of a log after its byte ``start``, or an empty list if it cannot be read."""
     try:
-        return read_end(path, TAIL_BYTES).splitlines()[-num_lines:]
+        return read_end(path, max(0, min(TAIL_BYTES, path.stat().st_size - start))).splitlines()[-num_lines:]
     except OSError:
         return []
 
 
-def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True) -> str:
+def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_order: bool = True) -> str:
     """Return the error that ended a rank with ``status``, in one line, or an empty string if it left none.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
-    file. Then the error is the last traceback in the log, if Python exited with 1, as it does after an uncaught
-    exception. The script may have caught the exception if lines follow the traceback or if the rank chose its exit
-    code; then the text says that it comes from the log. If the log's lines are not ``in_order`` of their writing, the
-    error is unknown.
+    file. Then the error is the last traceback in the log after its byte ``start``, where the attempt begins, if Python
+    exited with 1, as it does after an uncaught exception. The script may have caught the exception if lines follow the
+    traceback or if the rank chose its exit code; then the text says that it comes from the log. If the log's lines are
+    not ``in_order`` of their writing, the error is unknown.
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
         return _shorten(first_words(message.splitlines()))
     if status != 1 or not in_order:
         return ""
-    log = last_lines(node_dir / rank_log(rank), NUM_TRACEBACK_LINES)
+    log = last_lines(node_dir / rank_log(rank), NUM_TRACEBACK_LINES, start)
     lines = [re.sub(r"^(\[rank\d+\]: ?)+", "", line) for line in log]  # torch's prefix
-    start = find_exception(lines)
-    if start is None:
+    found = find_exception(lines)
+    if found is None:
         return ""
-    error = first_words(lines[start:])
-    later = [line for line in lines[start + 1 :] if line.strip() and not line[0].isspace()]
+    error = first_words(lines[found:])
+    later = [line for line in lines[found + 1 :] if line.strip() and not line[0].isspace()]
     if len(later) > MAX_LINES_AFTER:
         return ""
     ended_it = message is None and not later

@@ -1,5 +1,4 @@
-"""Records what a rank does for some seconds, with torch's profiler of all threads and samples of the main thread's
-stack.
+"""Records what a rank does for some seconds: torch's profile of all threads, and samples of the main thread's stack.
 
 torch has one profiler per process, and a second one ends the process with SIGSEGV. So no profiler is started while the
 script's own profiler is prepared or runs. A recording ends early in three cases: when the script starts a profiler,
@@ -41,10 +40,10 @@ def _watch_script() -> None:
 
 
 def record(trace: str, seconds: float) -> dict[str, Any]:
-    """Record, write a Chrome trace to the file ``trace``, and return the time span and the samples, or a reason as
-    ``unknown``.
+    """Record for ``seconds``, write a Chrome trace into the file ``trace``, and return the time span and the samples.
 
-    Times are in seconds since the epoch; a sample's stack begins with the innermost frame.
+    Times are in seconds since the epoch; a sample's stack begins with the innermost frame. If nothing is recorded, the
+    result has only the reason, as ``unknown``.
     """
     _watch_script()
     _own_thread.records = True

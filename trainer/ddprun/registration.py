@@ -2,8 +2,8 @@
 
 The target file exists for as long as the node runs, in a folder that a Prometheus server watches; ddpctl's target
 ``local`` sets such a folder. If the node is killed, ddpctl removes the file later. Only the outcome is pushed, as
-Prometheus advises (https://prometheus.io/docs/practices/pushing/). Because main.py imports this module before the fork,
-it imports prometheus_client only when it pushes.
+Prometheus advises (https://prometheus.io/docs/practices/pushing/). prometheus_client is imported only for a push,
+because main.py imports this module before the fork.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def push_outcome(
 ) -> None:
     """On node 0, push the outcome if a Pushgateway is configured. A failure is logged; the exit code stays the same.
 
-    There is one group of series for each user and run name. It stays on the Pushgateway until someone deletes it.
+    There is one group of series for each user and run name. It stays on the Pushgateway until it is deleted there.
     """
     if not config.pushgateway or config.node_rank:
         return
@@ -59,17 +59,10 @@ def push_outcome(
     values = ((metrics.ENDED, now), (metrics.ENDED_CODE, outcome.code), (metrics.ENDED_SECONDS, now - state.started))
     for metric, value in values:
         Gauge(metric.name, metric.help, registry=registry).set(value)
-    info = metrics.ENDED_INFO
-    Gauge(info.name, info.help, tuple(info.labels), registry=registry).labels(
-        cause=outcome.cause, run_uid=state.run_uid
-    ).set(1)
+    info = Gauge(metrics.ENDED_INFO.name, metrics.ENDED_INFO.help, tuple(metrics.ENDED_INFO.labels), registry=registry)
+    info.labels(cause=outcome.cause, run_uid=state.run_uid).set(1)
+    key = {"run": config.run_id} | ({"user": user} if user else {})
     try:
-        push_to_gateway(
-            config.pushgateway,
-            job=PUSH_JOB,
-            registry=registry,
-            grouping_key={"run": config.run_id} | ({"user": user} if user else {}),
-            timeout=PUSH_TIMEOUT_S,
-        )
+        push_to_gateway(config.pushgateway, PUSH_JOB, registry, grouping_key=key, timeout=PUSH_TIMEOUT_S)
     except OSError as error:  # includes urllib's errors
-        log(f"the Pushgateway {config.pushgateway} was not told how the run ended: {error}")
+        log(f"the outcome was not sent to the Pushgateway {config.pushgateway}: {error}")

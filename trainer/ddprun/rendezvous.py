@@ -1,7 +1,8 @@
 """The rendezvous of a run's nodes: a handler for torch elastic in which a node keeps its configured rank.
 
-elastic's own handler sorts addresses as strings, and its restarts race on stale keys. Here, node 0 serves a control
-store on the master port for as long as the run lasts. Each attempt has its own number, and its own store for the ranks.
+elastic's own handler numbers the nodes by their addresses, sorted as strings, and its restarts race on stale keys.
+Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
+and its own store for the ranks.
 
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost;
 ``attempt`` is the number N of the latest attempt; ``N/here/NODE`` means that a node has arrived at attempt N;
@@ -63,17 +64,18 @@ class NodeClaim:
         self._value = {"token": token} | facts
 
     def take(self, is_over: Callable[[str], bool]) -> None:
-        """Take the claim. ``is_over`` sleeps briefly, or returns True after its time limit. Raises NodeError."""
+        """Take the claim. ``is_over`` is called with the reason for the wait, sleeps briefly, and returns whether its
+        time limit has passed. Raises NodeError.
+        """
         heartbeats = {self._heartbeat()}
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
                 if self._value["token"] != joining.TOKEN:
                     raise self._replaced_error()
-                message = f"another node is also node {self._node}: give each node its own --node-rank"
-                raise config_error(message)
-            if is_over("another ddprun was in this place, and is not given up yet"):
-                message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
+                raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
+            if is_over("another ddprun has the number of this node: it is silent, but does not count as lost yet"):
+                message = f"another ddprun is node {self._node} already: it is silent, but does not count as lost"
                 raise node_error(Exit.ABSENT, "absent", message, node=self._node)
         # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
         self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
@@ -93,7 +95,7 @@ class NodeClaim:
         return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
 
     def _heartbeat(self) -> bytes:
-        """Return the last heartbeat of the claim's owner; the owner is alive for as long as the heartbeat changes."""
+        """Return the last heartbeat of the owner of the claim; the owner is alive if the heartbeat changes."""
         key = f"beat/{self._node}"
         return bytes(self._control.get(key)) if self._control.check([key]) else b""
 
@@ -195,7 +197,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self.on_join(self.control)
 
     def is_store_lost(self) -> bool:
-        """Whether the control store no longer answers."""
+        """Return whether the control store no longer answers."""
         try:
             self.control.check(["attempt"])
         except RuntimeError:
@@ -238,7 +240,7 @@ class FixedRankRendezvous(RendezvousHandler):
         except RuntimeError:
             self._raise_store_lost()
         if self._config.node_rank not in group["members"]:
-            message = f"node {self._config.node_rank} came when the run had begun without"
+            message = f"node {self._config.node_rank} joined too late: the run has begun without it"
             raise node_error(Exit.ABSENT, "absent", message, node=self._config.node_rank)
         self.members = tuple(group["members"])
         self._checks.report_members(self.members)
@@ -278,7 +280,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 self._gather()
             return self._group()
         except NodeError as error:
-            if not error.fields.get("leaves"):  # if it leaves, the others wait for its replacement
+            if not error.leaves:  # otherwise the others wait for its replacement
                 self._post_failure(error)
             raise
 
@@ -294,7 +296,7 @@ class FixedRankRendezvous(RendezvousHandler):
         port = self.control.port
         if not self._config.one_port:
             host = self._host_of_ranks
-            listener = network.listen_on_free_port(host)
+            listener = network.bind_free_port(host)
             port = listener.getsockname()[1]
             self._attempt_store = stores.serve(host, listener)
         number, members = self.attempt, self._arrived()
@@ -320,32 +322,29 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _group(self) -> dict[str, Any]:
         """Wait until node 0 has chosen the group; return it: the members, and the port of the attempt's store."""
+        key = f"{self.attempt}/group"
         wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
-        while not self.control.check([f"{self.attempt}/group"]):
+        while not self.control.check([key]):
             self._raise_if_left()
-            if wait.is_over((), key=f"{self.attempt}/group"):
+            if wait.is_over((), key=key):
                 if self.control.check([f"{self.attempt - 1}/group"]):
                     return {"members": ()}  # the previous attempt is still running, without this node
                 raise self._absent_error((0,))
-        key = f"{self.attempt}/group"
         return stores.decode(key, self.control.get(key), _read_group)
 
     def _raise_if_left(self) -> None:
         if self.control.check([key := f"{self.attempt}/left"]):
-            outcome = stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value)))
-            raise NodeError(outcome)
+            raise NodeError(stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value))))
 
     def _post_failure(self, error: NodeError) -> None:
         """Post the outcome for the other nodes; node 0 then gives them a moment to read it."""
         outcome = error.outcome
         if not self._is_leader and outcome.node is None:
             outcome = joining.refusal(self._config.node_rank, outcome)
-        try:
+        with contextlib.suppress(RuntimeError):  # node 0 is gone
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
             if self._is_leader and self._config.max_nodes > 1:
                 time.sleep(10 * POLL_S)
-        except RuntimeError:
-            pass  # node 0 is gone
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
@@ -375,7 +374,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Return whether the ranks are only clients of the attempt's store, so that none of them serves it."""
+        """Return True, because the ranks are only clients of the attempt's store: none of them serves it."""
         return True
 
     def get_backend(self) -> str:

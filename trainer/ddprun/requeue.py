@@ -37,18 +37,14 @@ class Requeues:
 
     def limit(self, outcome: Outcome) -> Outcome:
         """Return the outcome of this start. After too many starts without a new checkpoint, it forbids a retry."""
-        if not outcome.retry or not self._in_vain():
-            return outcome
-        message = (
-            f"gave up: {MAX_WITHOUT_CHECKPOINT} starts in a row left no new checkpoint; the last: {outcome.message}"
-        )
-        return replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)
-
-    def _in_vain(self) -> bool:
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
-        with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
-            return len(last) == MAX_WITHOUT_CHECKPOINT and {*last} == {newest_checkpoint(self._checkpoint_dir)}
-        return False
+        if outcome.retry and len(last) == MAX_WITHOUT_CHECKPOINT:
+            with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
+                if {*last} == {newest_checkpoint(self._checkpoint_dir)}:
+                    what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row left no new checkpoint"
+                    message = f"gave up: {what}; the last: {outcome.message}"
+                    return replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)
+        return outcome
 
 
 def count_requeues(config: NodeConfig) -> Requeues | None:

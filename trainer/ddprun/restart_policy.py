@@ -1,12 +1,13 @@
 """The restart policy: which of several failures came first, its outcome, and whether there is another attempt. Pure.
 
-A rank that dies makes its peers fail too: a peer that runs Python code exits with 1 (a traceback about a closed
+A rank that ends makes its peers fail too: a peer that runs Python code exits with 1 (a traceback about a closed
 connection), a peer inside gloo or NCCL aborts with 134, and ddptrain exits with 142. So such an exit may be the result
-of a failure that node 0 does not know of yet.
+of a failure that node 0 does not know of yet, or of a rank that exited with 0 while its peers still trained.
 
-Restarts are not limited by number but by progress: preemptions and lost nodes may occur again and again as long as the
-training advances in between. Progress is a higher step in any rank's heartbeat than in all previous attempts; a script
-that sends no heartbeats has made progress if its ranks lived for a while. Node 0 decides, and all nodes follow.
+Not the number of restarts is limited, but the number of attempts in a row without progress: preemptions and lost nodes
+may occur again and again while the training advances. An attempt makes progress if the heartbeat of a rank has a higher
+step than all previous attempts. Without heartbeats, it makes progress if its ranks live for a while. Node 0 decides,
+and all nodes follow.
 """
 
 import json
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpwire.exits import Exit, of_status, worth_a_retry
+from ddpwire.machine import format_ranges
 from ddpwire.run_files import Outcome, read_outcome
 
 # How many seconds to wait for the cause of such an exit, because Python takes time to exit.
@@ -39,7 +41,7 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure, hang or stop of a rank, or the loss of a node (``rank`` is None)."""
+    """The failure, hang or stop of a rank, or the loss of a node (then ``rank`` is None)."""
 
     node: int
     rank: int | None
@@ -58,11 +60,10 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell, or the code of the stop signal if ddprun killed the rank or the rank exited with
-        0.
+        """The exit code as in a shell, with exceptions for ranks that ddprun has stopped.
 
-        After Ctrl-C, the code is that of an interruption whatever the rank does, or SIGKILL's if a second Ctrl-C killed
-        it.
+        If ddprun killed the rank or the rank exited with 0, it is the code of the stop signal. After Ctrl-C, it is 130,
+        or 137 if a second Ctrl-C killed the rank.
         """
         if self.hung:
             return Exit.HUNG
@@ -74,8 +75,8 @@ class Failure:
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
     """Return the failure that caused the others, or None if it is not known yet or nothing failed.
 
-    ``failures`` are in the order in which they happened. ``silent_s`` is how long each other node has been silent.
-    ``settled`` is whether every node has responded since the first failure and its SETTLE_S have passed.
+    ``failures`` are in the order in which they happened. ``silent_s`` are the seconds for which each other node has
+    been silent. ``settled``: whether every node has responded since the first failure, and its SETTLE_S have passed.
     """
     own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
     if own and (own.status < 0 or settled):  # a rank with another exit code may have noticed the loss of a node
@@ -87,11 +88,15 @@ def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, flo
     return failures[0] if failures and settled else None
 
 
-def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
-    """Return the outcome that ``failure`` has on all nodes."""
+def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) -> Outcome:
+    """Return the outcome that ``failure`` has on all nodes. ``exited``: the ranks that had exited with 0 before."""
     node: int | None = failure.node
     rank = failure.rank
     who = f"rank {rank} on node {failure.node}"
+    # Whether the others exited too early, and so made this one fail, is not known.
+    may_follow = bool(exited) and not failure.stopped_by and (failure.hung or failure.code in SETTLE_S)
+    ranks = f"rank{'s' * (len(exited) > 1)} {format_ranges(exited, to=' to ', joint=', ')}"
+    who = f"{ranks} had exited with 0; then {who}" if may_follow else who
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}"
     stopped = describe_stop(failure.stopped_by, failure.stop_reason)
@@ -102,25 +107,24 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     elif failure.hung or failure.refused:
         cause = "hang" if failure.hung else "error"
         message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was stopped: {failure.refused}"
-    elif failure.unstarted or failure.killed_here:
-        cause, message = "stopped", f"{stopped}{_how_stopped(failure, who)}"
+    elif failure.unstarted:
+        cause, message = "stopped", f"{stopped} before the ranks had started"
+    elif failure.killed_here:
+        how = "was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"
+        cause, message = "stopped", f"{stopped}: {who} {how}"
     elif _was_requested(failure):
         why = f"{message}: {failure.error}" if failure.error and failure.code not in STOP_CODES else message
         cause, message = "stopped", f"{stopped}: {why}"
     elif failure.status in STOP_CODES:
-        cause, message = ("stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this exit code")
+        cause, message = "stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this exit code"
         if failure.stopped_for is not None:
             node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
             message = f"rank {rank} received {STOP_CODES[failure.status]}, and all ranks stopped"
     elif failure.oom:
-        cause, message = (
-            "oom",
-            f"{who} ran out of memory and was killed: {failure.oom}; give the job more memory, or each rank less work",
-        )
-    elif failure.status < 0:
-        cause = "killed"
+        advice = "give the job more memory, or each rank less work"
+        cause, message = "oom", f"{who} ran out of memory and was killed: {failure.oom}; {advice}"
     else:  # 137 says, as in a shell, that a process below the rank was killed
-        cause = "killed" if failure.status == Exit.KILLED else "error"
+        cause = "killed" if failure.status < 0 or failure.status == Exit.KILLED else "error"
         message = f"{message}: {failure.error}" if failure.error else message
     return Outcome(
         code=failure.code,
@@ -132,13 +136,6 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         retry=worth_a_retry(failure.code) and failure.code not in CRASH_CODES,
         attempt=attempt,
     )
-
-
-def _how_stopped(failure: Failure, who: str) -> str:
-    if failure.unstarted:
-        return " before the ranks had started"
-    how = "was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"
-    return f": {who} {how}"
 
 
 def describe_stop(number: int, reason: str = "") -> str:
@@ -160,8 +157,7 @@ def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
 
 
 def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
-    """Return whether another attempt may succeed: it may after external causes, but not after errors or crashes of the
-    script.
+    """Return whether another attempt may succeed: not after an error or a crash of the script.
 
     ``leaves``: whether only one node was stopped, and a new node is started in its place.
     """
@@ -207,10 +203,10 @@ class Decision:
 def decide(
     attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
 ) -> Decision:
-    """Decide what follows the last failure. ``attempts``: all attempts of the run, the failed one last.
+    """Decide what follows the last failure. ``attempts`` are all attempts of the run, the failed one last.
 
-    ``restarts_errors``: whether to restart as torchrun does, after any cause except a stop (but never after the codes
-    in NEVER_AGAIN), and to limit only the number of restarts. ``leaves``: see ``may_restart``.
+    ``restarts_errors``: whether to restart as torchrun does: after all causes except a stop and all codes except
+    NEVER_AGAIN, with a limit only for the number of restarts. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:
@@ -223,7 +219,9 @@ def decide(
         return Decision(outcome=replace(outcome, message=f"{outcome.message}; a restart did not help", retry=False))
     without_progress = attempts[len(attempts) - num_without_progress(attempts) :]
     if len(attempts) > 1 and len(without_progress) >= MAX_WITHOUT_PROGRESS:
-        return Decision(outcome=_gave_up(without_progress, outcome))
+        what = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
+        message = f"gave up after {len(without_progress)} attempts without progress: {what}"
+        return Decision(outcome=replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False))
     return Decision(outcome=outcome, restart=len(attempts) <= max_restarts)
 
 
@@ -235,9 +233,3 @@ def num_without_progress(attempts: Sequence[FailedAttempt]) -> int:
         best = max(best, best if attempt.step is None else attempt.step)
         number = 0 if progress else number + 1
     return number
-
-
-def _gave_up(without_progress: Sequence[FailedAttempt], last: Outcome) -> Outcome:
-    what = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
-    message = f"gave up after {len(without_progress)} attempts without progress: {what}"
-    return replace(last, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)

@@ -1,7 +1,7 @@
 """Which environment variables a script sets before it imports torch. The source is only read; nothing is executed.
 
-A forked rank already has torch, so setting a variable that is read during the import of torch has no effect there. A
-script that sets such a variable is executed instead. Pure, except for reading the files.
+A forked rank already has torch, so a variable that is read during the import of torch has no effect if the script sets
+it. The ranks of such a script are executed instead of forked. Pure, except for reading the files.
 """
 
 import ast
@@ -10,8 +10,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-# Read when they are needed, after the import of torch: tests/ddprun/test_script_environment.py tries those that need
-# no GPU. CUDA, NCCL and cuBLAS read theirs when they are initialised, which happens in no fork before its script runs.
+# Variables that are read only when they are needed, after the import of torch (tests/ddprun/test_script_environment.py
+# tries those that need no GPU). CUDA, NCCL and cuBLAS read theirs when they are initialised, which only a script does.
 READ_LATER_PREFIXES = ("MASTER_", "DDP_", "GLOO_", "HF_", "HYDRA_", "MLFLOW_", "NCCL_", "TORCH_NCCL_", "WANDB_")
 READ_LATER = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK",

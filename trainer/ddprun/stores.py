@@ -181,10 +181,5 @@ def serve(host: str, listener: socket.socket) -> TCPStore:
     listener.listen(network.LISTEN_BACKLOG)
     port = listener.getsockname()[1]
     return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=TIMEOUT,
-        master_listen_fd=listener.detach(),
+        host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
     )

@@ -1,9 +1,8 @@
-"""The supervisor: the parent of a node's ranks. It is a small process that starts and reaps them, and leaves none
-behind.
+"""The supervisor: the parent of a node's ranks, a small process that starts and reaps them, and leaves none behind.
 
-The supervisor has no threads, so it can fork ranks safely, and the kernel kills the ranks when it dies. It also cleans
-up when ddprun is SIGKILLed: when the control socket closes, it kills all its descendants and ends. It uses only the
-standard library, and handles processes only, not training.
+The supervisor has no threads, so it can fork ranks safely. The kernel kills the ranks when the supervisor dies. When
+ddprun is SIGKILLed, the control socket closes, and the supervisor kills all its descendants and ends. It uses only the
+standard library, and handles only processes, not training.
 
 The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
 descriptors of the rank's stdin, stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
@@ -138,7 +137,7 @@ def unbuffered(argv: Sequence[str]) -> list[str]:
 
 
 def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:
-    """Set up the forked child: its streams, session, cores and working directory, and that it dies with the supervisor.
+    """Set up the streams, session, cores and working directory of the forked child, which dies with the supervisor.
 
     Raises OSError.
     """

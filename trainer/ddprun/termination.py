@@ -29,13 +29,11 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
 
 class Signals:
-    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive, from its creation on.
-
-    The owner may replace these callbacks.
+    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive. The owner may replace these callbacks.
 
     Before ``listen`` is called, the main thread makes the calls: there is no other thread, so that the process may be
     forked. Afterwards a separate thread makes them, whatever the main thread is doing. Python runs a signal handler
-    only between two bytecodes of the main thread, so never while the main thread waits in C++; the signal's number
+    only between two bytecodes of the main thread, so never while the main thread waits in C++; the number of the signal
     arrives through ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
     """
 
@@ -63,7 +61,7 @@ class Signals:
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def stop(self, reason: str) -> None:
-        """Act as after a SIGTERM, unless a stop was already requested: a second one would end the grace period."""
+        """Act as after a SIGTERM, unless a stop was already requested: a second request would end the grace period."""
         if self._stop_requested:
             return
         self.stop_reason = reason
@@ -132,7 +130,7 @@ class Stop:
         self.requested_again = False
 
     def request(self, number: int, *, leaves: bool = False) -> None:
-        """Stop this node: with a grace period on the first request, at once on the second.
+        """Stop the ranks: with a grace period on the first request, at once on the second.
 
         ``leaves``: whether the run continues with a new node in this node's place.
         """

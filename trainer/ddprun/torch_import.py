@@ -1,8 +1,8 @@
 """The script's first import of torch in a forked rank, which already has torch.
 
-Until the script imports torch, sys.modules does not contain torch, as in an executed rank; at the import, the same
-modules are put back. Before the import, code that script_environment.py does not read (an installed package) may have
-set variables that torch reads during its import. They have no effect in a forked rank, so ddprun prints their names.
+As in an executed rank, sys.modules does not contain torch until the script imports it; then its modules are put back.
+Before the import, code that script_environment.py does not read (an installed package) may have set variables that
+torch reads during its import. They have no effect in a forked rank, so ddprun prints their names.
 """
 
 import contextlib
@@ -65,16 +65,9 @@ class FirstTorchImport(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Restore what importlib has replaced; print which variables were set too late."""
         module.__spec__ = self._spec
-        late = changed_variables(self._environ, dict(os.environ))
+        changed = {name for name, _ in self._environ.items() ^ dict(os.environ).items()}
+        late = sorted(name for name in changed if not is_read_later(name))
         if late and os.environ.get(names.LOCAL_RANK) == "0":
-            print(
-                f"ddprun: {', '.join(late)} changed before torch was imported, in code whose source ddprun does not "
-                f"read: without effect on torch, which was imported once for all ranks; --exec lets it count",
-                file=sys.stderr,
-            )
-
-
-def changed_variables(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the variables whose values differ and which a library may read while it is imported."""
-    names = sorted({name for name, _ in before.items() ^ after.items()})
-    return [name for name in names if not is_read_later(name)]
+            when = f"{', '.join(late)} changed before the import of torch, in code that ddprun does not read"
+            why = "this has no effect on torch, which was imported once for all ranks; with --exec it has"
+            print(f"ddprun: {when}: {why}", file=sys.stderr)

@@ -30,7 +30,7 @@ KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """Raised if the supervisor and its ranks have ended, or if it did not reply in time and was killed."""
+    """Raised if the supervisor and its ranks have ended. A supervisor that does not reply in time is killed."""
 
 
 class Workers:
@@ -45,7 +45,7 @@ class Workers:
     def __init__(self, *, lock_fd: int, fork: bool) -> None:
         """Start the supervisor. The owner sets the callbacks before the first rank is started.
 
-        ``fork``: whether the supervisor forks the ranks; it is then itself a fork of this process, which must not have
+        ``fork``: whether the supervisor forks the ranks. Then it is itself a fork of this process, which must not have
         threads yet.
         """
         self.on_supervisor_lost = lambda: None
@@ -172,10 +172,8 @@ class Workers:
             self._control.sendall(data[sent:])
 
     def _listen(self, control: socket.socket, replies: queue.Queue[dict[str, Any] | None]) -> None:
-        with (
-            control.makefile("rb") as lines,
-            contextlib.suppress(ConnectionError),
-        ):  # the supervisor was killed with unread requests
+        # A ConnectionError means that the supervisor was killed before it read all requests.
+        with control.makefile("rb") as lines, contextlib.suppress(ConnectionError):
             for line in lines:
                 event = json.loads(line)
                 if "exited" in event:
