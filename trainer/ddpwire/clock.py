@@ -1,4 +1,4 @@
-"""Measures how far apart the clocks of the nodes are, over a store that they share (torch.distributed.Store).
+"""Measures how far apart the nodes' clocks are, through a store that the nodes share (torch.distributed.Store).
 
 Keys: ``clock/asked`` counts the requests, ``clock/ask/I`` is request I, ``clock/answer/I`` is node 0's time.
 """
@@ -20,7 +20,7 @@ def answer_requests(store: Any, now: Callable[[], float] = time.time) -> None:
     """Answer clock requests in a thread on node 0. ``store`` is a connection that only this thread uses."""
 
     def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
+        with contextlib.suppress(RuntimeError):  # the store no longer exists, and the other nodes have ended
             for number in itertools.count(1):
                 store.wait([f"clock/ask/{number}"], WAIT)
                 store.set(f"clock/answer/{number}", repr(now()))

@@ -1,7 +1,7 @@
-"""The exit codes of all three programs. They are those of sysexits(3) and 128 + signal; none is invented.
+"""The exit codes of all three programs: those of sysexits(3), and 128 + signal.
 
-For a code below 128, and for 130, starting the same run again does not help; for the other codes it may help.
-A script's own exit code is passed on unchanged.
+Starting the same run again does not help after a code below 128 or after 130. After the other codes it may help.
+ddprun and ddpctl return a script's own exit code unchanged.
 """
 
 from enum import IntEnum
