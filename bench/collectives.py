@@ -8,12 +8,13 @@ best of its first and of its second turns are within 5 %, after at least --repea
 exit code is 1 if such a ratio is more than 10 % off, and 3 if the machine is too busy for one. Wants an idle machine.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
+
+import measuring
 
 CALLS = 20
 STEADY, BAR = 0.05, 0.1
@@ -74,7 +75,7 @@ def rank(repeats: int, size: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--bytes", type=int, default=1 << 20)

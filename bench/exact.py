@@ -10,9 +10,7 @@ command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop
 --write puts the table into docs/faults.md. Ends with 1 if any weights differ.
 """
 
-import argparse
 import functools
-import json
 import os
 import platform
 import random
@@ -24,14 +22,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
-BEGIN, END = "<!-- made by bench/exact.py --write -->\n", "<!-- end -->\n"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
 TIMEOUT_S = 280.0
 STARTS = 4  # of one training
@@ -140,8 +138,7 @@ ROWS = (
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
     """Run one start of a training; its exit code and output. Exits when the code is none of these."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
-    environ |= {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
+    environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,
         cwd=folder,
@@ -219,20 +216,8 @@ LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
 
 def launched(folder: Path, kill_after: int | None = None) -> str:
     """The weights of a ``ddpctl launch`` on 2 x 2 ranks; one rank is killed when rank 0 has made so many steps."""
-    command = [
-        sys.executable,
-        "-m",
-        "ddpctl",
-        "launch",
-        "--nodes",
-        "2",
-        "--gpus",
-        "2",
-        "--device",
-        "cpu",
-        "--name",
-        "x",
-    ]
+    place = ["--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "x"]
+    command = [sys.executable, "-m", "ddpctl", "launch", *place]
     environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
     with (folder / "log").open("w+") as log:
         run = subprocess.Popen([*command, "--", *LAUNCHED], env=environ, stdout=log, stderr=log, cwd=folder)
@@ -265,9 +250,8 @@ def launches(times: int, seed: int) -> list[tuple[int, str]]:
 
 
 def table(tries: Sequence[Tried]) -> str:
-    torch = f"torch {metadata.version('torch')}, gloo, {os.cpu_count()} cores ({platform.machine()})"
     lines = [
-        f"Measured with Python {platform.python_version()}, {torch}.",
+        f"Measured with Python {platform.python_version()}, gloo, {measuring.machine()}.",
         "",
         "| training | ranks | starts | undisturbed | disturbed | |",
         "|---|---|---|---|---|---|",
@@ -281,7 +265,7 @@ def table(tries: Sequence[Tried]) -> str:
 
 def main() -> None:
     groups = list(dict.fromkeys(row.group for row in ROWS))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--groups", default=",".join(groups))
     parser.add_argument("--rows", default="")
     parser.add_argument("--random", type=int, default=0)
@@ -306,15 +290,13 @@ def main() -> None:
     good = sum(weights == found[0][1] for _, weights in found[1:])
     if found:
         print(f"{good} of {args.random} end with the undisturbed launch's {found[0][1]}")
-    if args.json:
-        result = [
-            {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
-            for one in tries
-        ]
-        args.json.write_text(json.dumps({"rows": result, "launches": found}, indent=1) + "\n")
+    result = [
+        {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
+        for one in tries
+    ]
+    measuring.write_json(args.json, {"rows": result, "launches": found})
     if args.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n{table(tries)}\n{END}{rest.partition(END)[2]}")
+        measuring.write_table(PAGE, "exact.py", table(tries))
     sys.exit(not all(one.equal for one in tries) or good != args.random)
 
 

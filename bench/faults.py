@@ -7,7 +7,6 @@ their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 
 Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
 """
 
-import argparse
 import json
 import math
 import os
@@ -19,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import measuring
 import torch
 from fault_injection.experiment import undisturbed
 from fault_injection.result import Result, violations
 from fault_injection.rows import ROWS, Row, try_fault
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
-BEGIN, END = "<!-- made by bench/faults.py --write -->\n", "<!-- end -->\n"
 REPEATED = (1, 3, 4)
 BESIDE = (1, 3, 9, 15)
 LIMIT_S = 90.0
@@ -138,7 +137,7 @@ def read(path: Path) -> list[Tried]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rows", default=",".join(sorted({str(row.number) for row in ROWS}, key=int)))
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--long", dest="times", action="store_const", const=59)
@@ -158,11 +157,9 @@ def main() -> None:
     new += [try_once(row, weights, args.seed, "torchrun") for _, row in sorted(compared.items())]
     text = table([*before, *new])
     print(text)
-    if args.json:
-        args.json.write_text(json.dumps([as_dict(tried) for tried in (*before, *new)], indent=1) + "\n")
+    measuring.write_json(args.json, [as_dict(tried) for tried in (*before, *new)])
     if args.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        measuring.write_table(PAGE, "faults.py", text)
     sys.exit(any(tried.wrong for tried in new if tried.launcher == "ddprun"))
 
 

@@ -11,10 +11,7 @@ training time ratio of 0.6 or more (the time of its steps undisturbed, divided b
 more open files at its end. Only on an idle machine does the ratio mean anything.
 """
 
-import argparse
-import json
 import os
-import platform
 import random
 import re
 import signal
@@ -23,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
@@ -41,16 +39,14 @@ class Run:
         self.folder = folder
         self.ranks = ranks
         self.node = folder / "run" / node_name(0)
-        environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+        environ = measuring.clean_environ() | {"DDP_RUN_DIR": str(folder / "run")}
         self.log = folder / "log"
         command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
         with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                command, cwd=folder, stdout=out, stderr=out, env=environ | {"DDP_RUN_DIR": str(folder / "run")}
-            )
+            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environ)
 
     def until(self, condition: Callable[[], bool], what: str) -> bool:
-        """Whether it came about before the run ended."""
+        """Wait for a condition. Return whether it became true before the run ended."""
         deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             if condition():
@@ -141,7 +137,7 @@ def fingerprint(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=int, default=3, help="with two, the order of a sum cannot be seen")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20)
@@ -168,14 +164,13 @@ def main() -> None:
     equal = fingerprint(text) == whole
     print(
         f"digits, {args.ranks} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every}, "
-        f"torch {metadata.version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+        f"{measuring.machine()}"
     )
     print(f"kills            {len(done)} (of rank 0: {sum(rank == 0 for _, rank in done)})")
     print(f"steps lost       {sum(lost)} in all, at most {max(lost, default=0)} by a kill")
     print(f"weights          {fingerprint(text)}, undisturbed {whole}: {'equal' if equal else 'DIFFERENT'}")
-    if args.json:
-        result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
+    measuring.write_json(args.json, result)
     sys.exit(0 if equal and len(done) == args.kills else 1)
 
 

@@ -9,19 +9,18 @@ and its DataLoader's workers, two a rank, again each epoch; ours by ddpctl.noteb
 backward and the optimizer: workers that start, input, waiting for the other rank.
 """
 
-import argparse
 import contextlib
 import gc
 import json
 import os
-import platform
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 ROOT = Path(__file__).parent.parent
 COMPUTE = ("forward", "backward", "optimizer")
@@ -211,7 +210,7 @@ def plot(found, file):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=8192)
@@ -221,21 +220,18 @@ def main():
     asked = parser.parse_args()
     os.environ.setdefault("DDPCTL_STATE_DIR", tempfile.mkdtemp(prefix="ddpctl-bench-"))
     told = {way: [] for way in WAYS}
-    for turn in range(asked.rounds):
-        for way in list(WAYS) if turn % 2 == 0 else reversed(list(WAYS)):
-            epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
-            told[way] += epochs
-            seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
-            print(f"round {turn + 1}  {way:10} {seconds} s", file=sys.stderr)
+    for number, way in measuring.in_turns(list(WAYS), asked.rounds):
+        epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
+        told[way] += epochs
+        seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
+        print(f"round {number + 1}  {way:10} {seconds} s", file=sys.stderr)
     found = {way: summary(epochs) for way, epochs in told.items()}
-    version, load = metadata.version("torch"), os.getloadavg()[0]
     print(
-        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {platform.machine()}, "
-        f"torch {version}, load {load:.1f}, n = {len(told['ours'])}"
+        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {measuring.machine()}, "
+        f"n = {len(told['ours'])}"
     )
     print(table(found))
-    if asked.json:
-        asked.json.write_text(json.dumps({"epochs": told, "summary": found}, indent=1) + "\n")
+    measuring.write_json(asked.json, {"epochs": told, "summary": found})
     if asked.plot:
         plot(found, asked.plot)
 

@@ -23,6 +23,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import measuring
+
 STEPS_PER_EPOCH = 45  # of the digits, whatever the number of ranks
 ACTIVE = ("pending", "starting", "rendezvous", "running", "training", "stopping", "suspended")
 ROLES = {"rank": 5, "ddprun": 4, "supervisor": 3, "child": 3, "ddpctl": 3, "reader": 1, "stop": 2}  # and their weights
@@ -91,8 +93,7 @@ class Run:
     def __init__(self, root: Path, number: int, args: argparse.Namespace) -> None:
         self.name, self.root, self.limit_s = f"kill{args.seed + number}", root, args.limit
         self.mark = f"{os.getpid()}-{number}"
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "DDP_"))}
-        self.environ |= {"DDPCTL_STATE_DIR": str(root / "runs")}
+        self.environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(root / "runs")}
         chance = random.Random(args.seed + number)  # noqa: S311
         self.signalled_rank: int | None = None
         self.chance, self.number, self.steps = chance, number, args.epochs * STEPS_PER_EPOCH
@@ -226,7 +227,7 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=15)
@@ -251,8 +252,7 @@ def main() -> None:
     print(
         f"{len(results)} runs, {bad} with something wrong: " + ", ".join(f"{n} {k}" for k, n in sorted(counts.items()))
     )
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    measuring.write_json(args.json, results)
     sys.exit(1 if bad else 0)
 
 

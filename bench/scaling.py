@@ -9,15 +9,14 @@ round. The model is ResNet-18 (45 MB of gradients) on small images, so that the 
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
+import measuring
 from lab import Machine, machines
 
 OPTIONS = {
@@ -94,33 +93,26 @@ def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     with machines(2, prefix="scale") as pair:
         for link, rates in links.items():
             with limited(pair, link):
-                for turn in range(args.rounds):
-                    for name in args.options[:: 1 if turn % 2 == 0 else -1]:
-                        rates[name].append(on_link(pair, OPTIONS[name], args.steps))
+                for _, name in measuring.in_turns(args.options, args.rounds):
+                    rates[name].append(on_link(pair, OPTIONS[name], args.steps))
     return links
 
 
 def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
     """The lines of the tables."""
-    head = f"{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}"
-    lines = [f"{'ranks on the loopback':28}{head}"] if sizes else []
+    lines = [measuring.head("ranks on the loopback, images/s", 38, 8)] if sizes else []
     for size, values in sizes.items():
-        lines.append(f"{size:<28}{statistics.median(values):10.1f}{spread(values)}")
+        lines.append(measuring.row(f"{size}", values, 38, "8.1f"))
     for link, rates in links.items():
-        lines.append(f"{f'two machines, link {link}':28}{head}{'over plain':>12}")
+        lines.append(measuring.head(f"two machines, link {link}, images/s", 38, 8) + f"{'over plain':>12}")
         plain = statistics.median(next(iter(rates.values())))
         for name, values in rates.items():
-            middle = statistics.median(values)
-            lines.append(f"  {name:26}{middle:10.1f}{spread(values)}{middle / plain:12.2f}")
+            lines.append(measuring.row(f"  {name}", values, 38, "8.1f") + f"{statistics.median(values) / plain:12.2f}")
     return lines
 
 
-def spread(values: list[float]) -> str:
-    return f"{min(values):8.1f}{max(values):8.1f}{len(values):4}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",") if one], default=[1, 2, 4])
     parser.add_argument("--links", type=lambda text: [one for one in text.split(",") if one], default=LINKS)
     parser.add_argument("--options", type=lambda text: text.split(","), default=list(OPTIONS))
@@ -134,11 +126,9 @@ def main() -> None:
         links = over_links(args)
     elif args.links:
         print("links need root (network namespaces): skipped", file=sys.stderr)
-    version = metadata.version("torch")
-    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {os.cpu_count()} cores, torch {version}")
+    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {measuring.machine()}")
     print("\n".join(table(sizes, links)))
-    if args.json:
-        args.json.write_text(json.dumps({"torch": version, "loopback": sizes, "links": links}, indent=1) + "\n")
+    measuring.write_json(args.json, {"machine": measuring.machine(), "loopback": sizes, "links": links})
 
 
 if __name__ == "__main__":

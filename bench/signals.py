@@ -4,7 +4,6 @@ Always the exit code 143, no process left, and an end within the grace and 5 s. 
 ends with 1 if any of them went otherwise: bench/signals.py --moments 50
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import measuring
 import psutil
 
 from ddpwire.exits import Exit, of_status
@@ -29,10 +29,9 @@ START_TIMEOUT_S = 180.0
 def start(run_dir: Path) -> subprocess.Popen[bytes]:
     """Train for longer than anybody waits."""
     place = ["--nproc-per-node", "2", "--grace", str(GRACE_S), "--run-dir", str(run_dir)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("DDP_", "PET_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "ddprun", *place, "-m", "ddptrain", "--epochs", "100000"],
-        env=environ | {"DDP_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"},
+        env=measuring.clean_environ() | {"DDP_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -102,7 +101,7 @@ def time_to_train() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

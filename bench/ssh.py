@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import measuring
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
@@ -181,15 +183,13 @@ def main() -> None:
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return
-    cores = len(os.sched_getaffinity(0))
-    print(f"{args.hosts} hosts, {platform.machine()}, {cores} cores, python {platform.python_version()}, "
-          f"fabric {metadata.version('fabric')}, load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) "
-          "seconds, times Fabric's")  # fmt: skip
+    print(f"{args.hosts} hosts, {measuring.machine()}, python {platform.python_version()}, "
+          f"fabric {metadata.version('fabric')}, n = {args.turns}: median (worst) seconds, times Fabric's")  # fmt: skip
     for row, times in found.items():
         cells = []
         for what, mine, theirs in zip(("wall", "CPU"), zip(*times, strict=True), zip(*found[FABRIC], strict=True),
                                       strict=True):  # fmt: skip
-            ratio = statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+            ratio = measuring.ratio(mine, theirs)
             cells.append(f"{what} {statistics.median(mine):6.2f} ({max(mine):6.2f}), {ratio:5.2f} x")
             if row == CONNECT:
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"

@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import measuring
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
@@ -150,19 +152,16 @@ def measure(
         lab(Path(name), num_hosts, num_files, num_bytes) as made,
     ):
         changed = made.project / "package0" / "file0.py"
-        for turn in range(turns):
-            for tool in tools if turn % 2 == 0 else tools[::-1]:
-                first = made.send(tool, f"first-{turn}")
-                changed.write_text(f"print({turn})\n")
-                again = made.send(tool, f"first-{turn}" if not tool.startswith("ddpctl") else f"again-{turn}")
-                found[tool].append([first, again])
-                for one in made.boxes:
-                    (copy,) = one.home.glob(
-                        f"**/{'again' if tool.startswith('ddpctl') else 'first'}-{turn}/**/file0.py"
-                    )
-                    assert copy.read_text() == f"print({turn})\n"
-                    assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
-                made.forget()
+        for turn, tool in measuring.in_turns(tools, turns):
+            first = made.send(tool, f"first-{turn}")
+            changed.write_text(f"print({turn})\n")
+            name_again = f"again-{turn}" if tool.startswith("ddpctl") else f"first-{turn}"
+            found[tool].append([first, made.send(tool, name_again)])
+            for one in made.boxes:
+                (copy,) = one.home.glob(f"**/{name_again}/**/file0.py")
+                assert copy.read_text() == f"print({turn})\n"
+                assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
+            made.forget()
     return found
 
 
@@ -181,15 +180,15 @@ def main() -> None:
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return
-    print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {len(os.sched_getaffinity(0))} cores, "
-          f"load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) seconds")  # fmt: skip
+    print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {measuring.machine()}, n = {args.turns}: "
+          "median (worst) seconds")  # fmt: skip
     others = [times for tool, times in found.items() if not tool.startswith("ddpctl")]
     for tool, turns in found.items():
         cells = []
         for step, what in enumerate(("first", "after one change")):
             times = [turn[step] for turn in turns]
             best = [min(turn[step] for turn in side) for side in zip(*others, strict=True)]
-            ratio = statistics.median(time / least for time, least in zip(times, best, strict=True))
+            ratio = measuring.ratio(times, best)
             cells.append(f"{what} {statistics.median(times):6.2f} ({max(times):6.2f}), {ratio:.2f} x the best")
             if tool.startswith("ddpctl"):
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"

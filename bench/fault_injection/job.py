@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import lab
+import measuring
 
 from ddpwire.exits import of_status, worth_a_retry
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
@@ -77,7 +78,6 @@ class Job:
                 )
 
     def _environ(self, node: int) -> dict[str, str]:
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_"))}
         path = [str(self.home(node)), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),
@@ -89,7 +89,7 @@ class Job:
         }
         if self.launcher == "torchrun":  # whose ranks else meet at whatever address the host's name has
             ours["GLOO_SOCKET_IFNAME"] = "eth0"
-        return base | ours | self.environ.get(node, {})
+        return measuring.clean_environ() | ours | self.environ.get(node, {})
 
     def tend(self) -> None:
         """Note the ends; start again what may do better, where the job is ``tended``."""
