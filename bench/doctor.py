@@ -7,7 +7,6 @@ bench``) examines the target; after that a sound target is examined --sound time
 The exit code is 1 if a fault is not named with its node, or something sound is bad. Needs root, iproute2, iptables.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -262,7 +262,7 @@ def show(title: str, found: set[Place], expected: set[Place], began: float) -> b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--sound", type=int, default=20, metavar="N", help="examine a sound target so many times")
     parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, metavar="N", help="busy loops meanwhile")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="titles of faults [default: all]")

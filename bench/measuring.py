@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,12 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def clean_environ(*prefixes: str) -> dict[str, str]:
     """This process's environment without the variables of a launcher, and without those that begin with a prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def in_turns(ways: Sequence[Way], num_rounds: int) -> Iterator[tuple[int, Way]]:

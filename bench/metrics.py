@@ -17,10 +17,13 @@ import time
 import urllib.request
 from pathlib import Path
 
+import measuring
+
 WARM, WATCHED = 200, 2000  # steps
 RANKS = 8
 SCRAPES = 50
 WINDOWS, WINDOW_S, CROWD = 5, 8.0, 100
+START_S = 300.0
 
 
 def rank(number: int, size: int, port: int) -> None:
@@ -72,15 +75,10 @@ def rank(number: int, size: int, port: int) -> None:
     os._exit(0)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def a_step(size: int = 2) -> dict[str, float]:
     """Microseconds of CPU a step, the worst rank's."""
     with tempfile.TemporaryDirectory() as folder:
-        processes, port = [], free_port()
+        processes, port = [], measuring.free_port()
         for number in range(size):
             metrics = Path(folder, f"rank-{number}")
             metrics.mkdir()
@@ -177,12 +175,16 @@ def a_crowd() -> tuple[list[float], list[float], int]:
         environ = os.environ | {"OMP_NUM_THREADS": "1", "DDP_DEVICE": "cpu"}
         process = subprocess.Popen([*command, "--input=device"], env=environ, stdout=subprocess.DEVNULL, cwd=folder)
         try:
-            state, url = Path(folder, "node-0", "node.json"), ""
-            while not url:
-                time.sleep(0.2)
-                url = (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
-            while "ddp_eval_accuracy_ratio{" not in get(url):
-                time.sleep(0.5)
+            state = Path(folder, "node-0", "node.json")
+
+            def find_url() -> str:
+                return (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
+
+            measuring.wait_until(find_url, "an address of metrics", timeout_s=START_S, pause_s=0.2)
+            url = find_url()
+            measuring.wait_until(
+                lambda: "ddp_eval_accuracy_ratio{" in get(url), "an evaluation", timeout_s=START_S, pause_s=0.5
+            )
             times: tuple[list[float], list[float]] = ([], [])
             answered = 0
             for window in range(2 * WINDOWS):

@@ -13,7 +13,6 @@ import contextlib
 import gc
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -94,12 +93,9 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
 def tutorial(epochs, images, batch):
     import torch.multiprocessing as mp
 
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "told.json"
-        mp.spawn(tutorial_rank, args=(port, epochs, images, batch, str(file)), nprocs=2)
+        mp.spawn(tutorial_rank, args=(measuring.free_port(), epochs, images, batch, str(file)), nprocs=2)
         return json.loads(file.read_text())
 
 

@@ -234,12 +234,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=180.0, help="seconds from the signal to the end")
     parser.add_argument("--only", choices=ROLES, help="always send it to that process")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", type=Path, help="keep the folders of the runs there")
     args = parser.parse_args()
     results, counts = [], Counter()
     with tempfile.TemporaryDirectory(prefix="random-kills-") as folder:
-        root = (args.keep or Path(folder)).resolve()
-        root.mkdir(parents=True, exist_ok=True)
+        root = Path(folder).resolve()
         for number in range(args.runs):
             run = Run(root, number, args)
             line, wrong = run.judge()

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,10 +33,8 @@ LAUNCHERS = {"ddprun": ("ddprun",), "ddprun --exec": ("ddprun", "--exec"), "torc
 
 def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
     """Both nodes of a run whose ranks report into ``folder``."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--master-addr", "127.0.0.1", "--master-port", port]
-    options += ["--max-restarts", restarts]
+    options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--max-restarts", restarts]
+    options += ["--master-addr", "127.0.0.1", "--master-port", measuring.free_port()]
     return [
         subprocess.Popen(
             [

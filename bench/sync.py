@@ -171,12 +171,11 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if MISSING:
         sys.exit(MISSING)
-    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, args.tools)
+    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, TOOLS)
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return

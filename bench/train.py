@@ -12,7 +12,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 
 import measuring
-from train_table import share_of_peak, table
+from train_table import table
 
 WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
 TIMEOUT_S = 3600.0
@@ -148,8 +147,7 @@ def measure(model: str, args) -> dict[str, list[float]]:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]
         command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = measuring.free_port()
         ranks = []
         for rank in range(args.ranks):
             environ = {"RANK": rank, "WORLD_SIZE": args.ranks, "OMP_NUM_THREADS": 1}
@@ -178,7 +176,6 @@ def main() -> None:
     )
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bf16: print what share of it is used")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -192,8 +189,6 @@ def main() -> None:
     processes = "one process" if args.ranks == 1 else f"{args.ranks} gloo ranks"
     print(f"{processes} of one thread on {args.device}, {measuring.machine()}, {has} bf16 instructions")
     print("\n".join(table(found, args.ranks)))
-    if args.peak_tflops:
-        print("\n".join(share_of_peak(found, args.peak_tflops)))
     what = {"machine": measuring.machine(), "bf16": has_cpu_bf16(), "ranks": args.ranks, "device": args.device}
     measuring.write_json(args.json, {**what, "rates": found})
 

@@ -25,17 +25,6 @@ def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
     return lines
 
 
-def share_of_peak(found: dict[str, dict[str, list[float]]], peak_tflops: float) -> list[str]:
-    """The share of a GPU's peak that the training of each model uses."""
-    from tutorials import SETTINGS, flops_per_image
-
-    lines = []
-    for model, rates in found.items():
-        done = statistics.median(rates["ddptrain"]) * flops_per_image(SETTINGS[model]) / 1e12
-        lines.append(f"{model}: ddptrain does {done:.1f} TFLOP/s, {done / peak_tflops:.1%} of {peak_tflops:g}")
-    return lines
-
-
 def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
     """Whether the goals for a model are reached."""
     if model not in GOALS.get(ranks, {}) or "ddptrain" not in rates:

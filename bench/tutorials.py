@@ -40,16 +40,6 @@ class Setting:
         return convnet() if self.model == "convnet" else image_classifier()
 
 
-def flops_per_image(setting: Setting) -> int:
-    """Of a training step: the forward pass, and twice that backward; multiplications and additions both counted."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    shape, counter = setting.shape, FlopCounterMode(display=False)
-    with counter:
-        setting.new_model()(torch.rand(2, shape.channels, shape.size_px, shape.size_px))
-    return 3 * counter.get_total_flops() // 2
-
-
 def convnet() -> nn.Module:
     """As https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html has it."""
 
