@@ -99,7 +99,7 @@ def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
         answer.set_exception(error)
 
 
-def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
+def check_interfaces(address: str) -> Finding:
     """Check the interfaces. Warning: two have the same subnet, or only some of the InfiniBand ports are active."""
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
@@ -110,7 +110,7 @@ def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
                 network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
                 subnets.setdefault(str(network), set()).add(name)
     said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
-    files = sorted(sysfs.glob("class/infiniband/*/ports/*/state"))  # "4: ACTIVE"
+    files = sorted(Path("/sys/class/infiniband").glob("*/ports/*/state"))  # "4: ACTIVE"
     ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
     said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
     interface, mtu = interface_of(address)

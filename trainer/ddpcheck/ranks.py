@@ -66,7 +66,8 @@ def join() -> Ranks:
     seen: list[tuple[bool, int, str]] = [(False, 0, "")] * dist.get_world_size()
     dist.all_gather_object(seen, (local_rank < num_gpus, node, os.uname().nodename))
     gpus, nodes, hosts = zip(*seen, strict=True)
-    device, group = torch.device("cpu"), dist.group.WORLD
+    device = torch.device("cpu")
+    group: Any = dist.group.WORLD
     if all(gpus):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
