@@ -51,26 +51,14 @@ cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is ski
 cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"
 
+BENCHES := startup signals binding checkpoint restore kills exact deterministic metrics input stragglers random_kills \
+  explain explain_cost sync kubernetes
+
 bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
-	$(BIN)/python bench/startup.py
-	$(BIN)/python bench/signals.py
-	$(BIN)/python bench/binding.py
-	$(BIN)/python bench/checkpoint.py
-	$(BIN)/python bench/restore.py
-	$(BIN)/python bench/kills.py
-	$(BIN)/python bench/exact.py
-	$(BIN)/python bench/deterministic.py
-	$(BIN)/python bench/metrics.py
-	$(BIN)/python bench/input.py
-	$(BIN)/python bench/stragglers.py
-	$(BIN)/python bench/random_kills.py
-	$(BIN)/python bench/explain.py
-	$(BIN)/python bench/explain_cost.py
-	$(BIN)/python bench/sync.py
-	$(BIN)/python bench/kubernetes.py
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/doctor.py; else echo "bench/doctor.py needs root (network namespaces): skipped"; fi
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
+	@set -ex; for name in $(BENCHES); do $(BIN)/python bench/$$name.py; done
+	@if [ "$$(id -u)" != 0 ]; then echo "misconfigured, doctor and faults need root (network namespaces): skipped"; exit; fi; \
+	set -ex; $(BIN)/python bench/misconfigured.py --torchrun; $(BIN)/python bench/doctor.py; \
+	$(BIN)/python bench/faults.py --torchrun
 
 bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the frameworks, one process and two ranks
 	$(BIN)/python bench/train.py
