@@ -1,4 +1,4 @@
-"""Trainings that are killed or stopped and gone on with: do they end with an undisturbed training's weights?
+"""Trainings that are killed or stopped, and then continued: do they end with the weights of an undisturbed training?
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
@@ -39,14 +39,14 @@ SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.0
 
 
 def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tuple[str, ...]:
-    """A training on images made from the seed, of so many steps an epoch."""
+    """A training on images that are made from the seed, with ``steps`` steps per epoch."""
     size = (f"--synthetic-shape={shape}", f"--synthetic-samples={steps * batch}", f"--batch-size={batch}")
     return (*SYNTHETIC, *size, *options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One training, what happens to it (see exact_rank.py; R is the last rank), and what continues with it."""
+    """One training, the signals that it gets (see exact_rank.py; R is the last rank), and what continues it."""
 
     group: str
     title: str
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A row's weights, as ddptrain prints their hash, and how often the disturbed training was started."""
+    """The hashes of a row's weights, and how often the disturbed training was started."""
 
     row: Row
     undisturbed: str
@@ -137,7 +137,7 @@ ROWS = (
 
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Run one start of a training; its exit code and output. Exits when the code is none of these."""
+    """Run one start of a training. Return its exit code and output. End the benchmark at any other code."""
     environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,
@@ -160,14 +160,14 @@ def weights(text: str) -> str:
 
 
 def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
-    """Stop a training of DIGITS, on ranks of one ddprun, in step 37; the folder of its checkpoints."""
+    """Stop a training of DIGITS, on ranks of one ddprun, in step 37. Return the folder of its checkpoints."""
     how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
     started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
     return folder / "run" / "checkpoints"
 
 
 def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
-    """Train to the end, continuing as the row says; the hash of the weights, and how many starts there were."""
+    """Train to the end, continuing as the row says. Return the hash of the weights and the number of starts."""
     nodes, here = row.ranks
     given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
     script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
@@ -199,7 +199,7 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
 
 @functools.cache
 def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
-    """The weights of a training to which nothing happens."""
+    """The weights of a training that gets no signal."""
     with tempfile.TemporaryDirectory() as folder:
         row = Row(group="", title="undisturbed", events=(), ranks=ranks, options=options)
         return train(row, Path(folder), ())[0]
@@ -215,7 +215,7 @@ LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
 
 
 def launched(folder: Path, kill_after: int | None = None) -> str:
-    """The weights of a ``ddpctl launch`` on 2 x 2 ranks; one rank is killed when rank 0 has made so many steps."""
+    """The weights of a ``ddpctl launch`` on 2 x 2 ranks. One rank is killed after step ``kill_after`` of rank 0."""
     place = ["--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "x"]
     command = [sys.executable, "-m", "ddpctl", "launch", *place]
     environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
@@ -239,7 +239,7 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
 
 
 def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """The step at which a rank was killed and the weights at the end; first those of an undisturbed launch."""
+    """For each launch the step at which a rank was killed and the final weights. The first launch is undisturbed."""
     dice = random.Random(seed)  # noqa: S311
     # Of 540 steps: a kill in the last ones could come too late.
     found = []

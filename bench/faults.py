@@ -1,4 +1,4 @@
-"""What becomes of a training of two machines x two ranks when something happens to it; real processes, real kills.
+"""What faults do to a training of two machines x two ranks, with real processes and real signals.
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
@@ -33,7 +33,7 @@ HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps los
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One fault, and whether it went as it should."""
+    """The result of one fault, and what was wrong with it."""
 
     row: Row
     launcher: str
@@ -42,7 +42,7 @@ class Tried:
 
 
 def times(row: Row, asked: int) -> int:
-    """How often this is done: the ways in which a row happens share what is asked for it."""
+    """How often a way is tried: the ways of one row share the number of tries of the row."""
     ways = sum(other.number == row.number for other in ROWS)
     return math.ceil(asked / ways) if row.number in REPEATED else 1
 
@@ -63,7 +63,7 @@ def said(value: float | None) -> str:
 
 
 def both(values: Sequence[float | None], form: str = ".2f") -> str:
-    """The median and the worst; where there is one, that."""
+    """The median and the highest value, or the only value."""
     found = [value for value in values if value is not None]
     if not found:
         return "-"
@@ -89,7 +89,7 @@ def line(tries: Sequence[Tried]) -> str:
 
 
 def beside(tried: Tried) -> str:
-    """What torchrun made of it; nothing is judged."""
+    """A row of torchrun's table. It is not judged."""
     result = tried.result
     again = f"not within {LIMIT_S:g} s" if result.timed_out else said(result.again_s)
     cells = [
@@ -126,7 +126,7 @@ def as_dict(tried: Tried) -> dict[str, object]:
 
 
 def read(path: Path) -> list[Tried]:
-    """What was written before."""
+    """The results of an earlier call."""
     rows = {row.title: row for row in ROWS}
     return [
         Tried(

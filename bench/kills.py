@@ -1,4 +1,4 @@
-"""What SIGKILLs cost: ddptrain on several ranks under ddprun, a rank killed again and again at random steps.
+"""What SIGKILLs cost: ddptrain on several ranks under ddprun, of which one is killed repeatedly at random steps.
 
 The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
 
@@ -57,7 +57,7 @@ class Run:
         return False
 
     def step(self) -> int:
-        """The last step of rank 0 in the present attempt."""
+        """The last step of rank 0 in the current attempt."""
         beat = read_beat(self.node / rank_heartbeat(0))
         return beat.step if beat else 0
 
@@ -65,12 +65,12 @@ class Run:
         return self.log.read_text().count(f"ranks 0 to {self.ranks - 1} of {self.ranks} started")
 
     def kill(self, rank: int) -> None:
-        """SIGKILL to a rank."""
+        """Send SIGKILL to a rank."""
         pids = {one.rank: one.pid for one in read_node((self.node / "node.json").read_text()).ranks}
         os.kill(pids[rank], signal.SIGKILL)
 
     def end(self) -> str:
-        """What it wrote, when it has ended."""
+        """Wait for the end. Return the output."""
         try:
             code = self.process.wait(TIMEOUT_S)
         finally:
@@ -82,7 +82,7 @@ class Run:
 
 
 def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> list[tuple[int, int]]:
-    """Kill a random rank that often, in a random step of each stretch; the steps and the ranks."""
+    """Kill a random rank ``kills`` times, in a random step of each part of the run. Return the steps and the ranks."""
     done: list[tuple[int, int]] = []
     for number in range(kills):
         low, high = (num_steps * at // kills for at in (number, number + 1))
@@ -98,13 +98,13 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
 
 
 def open_files(pid: int) -> int:
-    """Of a ddprun and the process that forks its ranks, which is the first of its children."""
+    """The number of open files of a ddprun and of its first child, which forks the ranks."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
 
 
 def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
-    """Kill a rank every 20 s, and print what that costs. Return whether it is as it should be."""
+    """Kill a rank every 20 s, and print what that costs. Return whether the cost is within the limits."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         calm = Run(Path(one), ranks, "--device=cpu", "--epochs=1000000")
         calm.until(lambda: calm.step() > 200, "step 200")

@@ -1,4 +1,4 @@
-"""What metrics cost: a step, a scrape, and a training that is scraped by a crowd.
+"""What metrics cost: in a step, for a scrape, and in a training that is scraped a hundred times a second.
 
     python bench/metrics.py
 
@@ -27,7 +27,7 @@ START_S = 300.0
 
 
 def rank(number: int, size: int, port: int) -> None:
-    """One of some ranks that watch a training of empty steps; prints microseconds a step."""
+    """One rank of a training of empty steps, with all callbacks. It prints microseconds per step."""
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def rank(number: int, size: int, port: int) -> None:
 
 
 def a_step(size: int = 2) -> dict[str, float]:
-    """Microseconds of CPU a step, the worst rank's."""
+    """Microseconds of CPU time per step, of the slowest rank."""
     with tempfile.TemporaryDirectory() as folder:
         processes, port = [], measuring.free_port()
         for number in range(size):
@@ -144,7 +144,7 @@ def get(url: str) -> str:
 
 
 def crowd(url: str, until: float) -> int:
-    """A hundred scrapes at once each second, beside a scraper that hangs; how many were answered."""
+    """Make a hundred scrapes at once each second, and one that hangs. Return how many were answered."""
     host, port = url.split("/")[2].split(":")
     answered = []
     with socket.create_connection((host, int(port))) as hanging:
@@ -169,7 +169,7 @@ def steps_of(url: str) -> tuple[float, float]:
 
 
 def a_crowd() -> tuple[list[float], list[float], int]:
-    """Milliseconds a step in windows without and with a crowd, by turns; and the scrapes that were answered."""
+    """Milliseconds per step in windows without and with a crowd, in turns; and the number of answered scrapes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ddprun", "--run-dir", folder, "-m", "ddptrain", "--epochs=100000"]
         environ = os.environ | {"OMP_NUM_THREADS": "1", "DDP_DEVICE": "cpu"}
@@ -204,7 +204,7 @@ def a_crowd() -> tuple[list[float], list[float], int]:
 
 
 def main() -> None:
-    """All of it."""
+    """Run all measurements."""
     print(f"microseconds of CPU a step, the worse of 2 ranks, {WATCHED} steps")
     for what, cost in a_step().items():
         print(f"  {what:40}{cost:8.1f}")

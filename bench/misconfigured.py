@@ -1,4 +1,4 @@
-"""What ddprun says, and how soon, when a job of two machines is set up wrongly; with --torchrun, what torchrun says.
+"""What ddprun reports, and how soon, if a job of two machines is set up wrongly; with --torchrun also torchrun.
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
@@ -34,7 +34,7 @@ UNFINISHED = 75
 
 
 class Results:
-    """What was measured: of each title, by launcher; and how long the import of torch alone took meanwhile."""
+    """The results of each title by launcher, and how long an import of torch took in the meantime."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Results:
 
 
 def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float) -> bool:
-    """Measure what is not there yet. False: the time is over, and something is still to be done."""
+    """Measure the missing results. Return whether all are there; False: the time was over before."""
     deadline = time.monotonic() + for_s
     missing = [case for case in cases if not results.of(case.title, "ddprun")]
     if missing:

@@ -34,7 +34,7 @@ def model_of(shape):
 
 
 def tutorial_rank(rank, port, epochs, images, batch, file):
-    """As the tutorials have it: what mp.spawn calls."""
+    """A rank of the tutorials' way, which mp.spawn calls."""
     import torch
     import torch.distributed as dist
     import tutorials

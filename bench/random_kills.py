@@ -88,7 +88,7 @@ def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) 
 
 
 class Run:
-    """One launch, and the verbs that are asked about it."""
+    """One launch, and the answers of the other verbs about it."""
 
     def __init__(self, root: Path, number: int, args: argparse.Namespace) -> None:
         self.name, self.root, self.limit_s = f"kill{args.seed + number}", root, args.limit
@@ -133,7 +133,7 @@ class Run:
         return found
 
     def send(self) -> str:
-        """Wait for the moment and send the signal; return what was done in words; empty: the run was over."""
+        """Wait for the moment and send the signal. Return what was done, or an empty text if the run was over."""
         deadline = time.monotonic() + self.limit_s
         while self.role in ("rank", "child") and not self.rank_pids() and time.monotonic() < deadline:
             time.sleep(0.1)  # the delay counts from their start, however slow this machine is
@@ -159,7 +159,7 @@ class Run:
         return f"SIG{self.signal} to {self.role} {pid}" + (f" (rank {ranks[pid]})" if pid in ranks else "")
 
     def judge(self) -> tuple[str, list[str]]:
-        """The line of the run, and what is wrong."""
+        """Return the line of the run, and what is wrong."""
         began, wrong = time.monotonic(), []
         sent = self.send()
         try:
@@ -198,7 +198,7 @@ class Run:
         return line, wrong
 
     def compare(self, sent: str, code: int | None, status: dict, timeline: dict) -> list[str]:
-        """What status, timeline and the exit code say that is not so."""
+        """Return which statements of status, timeline and the exit code are false."""
         state, told, said = status["state"], status["code"], status["message"][:200]
         step = (status.get("progress") or {}).get("step")
         cause = (status.get("outcome") or {}).get("cause")

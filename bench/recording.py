@@ -1,4 +1,4 @@
-"""Record a terminal: a run of two nodes, a rank that is killed, the run that continues, its report.
+"""Record a terminal: a run of two nodes, a rank that is killed, the restart, and the report.
 
     python bench/recording.py [--svg docs/pictures/launch.svg] [--epochs 6] [--steps 900]
 

@@ -42,7 +42,7 @@ def state(mib: int) -> dict[str, Any]:
 
 
 def rank_main(rank: int, how: str, mib: int, store: str) -> None:
-    """One rank: receive the state, print what it took."""
+    """One rank: receive the state, and print the memory and the time."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     info = RankInfo(rank=rank, size=RANKS, local_rank=rank, local_world_size=RANKS)
     parts = state(mib) if rank == 0 else {"model": {}, "optimizer": {}}

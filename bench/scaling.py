@@ -36,14 +36,14 @@ RANK = Path(__file__).with_name("scaling_rank.py")
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """A rank's command: so many steps of 16 images, after two that are not counted."""
+    """The command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
     images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
     return [sys.executable, str(RANK), str(steps), *images, *how]
 
 
 def rate(commands: list[list[str]]) -> float:
-    """Images/s of these ranks together."""
+    """Run these ranks. Return their images/s together."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
     ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
@@ -58,7 +58,7 @@ def rate(commands: list[list[str]]) -> float:
 
 
 def on_loopback(size: int, steps: int) -> float:
-    """So many ranks on this machine."""
+    """Images/s of ``size`` ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
         return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
@@ -66,7 +66,7 @@ def on_loopback(size: int, steps: int) -> float:
 
 @contextlib.contextmanager
 def limited(pair: tuple[Machine, ...], link: str):
-    """Their link at so many bits a second."""
+    """Limit the link between two machines."""
     if link == "none":
         yield
         return
@@ -81,7 +81,7 @@ def limited(pair: tuple[Machine, ...], link: str):
 
 
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
-    """A rank on each machine."""
+    """Images/s of two ranks, one on each machine."""
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
     here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
     return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])

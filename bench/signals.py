@@ -27,7 +27,7 @@ START_TIMEOUT_S = 180.0
 
 
 def start(run_dir: Path) -> subprocess.Popen[bytes]:
-    """Train for longer than anybody waits."""
+    """Start a training that is longer than the benchmark."""
     place = ["--nproc-per-node", "2", "--grace", str(GRACE_S), "--run-dir", str(run_dir)]
     return subprocess.Popen(
         [sys.executable, "-m", "ddprun", *place, "-m", "ddptrain", "--epochs", "100000"],
@@ -52,7 +52,7 @@ def phase(run_dir: Path) -> str:
 
 
 def left(run_dir: Path) -> list[int]:
-    """Living processes that carry the run's folder in their environment."""
+    """The processes whose environment has the run's folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -63,7 +63,7 @@ def left(run_dir: Path) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """How long it took; never longer than the time-out."""
+    """Wait until ``condition()`` is true, at most ``timeout_s``. Return the time that this took."""
     began = time.monotonic()
     while not condition() and time.monotonic() - began < timeout_s:
         time.sleep(0.02)

@@ -90,7 +90,7 @@ def start(repeats: int) -> None:
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """A job that may be asked for, with text of which every piece would like to be run."""
+    """A random job, with texts that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)

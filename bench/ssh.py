@@ -85,7 +85,7 @@ Times = dict[str, list[tuple[float, float]]]  # by what was measured: seconds of
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The hosts, and who may log in there."""
+    """The hosts, and the user who may log in there."""
 
     folder: Path
     person: Person
@@ -130,7 +130,7 @@ class Lab:
         self.time((sys.executable, "-P", "-m", "ddpctl", "rm", "night"))
 
     def wait_for_nodes(self) -> None:
-        """Wait until every node has written what it starts with."""
+        """Wait until every node has written its first files."""
         deadline = time.monotonic() + 120
         while len(list(self.folder.glob("box*/home/pid"))) < len(self.places):
             assert time.monotonic() < deadline, "a node did not start"
@@ -139,7 +139,7 @@ class Lab:
 
 @contextmanager
 def hosts(folder: Path, number: int) -> Iterator[Lab]:
-    """That many hosts, and a configuration that lists them."""
+    """Start ``number`` hosts, and write a configuration that lists them."""
     person, port = Person(folder / "me"), free_port()
     places = [f"127.0.1.{i}" for i in range(1, number + 1)]
     python = folder / "python"

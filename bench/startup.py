@@ -32,7 +32,7 @@ LAUNCHERS = {"ddprun": ("ddprun",), "ddprun --exec": ("ddprun", "--exec"), "torc
 
 
 def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
-    """Both nodes of a run whose ranks report into ``folder``."""
+    """Start both nodes of a run whose ranks write into ``folder``."""
     options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--max-restarts", restarts]
     options += ["--master-addr", "127.0.0.1", "--master-port", measuring.free_port()]
     return [
@@ -52,7 +52,7 @@ def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[su
 
 
 def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]) -> list[tuple[float, int]]:
-    """When each rank made the first step of an attempt, and its pid."""
+    """Wait for the first step of each rank in an attempt. Return the time of each, and the rank's pid."""
     files = [folder / f"{attempt}.{rank}" for rank in WORLD]
 
     def are_there() -> bool:
@@ -67,7 +67,7 @@ def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]
 
 
 def time_first_step(launcher: str) -> tuple[float, float]:
-    """Seconds from the launch to the last rank's first step; and the CPU seconds of the launch as a whole."""
+    """Seconds from the launch to the last rank's first step, and the CPU time of all processes of the launch."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -99,7 +99,7 @@ def time_recoveries(kills: int) -> list[float]:
 
 
 def end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Have no process left."""
+    """End all processes of a launch."""
     for node in nodes:
         node.terminate()
     for node in nodes:

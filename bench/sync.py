@@ -1,4 +1,4 @@
-"""How long a project takes to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
+"""How long it takes to send a project to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
 
 Of ddpctl that is what a launch spends on it: its process and its connections are there already, since it has looked at
 the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes and runs all tools,
@@ -52,7 +52,7 @@ TOOLS = ("ddpctl, rsync on both ends", "ddpctl, no rsync", "rsync -a", "rsync -a
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The project, and who may log in where."""
+    """The project, the hosts, and the user who may log in there."""
 
     folder: Path
     project: Path
@@ -65,14 +65,14 @@ class Lab:
         return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
 
     def ssh(self, one: Box) -> str:
-        """OpenSSH's client for one host."""
+        """The command of OpenSSH's client for one host."""
         return (
             f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
         )
 
     def send(self, tool: str, name: str) -> float:
-        """Send the project by that tool to all hosts; the seconds that it took."""
+        """Send the project to all hosts with one tool. Return the seconds."""
         environ = self.environ
         if tool.startswith("ddpctl"):
             scratch = self.folder / "runs" / name
@@ -110,7 +110,7 @@ class Lab:
         return float(printed) if tool.startswith("ddpctl") else time.monotonic() - started
 
     def forget(self) -> None:
-        """Take away what the hosts have."""
+        """Delete the copies on the hosts."""
         for one in self.boxes:
             shutil.rmtree(one.home)
             one.home.mkdir()
@@ -145,7 +145,7 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
 def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """By tool, the seconds of every turn: first, and after one change."""
+    """The seconds of each turn by tool: for the first time, and after one change."""
     found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,

@@ -88,7 +88,7 @@ def way(name, setting):
 
 
 def timed(steps, count, device):
-    """Seconds of so many steps: of CPU time in all threads, or of the GPU's."""
+    """Seconds of ``count`` steps: CPU time of all threads, or time of the GPU."""
     import torch
 
     if device == "cuda":
