@@ -1,11 +1,12 @@
-"""Is the busbw of `ddpctl bench` right? Beside loops written by hand on the same ranks, interleaved, as ratios.
+"""Is the busbw of `ddpctl bench` right? Ratios to loops written by hand, on the same ranks, in turns.
 
     python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
 In each repeat the loop is measured twice and bench twice, in the order loop, bench, bench, loop. A ratio is of the two
-best, because other work on the machine can only make a call slower. It counts when the loop agrees with itself: the
-best of its first and of its second turns are within 5 %, after at least --repeats and at most 10 times as many. The
-exit code is 1 if such a ratio is more than 10 % off, and 3 if the machine is too busy for one. Wants an idle machine.
+best figures, because other work on the machine can only make a call slower. It counts if the loop agrees with itself:
+the best of its first and of its second turns differ by at most 5 %, after at least --repeats and at most 10 times as
+many repeats. The exit code is 1 if such a ratio differs from 1 by more than 10 %, and 3 if the machine is too busy.
+Needs an idle machine.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Is each fault of a target named with its node and its check, and is nothing sound accused?
+"""Does ``ddpctl doctor`` name each fault of a target with its node and its check, and nothing healthy?
 
     python bench/doctor.py [--sound 20] [--busy 2] [FAULT ...]
 
-Four SSH machines out of namespaces. Each fault is planted alone, then ``ddpctl doctor`` (for the slow link ``ddpctl
-bench``) examines the target; after that a sound target is examined --sound times beside busy loops. Prints a table.
-The exit code is 1 if a fault is not named with its node, or something sound is bad. Needs root, iproute2, iptables.
+The target is four SSH machines made of namespaces. Each fault is injected alone, and ``ddpctl doctor`` (for the slow
+link ``ddpctl bench``) checks the target. Then a healthy target is checked --sound times beside busy loops. The exit
+code is 1 if a fault is not named with its node, or something healthy is bad. Needs root, iproute2 and iptables.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
-"""How many causes ``ddpctl explain`` names rightly, and whether it accuses a rank of a healthy run.
+"""How many causes ``ddpctl explain`` names, and whether it blames a rank of a healthy run.
 
     python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
-Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine, with one cause injected; those of
-explain_cases/nodes.py have 2 ranks on each of two machines out of network namespaces, and need root.
-CAUSES was written before the code that names them; what could not be injected here is in NOT_INJECTED. A line a case:
-named (the cause and the rank), wrong (another cause, or another rank, said to be at fault), unknown; at the end the
-counts.
+Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine and one injected cause. The cases
+of explain_cases/nodes.py have 2 ranks on each of two machines made of network namespaces, and need root. CAUSES was
+written before the code that names the causes. NOT_INJECTED has what could not be injected here.
+
+Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. The counts follow.
 """
 
 import contextlib

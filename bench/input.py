@@ -1,10 +1,10 @@
-"""What an image costs before the model sees it: crop, flip and normalise, one thread, interleaved.
+"""What the input of an image costs: crop, flip and normalise, with one thread, in turns.
 
     python bench/input.py [--rounds 5] [--seconds 1] [--device cpu] [--json FILE]
 
-A sample at a time through PIL, as the tutorials do it; torchvision's v2 transforms on tensors; ddptrain's batches on
-the device and by its loader. Microseconds of CPU time an image (of GPU time with --device cuda, for ddptrain on the
-device). Goal: at least 15 times less than PIL.
+The ways: PIL with one sample at a time, as in the tutorials; torchvision's v2 transforms on tensors; ddptrain's
+batches. Prints microseconds of CPU time per image (of GPU time for ddptrain with --device cuda). Goal: PIL takes at
+least 15 times as long as ddptrain.
 """
 
 import time

@@ -1,14 +1,14 @@
 """What SIGKILLs cost: ddptrain on several ranks under ddprun, of which one is killed repeatedly at random steps.
 
-The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
+Compares the final weights with those of an undisturbed run, and counts the repeated steps.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
     python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, with a
-checkpoint every 2 s, and of which a rank is killed every 20 s. The exit code is 1 unless it finishes, with an effective
-training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and no
-more open files at its end. Only on an idle machine does the ratio mean anything.
+The exit code is 1 if the weights differ. --soak: a training that takes about so many seconds undisturbed. It saves a
+checkpoint every 2 s, and one of its ranks is killed every 20 s. The exit code is 1 unless it finishes, has an effective
+training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and
+has no more open files at its end. The ratio is meaningful only on an idle machine.
 """
 
 import os

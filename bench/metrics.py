@@ -2,7 +2,7 @@
 
     python bench/metrics.py
 
-Wants an idle machine. The first table is CPU time of a rank's main thread, so that waiting for another rank is no cost.
+Needs an idle machine. The first table has the CPU time of a rank's main thread, without the wait for another rank.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""Where an epoch's time goes: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
+"""The time of an epoch by part: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
 
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
-Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
-of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
-and its DataLoader's workers, two a rank, again each epoch; ours by ddpctl.notebook.launch. One instrument
-(ddptrain.step_timing) measures both; the first epoch of each turn is left out. "Not computing" is all but forward,
-backward and the optimizer: workers that start, input, waiting for the other rank.
+Both ways train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo
+ranks of one thread each. They take turns, in reversed order each round. mp.spawn starts the tutorial's ranks, and its
+DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours. ddptrain.step_timing measures
+both. The first epoch of each turn does not count. "Not computing" is all but forward, backward and the optimizer: the
+start of workers, input, waiting for the other rank.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
-"""More ranks, and slow networks: images/s of real trainings.
+"""Images/s of real trainings with more ranks, and over slow networks.
 
     python bench/scaling.py [--ranks 1,2,4] [--links none,1gbit,100mbit] [--options all] [--rounds 3] [--json FILE]
 
-First on the loopback, with 1, 2 and 4 ranks. Then (as root) two ranks on two machines out of network namespaces, whose
-link is limited in both directions by a token bucket, with each of DDP's options in turn, the order reversed each
-round. The model is ResNet-18 (45 MB of gradients) on small images, so that the link is felt.
+First on the loopback, with 1, 2 and 4 ranks. Then (as root) with two ranks on two machines made of network namespaces.
+A token bucket limits their link in both directions. Each of DDP's options takes its turn, in reversed order each round.
+The model is ResNet-18 (45 MB of gradients) on small images, so that the link matters.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """SIGTERM to a ddprun of two ranks of ddptrain at random moments of start-up and training.
 
-Always the exit code 143, no process left, and an end within the grace and 5 s. Prints one line for each moment, and
-ends with 1 if any of them went otherwise: bench/signals.py --moments 50
+    python bench/signals.py [--moments 50] [--seed 0]
+
+Each time the exit code must be 143, no process may be left, and the end must come within the grace and 5 s. Prints one
+line for each moment. The exit code is 1 if one of them went wrong.
 """
 
 import contextlib

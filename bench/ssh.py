@@ -1,11 +1,11 @@
 """How long the verbs of ddpctl take on many SSH hosts, beside Fabric's bare group call and `xargs -P ssh`.
 
-Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script stands in for ddprun
-there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run` is
-`true` on all hosts by what ddpctl uses for its verbs; Fabric's group call, which checks no host key, and OpenSSH's
-client run the same. Once more, ~/.ssh/config has a Host block for each host, which costs a call of `ssh -G` for each.
-Every measurement is a new process with new connections. A turn runs all of them, every other turn in reverse order.
-A ratio is the median over the turns of a time over Fabric's in the same turn; CPU time is that of the client.
+Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script takes the place of
+ddprun there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run`
+is `true` on all hosts, run as ddpctl's verbs run their commands. Fabric's group call, which checks no host key, and
+OpenSSH's client run the same. In another row ~/.ssh/config has a Host block for each host, so ddpctl calls `ssh -G` for
+each. Every measurement is a new process with new connections. A turn runs all of them, every second turn in reversed
+order. A ratio is the median over the turns of a time over Fabric's in the same turn. CPU time is that of the client.
 
     python bench/ssh.py --hosts 64 --turns 5
 """

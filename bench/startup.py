@@ -1,6 +1,7 @@
-"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun and `ddprun --exec`
-against torchrun on the same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all
-ranks have made again.
+"""The time until ranks train, and until they train again after a SIGKILL of a rank.
+
+Two nodes of two ranks on the loopback make their first step: with ddprun, `ddprun --exec` and torchrun, on the same
+script, in turns. Then ddprun alone: from the SIGKILL of a rank to the first step that all ranks have made again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 

@@ -1,11 +1,11 @@
-"""Straggler lines: how many healthy trainings have one, and whether a planted slow rank is named.
+"""Straggler lines: how many healthy trainings have one, and whether an injected slow rank is named.
 
-Each run is a ddptrain of the digits under ddprun, every other one on four ranks instead of two. A share of them runs
-beside busy loops, one a core. In the slow runs one rank takes --delay seconds longer over each step.
+Each run is a ddptrain of the digits under ddprun, every second one on four ranks instead of two. Half of them run
+beside busy loops, one per core. In the slow runs, one rank takes --delay seconds longer for each step.
 
     python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
 
-The exit code is 1 when a healthy run has a straggler line, or a slow run has none of its slow rank or one of another.
+The exit code is 1 if a healthy run has a straggler line, or a slow run has no line of its slow rank or one of another.
 """
 
 import os

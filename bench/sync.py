@@ -1,9 +1,9 @@
 """How long it takes to send a project to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
 
-Of ddpctl that is what a launch spends on it: its process and its connections are there already, since it has looked at
-the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes and runs all tools,
-every other turn in reverse order; each sends to all hosts side by side. Half of the files are text, half cannot be
-compressed. A ratio is the median over the turns of a tool's time over the best other program's in the same turn.
+The time of ddpctl is the share of a launch: its process and its connections exist already. Each host is an sshd of its
+own on this machine. Every turn starts new processes and runs all tools, every second turn in reversed order. Each tool
+sends to all hosts in parallel. Half of the files are text, and half cannot be compressed. A ratio is the median over
+the turns of a tool's time over that of the best other program in the same turn.
 
     python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
 """

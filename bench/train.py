@@ -2,9 +2,9 @@
 
     python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
 
-One process (or two gloo ranks) holds all ways of training one model and takes turns, the order reversed each round;
-one thread a rank. On a GPU the clock is CUDA's and images are per second. The goals are in train_table.py; the exit
-code is 0 whatever the numbers are.
+One process (or two gloo ranks) of one thread has all ways of training one model. They take turns, in reversed order
+each round. On a GPU, CUDA events measure the time, and images are per second. The goals are in train_table.py. The
+exit code is 0 whatever the numbers are.
 """
 
 import argparse
