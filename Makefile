@@ -1,5 +1,5 @@
-# Everything sets itself up: a virtual environment in the checkout, one install, reused until pyproject.toml changes.
-# Needs Python >= 3.11 and make. TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's small CPU build.
+# Each target first makes a virtual environment in the checkout, and uses it until pyproject.toml changes.
+# Needs Python >= 3.11 and make. TORCH_INDEX=https://download.pytorch.org/whl/cpu selects PyTorch's small CPU build.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -26,10 +26,10 @@ test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
 e2e: $(VENV)/.dev  ## whole trainings, restarts, notebooks and benchmarks in their smallest form
 	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e
 
-wording: $(VENV)/.dev  ## write the golden files of messages anew, of TESTS="FILE ...", else of the quick tests
+wording: $(VENV)/.dev  ## update the golden files of messages, for TESTS="FILE ..." or for the quick tests
 	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))
 
-check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the checked-in specs
+check: $(VENV)/.dev  ## style, types, import contracts, shell scripts, the checked-in specs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -42,35 +42,23 @@ check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the ch
 	cd ansible && PATH="$(abspath $(BIN)):$$PATH" LC_ALL=C.UTF-8 ansible-lint -q
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
-specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
+specs: $(VENV)/.dev  ## update the checked-in specs from examples/
 	PYTHONPATH=.:cli:trainer $(BIN)/python tests/test_specs.py
 
-cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
+cluster: $(VENV)/.dev  ## the tests with real servers; a test whose server is missing is skipped
 	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
 
-cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
+cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"
 
-bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
-	$(BIN)/python bench/startup.py
-	$(BIN)/python bench/signals.py
-	$(BIN)/python bench/binding.py
-	$(BIN)/python bench/checkpoint.py
-	$(BIN)/python bench/restore.py
-	$(BIN)/python bench/kills.py
-	$(BIN)/python bench/exact.py
-	$(BIN)/python bench/deterministic.py
-	$(BIN)/python bench/metrics.py
-	$(BIN)/python bench/input.py
-	$(BIN)/python bench/stragglers.py
-	$(BIN)/python bench/random_kills.py
-	$(BIN)/python bench/explain.py
-	$(BIN)/python bench/explain_cost.py
-	$(BIN)/python bench/sync.py
-	$(BIN)/python bench/kubernetes.py
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/doctor.py; else echo "bench/doctor.py needs root (network namespaces): skipped"; fi
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
+BENCHES := startup signals binding checkpoint restore kills exact deterministic metrics input stragglers random_kills \
+  explain explain_cost sync kubernetes
+
+bench: $(VENV)/.dev  ## benchmarks, each with its baseline
+	@set -ex; for name in $(BENCHES); do $(BIN)/python bench/$$name.py; done
+	@if [ "$$(id -u)" != 0 ]; then echo "misconfigured, doctor and faults need root (network namespaces): skipped"; exit; fi; \
+	set -ex; $(BIN)/python bench/misconfigured.py --torchrun; $(BIN)/python bench/doctor.py; \
+	$(BIN)/python bench/faults.py --torchrun
 
 bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the frameworks, one process and two ranks
 	$(BIN)/python bench/train.py
@@ -78,14 +66,14 @@ bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the fr
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/notebook.py --plot docs/notebook-epoch.svg
 
-recording: $(VENV)/.dev  ## record the terminal of the README anew
+recording: $(VENV)/.dev  ## record the terminal of the README again
 	$(BIN)/python bench/recording.py
 
 bench-gpu: $(VENV)/.bench  ## the same on a GPU
 	$(BIN)/python bench/train.py --device cuda
 	$(BIN)/python bench/input.py --device cuda
 
-dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and try the wheel where there is no torch
+dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and test the wheel without torch
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 	$(BIN)/twine check --strict dist/*
@@ -95,12 +83,12 @@ dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and try the wheel where
 	&& cd "$$fresh" && bin/ddpctl --version \
 	&& bin/ddpctl launch --dry-run 2>&1 | grep 'has no torch: install it with'
 
-sbom: $(VENV)/.dev  ## what the wheel and the image are made of, as CycloneDX, into dist/
+sbom: $(VENV)/.dev  ## write the components of the wheel and the image into dist/, as CycloneDX
 	mkdir -p dist
 	$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements docker/requirements/ddpctl.txt \
 	  --pyproject pyproject.toml --output-file dist/ddpctl.cdx.json
 
-lock: $(VENV)/.dev  ## lock the image's requirements anew
+lock: $(VENV)/.dev  ## update the locked requirements of the image
 	PATH="$(abspath $(BIN)):$$PATH" docker/requirements/lock.sh
 
 clean:  ## remove the virtual environment

@@ -1,24 +1,21 @@
-"""What a checkpoint and being watched cost the training loop, for a ResNet-18 with momentum on the CPU.
+"""What checkpoints, metrics and logging cost the training loop, for a ResNet-18 with momentum on the CPU.
 
     python bench/checkpoint.py [--rounds 10] [--json FILE]
 
-Blocked: how long the call keeps the loop, ours against torch.save of the same state (and against torch.save with
-fsync and rename, which is what a checkpoint that survives a power cut costs without a thread), interleaved, the order
-reversed each round. Goals: at most 25 % of torch.save; metrics and logging at most 50 us or 1 % of a step.
+Blocked: how long the call stops the loop, ours against torch.save of the same state (and against torch.save with
+fsync and rename, which is what a checkpoint that survives a power failure costs without a thread), in turns, in
+reversed order each round. Goals: at most 25 % of torch.save; metrics and logging at most 50 us or 1 % of a step.
 The exit code is 0 whatever the numbers are.
 """
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
+import measuring
 import torch
 from torch import nn
 
@@ -26,7 +23,7 @@ from ddpwire.events import EventLog
 from ddpwire.heartbeat import Heart
 
 THREADS = 1
-STEPS = 5  # of training, with and without a checkpoint being written beside them
+STEPS = 5  # of training, with and without the write of a checkpoint in the background
 WATCHED = 3000
 
 
@@ -91,14 +88,12 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
     saver.wait_for_write(step)
     times: dict[str, list[float]] = {name: [] for name in ways}
     times |= {"until it is on the disk": [], f"{STEPS} steps": [], f"{STEPS} steps while it is written": []}
-    for number in range(rounds):
-        for name in list(ways)[:: -1 if number % 2 else 1]:
-            os.sync()  # what was written before is not paid for here
-            times[name].append(milliseconds(ways[name]))
-            if name == "ddptrain":
-                times["until it is on the disk"].append(
-                    times[name][-1] + milliseconds(lambda: saver.wait_for_write(step))
-                )
+    for _, name in measuring.in_turns(list(ways), rounds):
+        os.sync()  # so that this does not include what was written before
+        times[name].append(milliseconds(ways[name]))
+        if name == "ddptrain":
+            times["until it is on the disk"].append(times[name][-1] + milliseconds(lambda: saver.wait_for_write(step)))
+    for _ in range(rounds):
         times[f"{STEPS} steps"].append(milliseconds(lambda: train(STEPS)))
         ours()
         times[f"{STEPS} steps while it is written"].append(milliseconds(lambda: train(STEPS)))
@@ -150,22 +145,21 @@ def watching() -> tuple[list[float], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"PROMETHEUS_MULTIPROC_DIR": name, "DDP_HEARTBEAT_FILE": f"{name}/heartbeat"}
-        load = os.getloadavg()[0]
+        machine = measuring.machine()
         times = checkpoints(Path(name), args.rounds)
         watched, guard_us = watching()
-    cores, version = os.cpu_count(), metadata.version("torch")
-    print(f"{cores} cores ({platform.machine()}), torch {version}, {THREADS} thread, load {load:.1f}")
-    print(f"{'milliseconds':32}{'median':>9}{'min':>9}{'max':>9}{'n':>4}")
+    print(f"{THREADS} thread, {machine}")
+    print(measuring.head("milliseconds", 32, 9))
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, values in times.items():
-        print(f"{name:32}{medians[name]:9.1f}{min(values):9.1f}{max(values):9.1f}{len(values):4}")
+        print(measuring.row(name, values, 32, "9.1f"))
     ratio = medians["ddptrain"] / medians["torch.save"]
     slowed = medians[f"{STEPS} steps while it is written"] - medians[f"{STEPS} steps"]
     step_us = 1000 * medians[f"{STEPS} steps"] / STEPS
@@ -178,10 +172,9 @@ def main() -> None:
     print(
         f"the guard's norm of 11 M gradients: {guard_us / 1000:.1f} ms, {100 * guard_us / step_us:.1f} % of a step of 8"
     )
-    if args.json:
-        result = {"cores": cores, "torch": version, "threads": THREADS, "load": load, "ratio": ratio, "ms": times}
-        result |= {"watch_us": mean_us, "watch_median_us": statistics.median(watched), "guard_us": guard_us}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"machine": machine, "threads": THREADS, "ratio": ratio, "ms": times}
+    result |= {"watch_us": mean_us, "watch_median_us": statistics.median(watched), "guard_us": guard_us}
+    measuring.write_json(args.json, result)
 
 
 if __name__ == "__main__":

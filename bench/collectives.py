@@ -1,19 +1,21 @@
-"""Is the busbw of `ddpctl bench` right? Beside loops written by hand on the same ranks, interleaved, as ratios.
+"""Is the busbw of `ddpctl bench` right? Ratios to loops written by hand, on the same ranks, in turns.
 
     python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
 In each repeat the loop is measured twice and bench twice, in the order loop, bench, bench, loop. A ratio is of the two
-best, because other work on the machine can only make a call slower. It counts when the loop agrees with itself: the
-best of its first and of its second turns are within 5 %, after at least --repeats and at most 10 times as many. The
-exit code is 1 if such a ratio is more than 10 % off, and 3 if the machine is too busy for one. Wants an idle machine.
+best figures, because other work on the machine can only make a call slower. It counts if the loop agrees with itself:
+the best of its first and of its second turns differ by at most 5 %, after at least --repeats and at most 10 times as
+many repeats. The exit code is 1 if such a ratio differs from 1 by more than 10 %, and 3 if the machine is too busy.
+Needs an idle machine.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
+
+import measuring
 
 CALLS = 20
 STEADY, BAR = 0.05, 0.1
@@ -74,7 +76,7 @@ def rank(repeats: int, size: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--bytes", type=int, default=1 << 20)

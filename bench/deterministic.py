@@ -2,23 +2,22 @@
 
     python bench/deterministic.py [--ranks 2] [--rounds 15] [--models convnet,resnet18,deep] [--json FILE]
 
-Four ways, interleaved in the same processes: as torch does it (the buckets are laid out again after the first step);
+Four ways, in turns in the same processes: as torch does it (the buckets are laid out again after the first step);
 buckets laid out before the first step, which ``ddptrain --deterministic`` does; find_unused_parameters=True, which
 keeps the first layout; a communication hook that gathers all gradients and adds them in the order of the ranks.
 ``deep`` has 200 parameters. The exit code is 0 whatever the numbers are.
 """
 
-import argparse
 import copy
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
+import measuring
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -74,16 +73,16 @@ def rank_main(rank: int, size: int, folder: str, models: list[str], rounds: int)
         ddps = {way: wrapped(model, way) for way in WAYS}
         optimizers = {way: torch.optim.SGD(ddp.parameters(), lr=1e-3, fused=True) for way, ddp in ddps.items()}
         times: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(rounds):
-            for way in WAYS if number % 2 else reversed(WAYS):
-                for step in range(STEPS + (WARM_UP if number == 0 else 0)):
-                    if step == STEPS + (WARM_UP if number == 0 else 0) - STEPS:
-                        dist.barrier()
-                        start = time.perf_counter()
-                    optimizers[way].zero_grad()
-                    ddps[way](images).square().mean().backward()
-                    optimizers[way].step()
-                times[way].append((time.perf_counter() - start) / STEPS)
+        for number, way in measuring.in_turns(WAYS, rounds):
+            num_warm_up = 0 if number else WARM_UP
+            for step in range(num_warm_up + STEPS):
+                if step == num_warm_up:
+                    dist.barrier()
+                    start = time.perf_counter()
+                optimizers[way].zero_grad()
+                ddps[way](images).square().mean().backward()
+                optimizers[way].step()
+            times[way].append((time.perf_counter() - start) / STEPS)
         found[name] = times
     if rank == 0:
         Path(folder, "found").write_text(json.dumps(found))
@@ -92,7 +91,7 @@ def rank_main(rank: int, size: int, folder: str, models: list[str], rounds: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default=",".join(MODELS))
@@ -102,10 +101,7 @@ def main() -> None:
         given = (args.ranks, folder, args.models.split(","), args.rounds)
         start_processes(rank_main, given, nprocs=args.ranks, start_method="spawn")
         found = json.loads(Path(folder, "found").read_text())
-    print(
-        f"{args.ranks} gloo ranks, {args.rounds} rounds of {STEPS} steps, one thread a rank, "
-        f"torch {torch.__version__}, {os.cpu_count()} cores ({platform.machine()})"
-    )
+    print(f"{args.ranks} gloo ranks, {args.rounds} rounds of {STEPS} steps, one thread a rank, {measuring.machine()}")
     print(f"{'ms a step':28}{'median':>9}{'min':>9}{'ratio':>9}   ratio of each round: min to max")
     for name, times in found.items():
         for way, values in times.items():
@@ -114,8 +110,7 @@ def main() -> None:
                 f"{name + ', ' + way:28}{1000 * statistics.median(values):9.2f}{1000 * min(values):9.2f}"
                 f"{statistics.median(ratios):9.3f}   {min(ratios):.3f} to {max(ratios):.3f}"
             )
-    if args.json:
-        args.json.write_text(json.dumps({"seconds": found}, indent=1) + "\n")
+    measuring.write_json(args.json, {"seconds": found})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Is each fault of a target named with its node and its check, and is nothing sound accused?
+"""Does ``ddpctl doctor`` name each fault of a target with its node and its check, and nothing healthy?
 
     python bench/doctor.py [--sound 20] [--busy 2] [FAULT ...]
 
-Four SSH machines out of namespaces. Each fault is planted alone, then ``ddpctl doctor`` (for the slow link ``ddpctl
-bench``) examines the target; after that a sound target is examined --sound times beside busy loops. Prints a table.
-The exit code is 1 if a fault is not named with its node, or something sound is bad. Needs root, iproute2, iptables.
+The target is four SSH machines made of namespaces. Each fault is injected alone, and ``ddpctl doctor`` (for the slow
+link ``ddpctl bench``) checks the target. Then a healthy target is checked --sound times beside busy loops. The exit
+code is 1 if a fault is not named with its node, or something healthy is bad. Needs root, iproute2 and iptables.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -262,7 +262,7 @@ def show(title: str, found: set[Place], expected: set[Place], began: float) -> b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--sound", type=int, default=20, metavar="N", help="examine a sound target so many times")
     parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, metavar="N", help="busy loops meanwhile")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="titles of faults [default: all]")

@@ -1,4 +1,4 @@
-"""Trainings that are killed or stopped and gone on with: do they end with an undisturbed training's weights?
+"""Trainings that are killed or stopped, and then continued: do they end with the weights of an undisturbed training?
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
@@ -10,9 +10,7 @@ command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop
 --write puts the table into docs/faults.md. Ends with 1 if any weights differ.
 """
 
-import argparse
 import functools
-import json
 import os
 import platform
 import random
@@ -24,14 +22,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
-BEGIN, END = "<!-- made by bench/exact.py --write -->\n", "<!-- end -->\n"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
 TIMEOUT_S = 280.0
 STARTS = 4  # of one training
@@ -41,14 +39,14 @@ SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.0
 
 
 def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tuple[str, ...]:
-    """A training on images made from the seed, of so many steps an epoch."""
+    """A training on images that are made from the seed, with ``steps`` steps per epoch."""
     size = (f"--synthetic-shape={shape}", f"--synthetic-samples={steps * batch}", f"--batch-size={batch}")
     return (*SYNTHETIC, *size, *options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One training, what happens to it (see exact_rank.py; R is the last rank), and what continues with it."""
+    """One training, the signals that it gets (see exact_rank.py; R is the last rank), and what continues it."""
 
     group: str
     title: str
@@ -60,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A row's weights, as ddptrain prints their hash, and how often the disturbed training was started."""
+    """The hashes of a row's weights, and how often the disturbed training was started."""
 
     row: Row
     undisturbed: str
@@ -139,9 +137,8 @@ ROWS = (
 
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Run one start of a training; its exit code and output. Exits when the code is none of these."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
-    environ |= {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
+    """Run one start of a training. Return its exit code and output. End the benchmark at any other code."""
+    environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,
         cwd=folder,
@@ -163,14 +160,14 @@ def weights(text: str) -> str:
 
 
 def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
-    """Stop a training of DIGITS, on ranks of one ddprun, in step 37; the folder of its checkpoints."""
+    """Stop a training of DIGITS, on ranks of one ddprun, in step 37. Return the folder of its checkpoints."""
     how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
     started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
     return folder / "run" / "checkpoints"
 
 
 def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
-    """Train to the end, continuing as the row says; the hash of the weights, and how many starts there were."""
+    """Train to the end, continuing as the row says. Return the hash of the weights and the number of starts."""
     nodes, here = row.ranks
     given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
     script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
@@ -202,7 +199,7 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
 
 @functools.cache
 def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
-    """The weights of a training to which nothing happens."""
+    """The weights of a training that gets no signal."""
     with tempfile.TemporaryDirectory() as folder:
         row = Row(group="", title="undisturbed", events=(), ranks=ranks, options=options)
         return train(row, Path(folder), ())[0]
@@ -218,21 +215,9 @@ LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
 
 
 def launched(folder: Path, kill_after: int | None = None) -> str:
-    """The weights of a ``ddpctl launch`` on 2 x 2 ranks; one rank is killed when rank 0 has made so many steps."""
-    command = [
-        sys.executable,
-        "-m",
-        "ddpctl",
-        "launch",
-        "--nodes",
-        "2",
-        "--gpus",
-        "2",
-        "--device",
-        "cpu",
-        "--name",
-        "x",
-    ]
+    """The weights of a ``ddpctl launch`` on 2 x 2 ranks. One rank is killed after step ``kill_after`` of rank 0."""
+    place = ["--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "x"]
+    command = [sys.executable, "-m", "ddpctl", "launch", *place]
     environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
     with (folder / "log").open("w+") as log:
         run = subprocess.Popen([*command, "--", *LAUNCHED], env=environ, stdout=log, stderr=log, cwd=folder)
@@ -254,7 +239,7 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
 
 
 def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """The step at which a rank was killed and the weights at the end; first those of an undisturbed launch."""
+    """For each launch the step at which a rank was killed and the final weights. The first launch is undisturbed."""
     dice = random.Random(seed)  # noqa: S311
     # Of 540 steps: a kill in the last ones could come too late.
     found = []
@@ -265,9 +250,8 @@ def launches(times: int, seed: int) -> list[tuple[int, str]]:
 
 
 def table(tries: Sequence[Tried]) -> str:
-    torch = f"torch {metadata.version('torch')}, gloo, {os.cpu_count()} cores ({platform.machine()})"
     lines = [
-        f"Measured with Python {platform.python_version()}, {torch}.",
+        f"Measured with Python {platform.python_version()}, gloo, {measuring.machine()}.",
         "",
         "| training | ranks | starts | undisturbed | disturbed | |",
         "|---|---|---|---|---|---|",
@@ -281,7 +265,7 @@ def table(tries: Sequence[Tried]) -> str:
 
 def main() -> None:
     groups = list(dict.fromkeys(row.group for row in ROWS))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--groups", default=",".join(groups))
     parser.add_argument("--rows", default="")
     parser.add_argument("--random", type=int, default=0)
@@ -306,15 +290,13 @@ def main() -> None:
     good = sum(weights == found[0][1] for _, weights in found[1:])
     if found:
         print(f"{good} of {args.random} end with the undisturbed launch's {found[0][1]}")
-    if args.json:
-        result = [
-            {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
-            for one in tries
-        ]
-        args.json.write_text(json.dumps({"rows": result, "launches": found}, indent=1) + "\n")
+    result = [
+        {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
+        for one in tries
+    ]
+    measuring.write_json(args.json, {"rows": result, "launches": found})
     if args.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n{table(tries)}\n{END}{rest.partition(END)[2]}")
+        measuring.write_table(PAGE, "exact.py", table(tries))
     sys.exit(not all(one.equal for one in tries) or good != args.random)
 
 

@@ -1,4 +1,4 @@
-"""A rank of ddptrain that sends itself a signal at chosen moments, at each of them once in a training.
+"""A rank of ddptrain that sends itself a signal at chosen moments, once per moment in a training.
 
     exact_rank.py FOLDER SIGNAL@MOMENT:NUMBER@RANK ... -- OPTIONS OF ddptrain
 
@@ -8,7 +8,7 @@
     data:N        when the data of the checkpoint of step N is written, and its manifest is not (rank 0 writes)
     manifest:N    when that manifest has its name, and the data does not have its own yet
 
-A file in FOLDER for each signal keeps it from being sent again.
+A file in FOLDER records each signal, so that it is not sent again.
 """
 
 import os

@@ -1,15 +1,14 @@
-"""How many causes ``ddpctl explain`` names rightly, and whether it accuses a rank of a healthy run.
+"""How many causes ``ddpctl explain`` names, and whether it blames a rank of a healthy run.
 
     python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
-Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine, with one cause injected; those of
-explain_cases/nodes.py have 2 ranks on each of two machines out of network namespaces, and need root.
-CAUSES was written before the code that names them; what could not be injected here is in NOT_INJECTED. A line a case:
-named (the cause and the rank), wrong (another cause, or another rank, said to be at fault), unknown; at the end the
-counts.
+Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine and one injected cause. The cases
+of explain_cases/nodes.py have 2 ranks on each of two machines made of network namespaces, and need root. CAUSES was
+written before the code that names the causes. NOT_INJECTED has what could not be injected here.
+
+Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. The counts follow.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -23,10 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import measuring
 from explain_cases import nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
+AT_ONCE = 8  # runs at the same time
 GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
 ERROR = re.compile(r"(\[rank\d\]: )?(?!.*ChildFailedError)[\w.]*(Error|Exception)\b")
 ANY = -1  # any rank may be named, or none
@@ -192,12 +193,12 @@ def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) 
     return f"{'; '.join(said) or runs_s} ({ended})", (done.stdout + done.stderr).strip().rpartition("\n")[2][:90]
 
 
-def compare_with_torchrun(names: Sequence[str], at_once: int, wait_s: float) -> None:
+def compare_with_torchrun(names: Sequence[str], wait_s: float) -> None:
     """Print what torchrun and torchfrtrace say of each case."""
     with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
-        for first in range(0, len(names), at_once):
+        for first in range(0, len(names), AT_ONCE):
             with contextlib.ExitStack() as stack:
-                batch = {name: Path(folder, name) for name in names[first : first + at_once]}
+                batch = {name: Path(folder, name) for name in names[first : first + AT_ONCE]}
                 began = time.monotonic()
                 launched = {name: stack.enter_context(by_torchrun(name, path)) for name, path in batch.items()}
                 deadline = began + START_TIMEOUT_S + GROUP_TIMEOUT_S + wait_s
@@ -208,9 +209,8 @@ def compare_with_torchrun(names: Sequence[str], at_once: int, wait_s: float) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = measuring.options(__doc__)
     parser.add_argument("--wait", type=float, default=32.0, help="seconds between the start and the question")
-    parser.add_argument("--at-once", type=int, default=8, help="runs at the same time")
     parser.add_argument("--torchrun", action="store_true", help="show instead what torchrun and torchfrtrace say")
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
@@ -218,12 +218,12 @@ def main() -> None:
     names = args.cases or [*CAUSES, *healthy]
     if args.torchrun:
         here = [name for name in names if name in CAUSES and name not in nodes.INJECTIONS]
-        compare_with_torchrun(here, args.at_once, args.wait)
+        compare_with_torchrun(here, args.wait)
         return
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
-        for first in range(0, len(names), args.at_once):
-            batch = {name: Path(folder, name) for name in names[first : first + args.at_once]}
+        for first in range(0, len(names), AT_ONCE):
+            batch = {name: Path(folder, name) for name in names[first : first + AT_ONCE]}
             with contextlib.ExitStack() as stack:
                 launch = {name: nodes.launched if name in nodes.INJECTIONS else launched for name in batch}
                 inject = [stack.enter_context(launch[name](name, path)) for name, path in batch.items()]

@@ -10,16 +10,15 @@ ratio (bootstrap of the pairs' mean) ends above the goal of 1.02.
 With --recorded-steps at last, without a goal: steps while ``ddpctl profile`` records, and while the trace is written.
 """
 
-import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 SCRIPT = Path(__file__).with_name("explain_cases") / "steps.py"
 RANKS, TIMEOUT_S = 2, 300.0
@@ -29,8 +28,8 @@ WITH, WITHOUT = "with", "without"
 
 def launch(way: str, steps: int) -> list[dict[str, float]]:
     """What each rank has measured, in seconds."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_", "TORCH_"))}
-    environ |= {"OMP_NUM_THREADS": "1"} | ({"TORCH_FR_BUFFER_SIZE": "0"} if way == WITHOUT else {})
+    environ = measuring.clean_environ("TORCH_") | {"OMP_NUM_THREADS": "1"}
+    environ |= {"TORCH_FR_BUFFER_SIZE": "0"} if way == WITHOUT else {}
     with tempfile.TemporaryDirectory() as folder:
         options = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=0", f"--run-dir={folder}/run"]
         command = [sys.executable, "-m", "ddprun", *options, str(SCRIPT), way, str(steps), folder]
@@ -54,21 +53,17 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--recorded-steps", type=int, default=0, help="with a recording of 1 s every 4 s")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    pairs = []
-    for number in range(args.pairs):
-        ways = (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH)
-        pairs.append({way: step(way, args.steps) for way in ways})
-    load, version = os.getloadavg()[0], metadata.version("torch")
-    print(
-        f"{RANKS} gloo ranks, {args.pairs} pairs of {args.steps} steps, {os.cpu_count()} cores, torch {version}, "
-        f"load {load:.1f}"
-    )
+    pairs: list[dict[str, dict[str, float]]] = [{} for _ in range(args.pairs)]
+    for number, way in measuring.in_turns((WITHOUT, WITH), args.pairs):
+        pairs[number][way] = step(way, args.steps)
+    machine = measuring.machine()
+    print(f"{RANKS} gloo ranks, {args.pairs} pairs of {args.steps} steps, {machine}")
     intervals = {}
     for what in ("cpu", "wall"):
         ms = {way: 1000 * statistics.median(pair[way][what] for pair in pairs) for way in (WITH, WITHOUT)}
@@ -86,10 +81,8 @@ def main() -> None:
             seconds = recorded[f"{what} {phase}"]
             print(f"{what:4} ms a step: {phase} {1000 * seconds:.3f}, outside {1000 * outside:.3f}; "
                   f"ratio {seconds / outside:.3f}")  # fmt: skip
-    if args.json:
-        args.json.write_text(
-            json.dumps({"load": load, "intervals": intervals, "pairs": pairs, "recorded": recorded}, indent=1) + "\n"
-        )
+    result = {"machine": machine, "intervals": intervals, "pairs": pairs, "recorded": recorded}
+    measuring.write_json(args.json, result)
     sys.exit(any(high > GOAL for _, high in intervals.values()))
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a training of two machines x two ranks when something happens to it; real processes, real kills.
+"""What faults do to a training of two machines x two ranks, with real processes and real signals.
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
@@ -7,7 +7,6 @@ their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 
 Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
 """
 
-import argparse
 import json
 import math
 import os
@@ -19,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import measuring
 import torch
 from fault_injection.experiment import undisturbed
 from fault_injection.result import Result, violations
 from fault_injection.rows import ROWS, Row, try_fault
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
-BEGIN, END = "<!-- made by bench/faults.py --write -->\n", "<!-- end -->\n"
 REPEATED = (1, 3, 4)
 BESIDE = (1, 3, 9, 15)
 LIMIT_S = 90.0
@@ -34,7 +33,7 @@ HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps los
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One fault, and whether it went as it should."""
+    """The result of one fault, and what was wrong with it."""
 
     row: Row
     launcher: str
@@ -43,7 +42,7 @@ class Tried:
 
 
 def times(row: Row, asked: int) -> int:
-    """How often this is done: the ways in which a row happens share what is asked for it."""
+    """How often a way is tried: the ways of one row share the number of tries of the row."""
     ways = sum(other.number == row.number for other in ROWS)
     return math.ceil(asked / ways) if row.number in REPEATED else 1
 
@@ -64,7 +63,7 @@ def said(value: float | None) -> str:
 
 
 def both(values: Sequence[float | None], form: str = ".2f") -> str:
-    """The median and the worst; where there is one, that."""
+    """The median and the highest value, or the only value."""
     found = [value for value in values if value is not None]
     if not found:
         return "-"
@@ -90,7 +89,7 @@ def line(tries: Sequence[Tried]) -> str:
 
 
 def beside(tried: Tried) -> str:
-    """What torchrun made of it; nothing is judged."""
+    """A row of torchrun's table. It is not judged."""
     result = tried.result
     again = f"not within {LIMIT_S:g} s" if result.timed_out else said(result.again_s)
     cells = [
@@ -127,7 +126,7 @@ def as_dict(tried: Tried) -> dict[str, object]:
 
 
 def read(path: Path) -> list[Tried]:
-    """What was written before."""
+    """The results of an earlier call."""
     rows = {row.title: row for row in ROWS}
     return [
         Tried(
@@ -138,7 +137,7 @@ def read(path: Path) -> list[Tried]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rows", default=",".join(sorted({str(row.number) for row in ROWS}, key=int)))
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--long", dest="times", action="store_const", const=59)
@@ -158,11 +157,9 @@ def main() -> None:
     new += [try_once(row, weights, args.seed, "torchrun") for _, row in sorted(compared.items())]
     text = table([*before, *new])
     print(text)
-    if args.json:
-        args.json.write_text(json.dumps([as_dict(tried) for tried in (*before, *new)], indent=1) + "\n")
+    measuring.write_json(args.json, [as_dict(tried) for tried in (*before, *new)])
     if args.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        measuring.write_table(PAGE, "faults.py", text)
     sys.exit(any(tried.wrong for tried in new if tried.launcher == "ddprun"))
 
 

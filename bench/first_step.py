@@ -1,4 +1,4 @@
-"""A DDP training of nothing: each rank writes a file DIR/ATTEMPT.RANK after its first step, and continues."""
+"""A DDP training of random data: each rank writes a file DIR/ATTEMPT.RANK after its first step, and continues."""
 
 import os
 import sys

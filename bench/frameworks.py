@@ -69,7 +69,7 @@ def accelerate(setting: Setting, *, bf16: bool) -> Steps:
 
 
 class Paused:
-    """Lightning has no steps that can be asked for: what it takes to set a fit up is taken off its time."""
+    """Lightning cannot be asked for single steps. So the time that it takes to set up a fit is subtracted."""
 
     def __init__(self) -> None:
         self.overhead_s = 0.0

@@ -1,21 +1,16 @@
-"""What an image costs before the model sees it: crop, flip and normalise, one thread, interleaved.
+"""What the input of an image costs: crop, flip and normalise, with one thread, in turns.
 
     python bench/input.py [--rounds 5] [--seconds 1] [--device cpu] [--json FILE]
 
-A sample at a time through PIL, as the tutorials do it; torchvision's v2 transforms on tensors; ddptrain's batches on
-the device and by its loader. Microseconds of CPU time an image (of GPU time with --device cuda, for ddptrain on the
-device). Goal: at least 15 times less than PIL.
+The ways: PIL with one sample at a time, as in the tutorials; torchvision's v2 transforms on tensors; ddptrain's
+batches. Prints microseconds of CPU time per image (of GPU time for ddptrain with --device cuda). Goal: PIL takes at
+least 15 times as long as ddptrain.
 """
 
-import argparse
-import json
-import os
-import platform
-import statistics
 import time
-from importlib import metadata
 from pathlib import Path
 
+import measuring
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -84,7 +79,7 @@ def timed(ready, count: int, device: torch.device) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -104,25 +99,17 @@ def main() -> None:
         next(ready)
         counts[name] = max(2, round(args.seconds / max(1e-6, timed(ready, 2, where) / 2)))
     costs = {name: [] for name in ways}
-    for turn in range(args.rounds):
-        for name in list(ways)[:: 1 if turn % 2 == 0 else -1]:
-            ready, where = ways[name]
-            costs[name].append(1e6 * timed(ready, counts[name], where) / counts[name] / BATCH)
-    version, load = metadata.version("torch"), os.getloadavg()[0]
-    print(f"32x32 images, batch {BATCH}, {args.device}, {platform.machine()}, torch {version}, load {load:.1f}")
-    print(f"{'microseconds an image':32}{'median':>8}{'min':>8}{'max':>8}{'PIL over it':>13}{'n':>4}")
+    for _, name in measuring.in_turns(list(ways), args.rounds):
+        ready, where = ways[name]
+        costs[name].append(1e6 * timed(ready, counts[name], where) / counts[name] / BATCH)
+    print(f"32x32 images, batch {BATCH}, {args.device}, {measuring.machine()}")
+    print(measuring.head("microseconds an image", 32, 8) + f"{'PIL over it':>13}")
     base = costs["PIL, a sample at a time"]
     for name, values in costs.items():
-        ratio = statistics.median(theirs / mine for mine, theirs in zip(values, base, strict=True))
-        print(
-            f"{name:32}{statistics.median(values):8.2f}{min(values):8.2f}{max(values):8.2f}{ratio:13.1f}{len(values):4}"
-        )
-    told = statistics.median(theirs / mine for mine, theirs in zip(costs["ddptrain, fp32"], base, strict=True))
-    print(f"goal: PIL at least {GOAL:g} times ddptrain: {'reached' if told >= GOAL else 'NOT reached'} ({told:.1f})")
-    if args.json:
-        args.json.write_text(
-            json.dumps({"torch": version, "device": args.device, "microseconds": costs}, indent=1) + "\n"
-        )
+        print(measuring.row(name, values, 32, "8.2f") + f"{measuring.ratio(base, values):13.1f}")
+    ratio = measuring.ratio(base, costs["ddptrain, fp32"])
+    print(f"goal: PIL at least {GOAL:g} times ddptrain: {'reached' if ratio >= GOAL else 'NOT reached'} ({ratio:.1f})")
+    measuring.write_json(args.json, {"machine": measuring.machine(), "device": args.device, "microseconds": costs})
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""What SIGKILLs cost: ddptrain on several ranks under ddprun, a rank killed again and again at random steps.
+"""What SIGKILLs cost: ddptrain on several ranks under ddprun, of which one is killed repeatedly at random steps.
 
-The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
+Compares the final weights with those of an undisturbed run, and counts the repeated steps.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
     python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 when the weights differ. --soak: a training that takes about so many seconds undisturbed, with a
-checkpoint every 2 s, and of which a rank is killed every 20 s. The exit code is 1 unless it finishes, with an effective
-training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and no
-more open files at its end. Only on an idle machine does the ratio mean anything.
+The exit code is 1 if the weights differ. --soak: a training that takes about so many seconds undisturbed. It saves a
+checkpoint every 2 s, and one of its ranks is killed every 20 s. The exit code is 1 unless it finishes, has an effective
+training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and
+has no more open files at its end. The ratio is meaningful only on an idle machine.
 """
 
-import argparse
-import json
 import os
-import platform
 import random
 import re
 import signal
@@ -23,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
@@ -41,16 +39,14 @@ class Run:
         self.folder = folder
         self.ranks = ranks
         self.node = folder / "run" / node_name(0)
-        environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+        environ = measuring.clean_environ() | {"DDP_RUN_DIR": str(folder / "run")}
         self.log = folder / "log"
         command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
         with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                command, cwd=folder, stdout=out, stderr=out, env=environ | {"DDP_RUN_DIR": str(folder / "run")}
-            )
+            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environ)
 
     def until(self, condition: Callable[[], bool], what: str) -> bool:
-        """Whether it came about before the run ended."""
+        """Wait for a condition. Return whether it became true before the run ended."""
         deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             if condition():
@@ -61,7 +57,7 @@ class Run:
         return False
 
     def step(self) -> int:
-        """The last step of rank 0 in the present attempt."""
+        """The last step of rank 0 in the current attempt."""
         beat = read_beat(self.node / rank_heartbeat(0))
         return beat.step if beat else 0
 
@@ -69,12 +65,12 @@ class Run:
         return self.log.read_text().count(f"ranks 0 to {self.ranks - 1} of {self.ranks} started")
 
     def kill(self, rank: int) -> None:
-        """SIGKILL to a rank."""
+        """Send SIGKILL to a rank."""
         pids = {one.rank: one.pid for one in read_node((self.node / "node.json").read_text()).ranks}
         os.kill(pids[rank], signal.SIGKILL)
 
     def end(self) -> str:
-        """What it wrote, when it has ended."""
+        """Wait for the end. Return the output."""
         try:
             code = self.process.wait(TIMEOUT_S)
         finally:
@@ -86,7 +82,7 @@ class Run:
 
 
 def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> list[tuple[int, int]]:
-    """Kill a random rank that often, in a random step of each stretch; the steps and the ranks."""
+    """Kill a random rank ``kills`` times, in a random step of each part of the run. Return the steps and the ranks."""
     done: list[tuple[int, int]] = []
     for number in range(kills):
         low, high = (num_steps * at // kills for at in (number, number + 1))
@@ -102,13 +98,13 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
 
 
 def open_files(pid: int) -> int:
-    """Of a ddprun and the process that forks its ranks, which is the first of its children."""
+    """The number of open files of a ddprun and of its first child, which forks the ranks."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
 
 
 def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
-    """Kill a rank every 20 s, and print what that costs. Return whether it is as it should be."""
+    """Kill a rank every 20 s, and print what that costs. Return whether the cost is within the limits."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         calm = Run(Path(one), ranks, "--device=cpu", "--epochs=1000000")
         calm.until(lambda: calm.step() > 200, "step 200")
@@ -141,7 +137,7 @@ def fingerprint(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=int, default=3, help="with two, the order of a sum cannot be seen")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20)
@@ -168,14 +164,13 @@ def main() -> None:
     equal = fingerprint(text) == whole
     print(
         f"digits, {args.ranks} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every}, "
-        f"torch {metadata.version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+        f"{measuring.machine()}"
     )
     print(f"kills            {len(done)} (of rank 0: {sum(rank == 0 for _, rank in done)})")
     print(f"steps lost       {sum(lost)} in all, at most {max(lost, default=0)} by a kill")
     print(f"weights          {fingerprint(text)}, undisturbed {whole}: {'equal' if equal else 'DIFFERENT'}")
-    if args.json:
-        result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
+    measuring.write_json(args.json, result)
     sys.exit(0 if equal and len(done) == args.kills else 1)
 
 

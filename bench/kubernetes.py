@@ -7,13 +7,14 @@ refused by line, whose manifest a schema or Pod Security refuses, whose text doe
 arguments would not arrive byte for byte ends the program with an assertion that names it. Needs no cluster.
 """
 
-import argparse
 import collections
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import measuring
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
@@ -49,7 +50,7 @@ def matrix() -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--configurations", type=int, default=10_000)
     options = parser.parse_args()
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Machines out of network namespaces, each with an address, a hostname and a hosts file. Needs root on Linux.
+"""Machines made of network namespaces, each with an address, a hostname and a hosts file. Needs root on Linux.
 
 They hang on a bridge in a namespace of its own, so that a host's firewall rules for bridges do not reach them.
 """
@@ -27,7 +27,7 @@ def ip(*arguments: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One namespace; ``name`` is its hostname, ``namespace`` what `ip netns` calls it."""
+    """One namespace. ``name`` is its hostname, and ``namespace`` its name for `ip netns`."""
 
     name: str
     namespace: str
@@ -36,7 +36,7 @@ class Machine:
     port: str  # of the switch, where its cable is
 
     def command(self, *argv: str) -> list[str]:
-        """``argv``, run on this machine."""
+        """The command that runs ``argv`` on this machine."""
         return [
             "ip",
             "netns",
@@ -52,36 +52,36 @@ class Machine:
         ]
 
     def ip(self, *arguments: str) -> None:
-        """`ip` on this machine."""
+        """Run `ip` on this machine."""
         ip("-n", self.namespace, *arguments)
 
     def cut(self) -> None:
-        """Pull its cable: nothing comes or goes, and nobody is told."""
+        """Set its link down: packets are lost, and no connection is closed."""
         ip("-n", self.switch, "link", "set", self.port, "down")
 
     def plug_in(self) -> None:
-        """Its cable is back."""
+        """Set its link up again."""
         ip("-n", self.switch, "link", "set", self.port, "up")
 
     def pids(self) -> tuple[int, ...]:
-        """The processes that live here."""
+        """The processes on this machine."""
         return pids(self.namespace)
 
     def kill(self) -> None:
-        """SIGKILL them all, until none is left."""
+        """Send SIGKILL to all processes on this machine until none is left."""
         while found := self.pids():
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
 
     def write_hosts(self, lines: str) -> None:
-        """The hosts file of this machine."""
+        """Write the hosts file of this machine."""
         (HOSTS / self.namespace / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
 
 
 @contextlib.contextmanager
 def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...]]:
-    """That many machines named node-0, node-1, ... that reach each other as 10.77.0.10, .11, ...; gone afterwards."""
+    """Yield machines named node-0, node-1, ... with the addresses 10.77.0.10, .11, ... Remove them at the end."""
     stem = f"{prefix}{os.getpid()}"
     switch = f"{stem}-switch"
     made = tuple(
@@ -108,7 +108,7 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
 
 
 def pids(namespace: str) -> tuple[int, ...]:
-    """The processes of a namespace; none where there is no such namespace."""
+    """The processes of a namespace, or none if it does not exist."""
     command = ["ip", "netns", "pids", namespace]
     done = subprocess.run(command, check=False, timeout=10, capture_output=True, text=True)
     return tuple(map(int, done.stdout.split()))
@@ -124,7 +124,7 @@ def _remove(namespace: str) -> None:
 
 @contextlib.contextmanager
 def cgroup(controller: str, limits: Mapping[str, str]) -> Iterator[Callable[[], None]]:
-    """A cgroup (v1) with these limits; what is yielded makes the calling process enter it. Raises OSError."""
+    """Make a cgroup (v1) with these limits. Yield a function that moves the calling process into it. Raises OSError."""
     group = GROUPS / controller / f"bench-{os.getpid()}-{time.monotonic_ns()}"
     group.mkdir()
     try:

@@ -1,8 +1,8 @@
-"""What metrics cost: a step, a scrape, and a training that is scraped by a crowd.
+"""What metrics cost: in a step, for a scrape, and in a training that is scraped a hundred times a second.
 
     python bench/metrics.py
 
-Wants an idle machine. The first table is CPU time of a rank's main thread, so that waiting for another rank is no cost.
+Needs an idle machine. The first table has the CPU time of a rank's main thread, without the wait for another rank.
 """
 
 import json
@@ -17,14 +17,17 @@ import time
 import urllib.request
 from pathlib import Path
 
+import measuring
+
 WARM, WATCHED = 200, 2000  # steps
 RANKS = 8
 SCRAPES = 50
 WINDOWS, WINDOW_S, CROWD = 5, 8.0, 100
+START_S = 300.0
 
 
 def rank(number: int, size: int, port: int) -> None:
-    """One of some ranks that watch a training of empty steps; prints microseconds a step."""
+    """One rank of a training of empty steps, with all callbacks. It prints microseconds per step."""
     import torch
     import torch.distributed as dist
 
@@ -72,15 +75,10 @@ def rank(number: int, size: int, port: int) -> None:
     os._exit(0)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def a_step(size: int = 2) -> dict[str, float]:
-    """Microseconds of CPU a step, the worst rank's."""
+    """Microseconds of CPU time per step, of the slowest rank."""
     with tempfile.TemporaryDirectory() as folder:
-        processes, port = [], free_port()
+        processes, port = [], measuring.free_port()
         for number in range(size):
             metrics = Path(folder, f"rank-{number}")
             metrics.mkdir()
@@ -145,7 +143,7 @@ def get(url: str) -> str:
 
 
 def crowd(url: str, until: float) -> int:
-    """A hundred scrapes at once each second, beside a scraper that hangs; how many were answered."""
+    """Make a hundred scrapes at once each second, and one that hangs. Return how many were answered."""
     host, port = url.split("/")[2].split(":")
     answered = []
     with socket.create_connection((host, int(port))) as hanging:
@@ -170,18 +168,22 @@ def steps_of(url: str) -> tuple[float, float]:
 
 
 def a_crowd() -> tuple[list[float], list[float], int]:
-    """Milliseconds a step in windows without and with a crowd, by turns; and the scrapes that were answered."""
+    """Milliseconds per step in windows without and with a crowd, in turns; and the number of answered scrapes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ddprun", "--run-dir", folder, "-m", "ddptrain", "--epochs=100000"]
         environ = os.environ | {"OMP_NUM_THREADS": "1", "DDP_DEVICE": "cpu"}
         process = subprocess.Popen([*command, "--input=device"], env=environ, stdout=subprocess.DEVNULL, cwd=folder)
         try:
-            state, url = Path(folder, "node-0", "node.json"), ""
-            while not url:
-                time.sleep(0.2)
-                url = (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
-            while "ddp_eval_accuracy_ratio{" not in get(url):
-                time.sleep(0.5)
+            state = Path(folder, "node-0", "node.json")
+
+            def find_url() -> str:
+                return (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
+
+            measuring.wait_until(find_url, "an address of metrics", timeout_s=START_S, pause_s=0.2)
+            url = find_url()
+            measuring.wait_until(
+                lambda: "ddp_eval_accuracy_ratio{" in get(url), "an evaluation", timeout_s=START_S, pause_s=0.5
+            )
             times: tuple[list[float], list[float]] = ([], [])
             answered = 0
             for window in range(2 * WINDOWS):
@@ -201,7 +203,7 @@ def a_crowd() -> tuple[list[float], list[float], int]:
 
 
 def main() -> None:
-    """All of it."""
+    """Run all measurements."""
     print(f"microseconds of CPU a step, the worse of 2 ranks, {WATCHED} steps")
     for what, cost in a_step().items():
         print(f"  {what:40}{cost:8.1f}")

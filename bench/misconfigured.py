@@ -1,4 +1,4 @@
-"""What ddprun says, and how soon, when a job of two machines is set up wrongly; with --torchrun, what torchrun says.
+"""What ddprun reports, and how soon, if a job of two machines is set up wrongly; with --torchrun also torchrun.
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
@@ -11,7 +11,6 @@ keeps what was measured, and leaves it as it is from then on, and --for ends a p
     python bench/misconfigured.py --torchrun --results FILE --write
 """
 
-import argparse
 import concurrent.futures
 import json
 import os
@@ -23,19 +22,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, Case
 from trial import BOUND_S, ROOT, Result, run
 
 PAGE = ROOT / "docs" / "faults.md"
-BEGIN, END = "<!-- made by bench/misconfigured.py --write -->\n", "<!-- end -->\n"
 GOAL_S = 5.0
 AT_ONCE = 4  # torchrun mostly waits
 UNFINISHED = 75
 
 
 class Results:
-    """What was measured: of each title, by launcher; and how long the import of torch alone took meanwhile."""
+    """The results of each title by launcher, and how long an import of torch took in the meantime."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -66,7 +65,7 @@ class Results:
 
 
 def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float) -> bool:
-    """Measure what is not there yet. False: the time is over, and something is still to be done."""
+    """Measure the missing results. Return whether all are there; False: the time was over before."""
     deadline = time.monotonic() + for_s
     missing = [case for case in cases if not results.of(case.title, "ddprun")]
     if missing:
@@ -115,7 +114,7 @@ def _told(result: Result) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--torchrun", action="store_true", help=f"beside it, bounded at {BOUND_S:g} s each")
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="keep what was measured here, and do not repeat it"
@@ -132,8 +131,7 @@ def main() -> None:
     text = table(results, cases)
     print(text)
     if args.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        measuring.write_table(PAGE, "misconfigured.py", text)
     wrong = [(case, one) for case in cases if (one := results.of(case.title, "ddprun")) and one.code != 0]
     slow = [f"{case.title}: {one.seconds:.1f} s" for case, one in wrong if one.seconds > GOAL_S]
     print(f"{len(wrong) - len(slow)} of {len(wrong)} mistakes were told within {GOAL_S:g} s", *slow, sep="\n")

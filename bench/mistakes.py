@@ -1,4 +1,4 @@
-"""Ways to set a job of two machines up wrongly: what is started where, and what the machines have."""
+"""Ways to set up a job of two machines wrongly: the commands and scripts of each node."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Machines = tuple[lab.Machine, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node as somebody starts it."""
+    """How a user starts a node."""
 
     machine: int
     rank: int
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to get it wrong. The last node is started last, and the ``speaker`` is the one that is asked."""
+    """One mistake. The last node is started last. The message of the node ``speaker`` counts."""
 
     title: str
     nodes: tuple[Node, ...]

@@ -1,27 +1,25 @@
-"""Where an epoch's time goes: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
+"""The time of an epoch by part: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
 
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
-Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
-of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
-and its DataLoader's workers, two a rank, again each epoch; ours by ddpctl.notebook.launch. One instrument
-(ddptrain.step_timing) measures both; the first epoch of each turn is left out. "Not computing" is all but forward,
-backward and the optimizer: workers that start, input, waiting for the other rank.
+Both ways train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo
+ranks of one thread each. They take turns, in reversed order each round. mp.spawn starts the tutorial's ranks, and its
+DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours. ddptrain.step_timing measures
+both. The first epoch of each turn does not count. "Not computing" is all but forward, backward and the optimizer: the
+start of workers, input, waiting for the other rank.
 """
 
-import argparse
 import contextlib
 import gc
 import json
 import os
-import platform
-import socket
 import statistics
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 ROOT = Path(__file__).parent.parent
 COMPUTE = ("forward", "backward", "optimizer")
@@ -36,7 +34,7 @@ def model_of(shape):
 
 
 def tutorial_rank(rank, port, epochs, images, batch, file):
-    """As the tutorials have it: what mp.spawn calls."""
+    """A rank of the tutorials' way, which mp.spawn calls."""
     import torch
     import torch.distributed as dist
     import tutorials
@@ -95,12 +93,9 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
 def tutorial(epochs, images, batch):
     import torch.multiprocessing as mp
 
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "told.json"
-        mp.spawn(tutorial_rank, args=(port, epochs, images, batch, str(file)), nprocs=2)
+        mp.spawn(tutorial_rank, args=(measuring.free_port(), epochs, images, batch, str(file)), nprocs=2)
         return json.loads(file.read_text())
 
 
@@ -211,7 +206,7 @@ def plot(found, file):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=8192)
@@ -221,21 +216,18 @@ def main():
     asked = parser.parse_args()
     os.environ.setdefault("DDPCTL_STATE_DIR", tempfile.mkdtemp(prefix="ddpctl-bench-"))
     told = {way: [] for way in WAYS}
-    for turn in range(asked.rounds):
-        for way in list(WAYS) if turn % 2 == 0 else reversed(list(WAYS)):
-            epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
-            told[way] += epochs
-            seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
-            print(f"round {turn + 1}  {way:10} {seconds} s", file=sys.stderr)
+    for number, way in measuring.in_turns(list(WAYS), asked.rounds):
+        epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
+        told[way] += epochs
+        seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
+        print(f"round {number + 1}  {way:10} {seconds} s", file=sys.stderr)
     found = {way: summary(epochs) for way, epochs in told.items()}
-    version, load = metadata.version("torch"), os.getloadavg()[0]
     print(
-        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {platform.machine()}, "
-        f"torch {version}, load {load:.1f}, n = {len(told['ours'])}"
+        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {measuring.machine()}, "
+        f"n = {len(told['ours'])}"
     )
     print(table(found))
-    if asked.json:
-        asked.json.write_text(json.dumps({"epochs": told, "summary": found}, indent=1) + "\n")
+    measuring.write_json(asked.json, {"epochs": told, "summary": found})
     if asked.plot:
         plot(found, asked.plot)
 

@@ -23,6 +23,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import measuring
+
 STEPS_PER_EPOCH = 45  # of the digits, whatever the number of ranks
 ACTIVE = ("pending", "starting", "rendezvous", "running", "training", "stopping", "suspended")
 ROLES = {"rank": 5, "ddprun": 4, "supervisor": 3, "child": 3, "ddpctl": 3, "reader": 1, "stop": 2}  # and their weights
@@ -86,13 +88,12 @@ def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) 
 
 
 class Run:
-    """One launch, and the verbs that are asked about it."""
+    """One launch, and the answers of the other verbs about it."""
 
     def __init__(self, root: Path, number: int, args: argparse.Namespace) -> None:
         self.name, self.root, self.limit_s = f"kill{args.seed + number}", root, args.limit
         self.mark = f"{os.getpid()}-{number}"
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "DDP_"))}
-        self.environ |= {"DDPCTL_STATE_DIR": str(root / "runs")}
+        self.environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(root / "runs")}
         chance = random.Random(args.seed + number)  # noqa: S311
         self.signalled_rank: int | None = None
         self.chance, self.number, self.steps = chance, number, args.epochs * STEPS_PER_EPOCH
@@ -132,7 +133,7 @@ class Run:
         return found
 
     def send(self) -> str:
-        """Wait for the moment and send the signal; return what was done in words; empty: the run was over."""
+        """Wait for the moment and send the signal. Return what was done, or an empty text if the run was over."""
         deadline = time.monotonic() + self.limit_s
         while self.role in ("rank", "child") and not self.rank_pids() and time.monotonic() < deadline:
             time.sleep(0.1)  # the delay counts from their start, however slow this machine is
@@ -158,7 +159,7 @@ class Run:
         return f"SIG{self.signal} to {self.role} {pid}" + (f" (rank {ranks[pid]})" if pid in ranks else "")
 
     def judge(self) -> tuple[str, list[str]]:
-        """The line of the run, and what is wrong."""
+        """Return the line of the run, and what is wrong."""
         began, wrong = time.monotonic(), []
         sent = self.send()
         try:
@@ -197,7 +198,7 @@ class Run:
         return line, wrong
 
     def compare(self, sent: str, code: int | None, status: dict, timeline: dict) -> list[str]:
-        """What status, timeline and the exit code say that is not so."""
+        """Return which statements of status, timeline and the exit code are false."""
         state, told, said = status["state"], status["code"], status["message"][:200]
         step = (status.get("progress") or {}).get("step")
         cause = (status.get("outcome") or {}).get("cause")
@@ -226,19 +227,17 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds from the signal to the end")
     parser.add_argument("--only", choices=ROLES, help="always send it to that process")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", type=Path, help="keep the folders of the runs there")
     args = parser.parse_args()
     results, counts = [], Counter()
     with tempfile.TemporaryDirectory(prefix="random-kills-") as folder:
-        root = (args.keep or Path(folder)).resolve()
-        root.mkdir(parents=True, exist_ok=True)
+        root = Path(folder).resolve()
         for number in range(args.runs):
             run = Run(root, number, args)
             line, wrong = run.judge()
@@ -251,8 +250,7 @@ def main() -> None:
     print(
         f"{len(results)} runs, {bad} with something wrong: " + ", ".join(f"{n} {k}" for k, n in sorted(counts.items()))
     )
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    measuring.write_json(args.json, results)
     sys.exit(1 if bad else 0)
 
 

@@ -1,4 +1,4 @@
-"""Record a terminal: a run of two nodes, a rank that is killed, the run that continues, its report.
+"""Record a terminal: a run of two nodes, a rank that is killed, the restart, and the report.
 
     python bench/recording.py [--svg docs/pictures/launch.svg] [--epochs 6] [--steps 900]
 
@@ -6,7 +6,6 @@ types commands into bash in a pseudo-terminal, as a person does, and writes what
 script is examples/loop_after.py, on CPU ranks. The shell ends with this program.
 """
 
-import argparse
 import fcntl
 import io
 import os
@@ -21,6 +20,7 @@ import termios
 import time
 from pathlib import Path
 
+import measuring
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
@@ -69,22 +69,14 @@ class Terminal:
             self.shown += os.read(self._fd, 65536)
 
 
-def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            sys.exit(f"recording: {path} is not there after {LIMIT_S:.0f} s")
-        time.sleep(0.05)
-
-
 def record(folder: Path, epochs: int, steps: int) -> bytes:
     """Return what the terminal showed."""
     shutil.copy(ROOT / "examples/loop_after.py", folder / "train.py")
     terminal = Terminal(folder)
     script = f"train.py --epochs {epochs} --steps {steps}"
     terminal.run(f"ddpctl launch --nodes 2 --gpus 2 --name night --detach -- {script}")
-    wait_for(folder / ".local/state/ddpctl/runs/night/checkpoints/snapshot.pt")
+    checkpoint = folder / ".local/state/ddpctl/runs/night/checkpoints/snapshot.pt"
+    measuring.wait_until(checkpoint.exists, "a checkpoint", timeout_s=LIMIT_S)
     status = terminal.run("ddpctl status night")
     pid = re.findall(r"\b3:(\d+)", status)[0]
     terminal.run(f"kill -KILL {pid}    # rank 3, on node 1")
@@ -106,7 +98,7 @@ def svg_of(shown: bytes) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--svg", type=Path, default=ROOT / "docs/pictures/launch.svg")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=900, help="of an epoch")

@@ -4,13 +4,13 @@ Four gloo ranks on this machine; rank 0 has a state of 1 GiB (a model and Adam's
 memory above its start, and the seconds.
 """
 
-import argparse
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
@@ -42,7 +42,7 @@ def state(mib: int) -> dict[str, Any]:
 
 
 def rank_main(rank: int, how: str, mib: int, store: str) -> None:
-    """One rank: receive the state, print what it took."""
+    """One rank: receive the state, and print the memory and the time."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     info = RankInfo(rank=rank, size=RANKS, local_rank=rank, local_world_size=RANKS)
     parts = state(mib) if rank == 0 else {"model": {}, "optimizer": {}}
@@ -61,15 +61,13 @@ def rank_main(rank: int, how: str, mib: int, store: str) -> None:
 
 
 def main() -> None:
-    """Try both ways, one after the other, as often as asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Try both ways, one after the other."""
+    parser = measuring.options(__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the state")
-    parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
-    for _ in range(options.times):
-        for how in ("pickled", "tensors"):
-            with tempfile.TemporaryDirectory() as folder:
-                spawn(rank_main, args=(how, options.mib, f"{folder}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    for how in ("pickled", "tensors"):
+        with tempfile.TemporaryDirectory() as folder:
+            spawn(rank_main, args=(how, options.mib, f"{folder}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
-"""More ranks, and slow networks: images/s of real trainings.
+"""Images/s of real trainings with more ranks, and over slow networks.
 
     python bench/scaling.py [--ranks 1,2,4] [--links none,1gbit,100mbit] [--options all] [--rounds 3] [--json FILE]
 
-First on the loopback, with 1, 2 and 4 ranks. Then (as root) two ranks on two machines out of network namespaces, whose
-link is limited in both directions by a token bucket, with each of DDP's options in turn, the order reversed each
-round. The model is ResNet-18 (45 MB of gradients) on small images, so that the link is felt.
+First on the loopback, with 1, 2 and 4 ranks. Then (as root) with two ranks on two machines made of network namespaces.
+A token bucket limits their link in both directions. Each of DDP's options takes its turn, in reversed order each round.
+The model is ResNet-18 (45 MB of gradients) on small images, so that the link matters.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
+import measuring
 from lab import Machine, machines
 
 OPTIONS = {
@@ -37,14 +36,14 @@ RANK = Path(__file__).with_name("scaling_rank.py")
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """A rank's command: so many steps of 16 images, after two that are not counted."""
+    """The command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
     images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
     return [sys.executable, str(RANK), str(steps), *images, *how]
 
 
 def rate(commands: list[list[str]]) -> float:
-    """Images/s of these ranks together."""
+    """Run these ranks. Return their images/s together."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
     ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
@@ -59,7 +58,7 @@ def rate(commands: list[list[str]]) -> float:
 
 
 def on_loopback(size: int, steps: int) -> float:
-    """So many ranks on this machine."""
+    """Images/s of ``size`` ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
         return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
@@ -67,7 +66,7 @@ def on_loopback(size: int, steps: int) -> float:
 
 @contextlib.contextmanager
 def limited(pair: tuple[Machine, ...], link: str):
-    """Their link at so many bits a second."""
+    """Limit the link between two machines."""
     if link == "none":
         yield
         return
@@ -82,7 +81,7 @@ def limited(pair: tuple[Machine, ...], link: str):
 
 
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
-    """A rank on each machine."""
+    """Images/s of two ranks, one on each machine."""
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
     here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
     return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
@@ -94,33 +93,26 @@ def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     with machines(2, prefix="scale") as pair:
         for link, rates in links.items():
             with limited(pair, link):
-                for turn in range(args.rounds):
-                    for name in args.options[:: 1 if turn % 2 == 0 else -1]:
-                        rates[name].append(on_link(pair, OPTIONS[name], args.steps))
+                for _, name in measuring.in_turns(args.options, args.rounds):
+                    rates[name].append(on_link(pair, OPTIONS[name], args.steps))
     return links
 
 
 def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
     """The lines of the tables."""
-    head = f"{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}"
-    lines = [f"{'ranks on the loopback':28}{head}"] if sizes else []
+    lines = [measuring.head("ranks on the loopback, images/s", 38, 8)] if sizes else []
     for size, values in sizes.items():
-        lines.append(f"{size:<28}{statistics.median(values):10.1f}{spread(values)}")
+        lines.append(measuring.row(f"{size}", values, 38, "8.1f"))
     for link, rates in links.items():
-        lines.append(f"{f'two machines, link {link}':28}{head}{'over plain':>12}")
+        lines.append(measuring.head(f"two machines, link {link}, images/s", 38, 8) + f"{'over plain':>12}")
         plain = statistics.median(next(iter(rates.values())))
         for name, values in rates.items():
-            middle = statistics.median(values)
-            lines.append(f"  {name:26}{middle:10.1f}{spread(values)}{middle / plain:12.2f}")
+            lines.append(measuring.row(f"  {name}", values, 38, "8.1f") + f"{statistics.median(values) / plain:12.2f}")
     return lines
 
 
-def spread(values: list[float]) -> str:
-    return f"{min(values):8.1f}{max(values):8.1f}{len(values):4}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",") if one], default=[1, 2, 4])
     parser.add_argument("--links", type=lambda text: [one for one in text.split(",") if one], default=LINKS)
     parser.add_argument("--options", type=lambda text: text.split(","), default=list(OPTIONS))
@@ -134,11 +126,9 @@ def main() -> None:
         links = over_links(args)
     elif args.links:
         print("links need root (network namespaces): skipped", file=sys.stderr)
-    version = metadata.version("torch")
-    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {os.cpu_count()} cores, torch {version}")
+    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {measuring.machine()}")
     print("\n".join(table(sizes, links)))
-    if args.json:
-        args.json.write_text(json.dumps({"torch": version, "loopback": sizes, "links": links}, indent=1) + "\n")
+    measuring.write_json(args.json, {"machine": measuring.machine(), "loopback": sizes, "links": links})
 
 
 if __name__ == "__main__":

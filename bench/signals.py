@@ -1,10 +1,11 @@
 """SIGTERM to a ddprun of two ranks of ddptrain at random moments of start-up and training.
 
-Always the exit code 143, no process left, and an end within the grace and 5 s. Prints one line for each moment, and
-ends with 1 if any of them went otherwise: bench/signals.py --moments 50
+    python bench/signals.py [--moments 50] [--seed 0]
+
+Each time the exit code must be 143, no process may be left, and the end must come within the grace and 5 s. Prints one
+line for each moment. The exit code is 1 if one of them went wrong.
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import measuring
 import psutil
 
 from ddpwire.exits import Exit, of_status
@@ -27,12 +29,11 @@ START_TIMEOUT_S = 180.0
 
 
 def start(run_dir: Path) -> subprocess.Popen[bytes]:
-    """Train for longer than anybody waits."""
+    """Start a training that is longer than the benchmark."""
     place = ["--nproc-per-node", "2", "--grace", str(GRACE_S), "--run-dir", str(run_dir)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("DDP_", "PET_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "ddprun", *place, "-m", "ddptrain", "--epochs", "100000"],
-        env=environ | {"DDP_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"},
+        env=measuring.clean_environ() | {"DDP_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -53,7 +54,7 @@ def phase(run_dir: Path) -> str:
 
 
 def left(run_dir: Path) -> list[int]:
-    """Living processes that carry the run's folder in their environment."""
+    """The processes whose environment has the run's folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -64,7 +65,7 @@ def left(run_dir: Path) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """How long it took; never longer than the time-out."""
+    """Wait until ``condition()`` is true, at most ``timeout_s``. Return the time that this took."""
     began = time.monotonic()
     while not condition() and time.monotonic() - began < timeout_s:
         time.sleep(0.02)
@@ -102,7 +103,7 @@ def time_to_train() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -9,9 +9,7 @@
 Goals: ratio at most 1.05; nothing refused, nothing escaped. The exit code of `start` is 0 whatever the numbers are.
 """
 
-import argparse
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -19,8 +17,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
@@ -57,44 +56,41 @@ def time_start(slurm: slurm_lab.Slurm, script: str, folder: Path) -> float:
     done = slurm.run("sbatch", "--parsable", script, env={"PYTHON": sys.executable, "RUN_DIR": str(folder / "run")})
     if done.returncode:
         raise SystemExit(f"slurm.py: {done.stderr}")
-    said = [folder / f"0.{rank}" for rank in WORLD]
-    while not all(path.exists() for path in said):
-        if time.time() > started + LIMIT_S:
-            raise SystemExit(f"slurm.py: no first step within {LIMIT_S:g} s")
-        time.sleep(0.005)
-    seconds = max(float(path.read_text().split()[0]) for path in said) - started
-    while slurm.run("squeue", "--noheader").stdout.strip():
-        time.sleep(0.1)
+    files = [folder / f"0.{rank}" for rank in WORLD]
+    measuring.wait_until(
+        lambda: all(path.exists() for path in files), "the first step", timeout_s=LIMIT_S, pause_s=0.005
+    )
+    seconds = max(float(path.read_text().split()[0]) for path in files) - started
+    measuring.wait_until(
+        lambda: not slurm.run("squeue", "--noheader").stdout.strip(), "an empty queue", timeout_s=LIMIT_S, pause_s=0.1
+    )
     return seconds
 
 
 def start(repeats: int) -> None:
     columns: dict[str, list[float]] = {"rendered": [], "by hand": []}
     with slurm_lab.cluster(2, prefix="benchslurm") as slurm, tempfile.TemporaryDirectory() as top:
-        for repeat in range(repeats):
-            for name, seconds in columns.items():
-                folder = Path(top) / f"{repeat}-{name}".replace(" ", "-")
-                folder.mkdir()
-                job = JobSpec(nodes="2", gpus=2, cpus=2, command=(FIRST_STEP, str(folder), "1"))
-                plan = Plan(run="first", job=job, cwd=top, run_dir=str(folder / "run"), checkpoint_dir=top)
-                text = render_script(plan, SlurmOptions()).replace("#SBATCH --requeue", "#SBATCH --output=/dev/null")
-                if name == "by hand":
-                    text = BY_HAND.format(python=sys.executable, script=FIRST_STEP, folder=folder)
-                script = folder / "job.sbatch"
-                script.write_text(text)
-                seconds.append(time_start(slurm, str(script), folder))
-    version, load = metadata.version("torch"), os.getloadavg()[0]
-    print(f"2 nodes x 2 ranks, gloo, {os.cpu_count()} cores ({platform.machine()}), torch {version}, load {load:.1f}")
-    print(f"{'seconds from sbatch to the first step':40}{'median':>7}{'min':>7}{'max':>7}{'n':>4}")
+        for repeat, name in measuring.in_turns(list(columns), repeats):
+            folder = Path(top) / f"{repeat}-{name}".replace(" ", "-")
+            folder.mkdir()
+            job = JobSpec(nodes="2", gpus=2, cpus=2, command=(FIRST_STEP, str(folder), "1"))
+            plan = Plan(run="first", job=job, cwd=top, run_dir=str(folder / "run"), checkpoint_dir=top)
+            text = render_script(plan, SlurmOptions()).replace("#SBATCH --requeue", "#SBATCH --output=/dev/null")
+            if name == "by hand":
+                text = BY_HAND.format(python=sys.executable, script=FIRST_STEP, folder=folder)
+            script = folder / "job.sbatch"
+            script.write_text(text)
+            columns[name].append(time_start(slurm, str(script), folder))
+    print(f"2 nodes x 2 ranks, gloo, {measuring.machine()}")
+    print(measuring.head("seconds from sbatch to the first step", 40, 7))
     for name, seconds in columns.items():
-        low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
-        print(f"{name:40}{middle:7.2f}{low:7.2f}{high:7.2f}{len(seconds):4}")
+        print(measuring.row(name, seconds, 40, "7.2f"))
     ratio = statistics.median(columns["rendered"]) / statistics.median(columns["by hand"])
     print(f"rendered / by hand: {ratio:.2f} (goal: at most 1.05)")
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """A job that may be asked for, with text of which every piece would like to be run."""
+    """A random job, with texts that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)
@@ -162,7 +158,7 @@ def scripts(number: int, checked: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("start").add_argument("--repeats", type=int, default=3)
     generated = verbs.add_parser("scripts")

@@ -1,11 +1,11 @@
 """How long the verbs of ddpctl take on many SSH hosts, beside Fabric's bare group call and `xargs -P ssh`.
 
-Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script stands in for ddprun
-there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run` is
-`true` on all hosts by what ddpctl uses for its verbs; Fabric's group call, which checks no host key, and OpenSSH's
-client run the same. Once more, ~/.ssh/config has a Host block for each host, which costs a call of `ssh -G` for each.
-Every measurement is a new process with new connections. A turn runs all of them, every other turn in reverse order.
-A ratio is the median over the turns of a time over Fabric's in the same turn; CPU time is that of the client.
+Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script takes the place of
+ddprun there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run`
+is `true` on all hosts, run as ddpctl's verbs run their commands. Fabric's group call, which checks no host key, and
+OpenSSH's client run the same. In another row ~/.ssh/config has a Host block for each host, so ddpctl calls `ssh -G` for
+each. Every measurement is a new process with new connections. A turn runs all of them, every second turn in reversed
+order. A ratio is the median over the turns of a time over Fabric's in the same turn. CPU time is that of the client.
 
     python bench/ssh.py --hosts 64 --turns 5
 """
@@ -25,6 +25,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
@@ -83,7 +85,7 @@ Times = dict[str, list[tuple[float, float]]]  # by what was measured: seconds of
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The hosts, and who may log in there."""
+    """The hosts, and the user who may log in there."""
 
     folder: Path
     person: Person
@@ -128,7 +130,7 @@ class Lab:
         self.time((sys.executable, "-P", "-m", "ddpctl", "rm", "night"))
 
     def wait_for_nodes(self) -> None:
-        """Wait until every node has written what it starts with."""
+        """Wait until every node has written its first files."""
         deadline = time.monotonic() + 120
         while len(list(self.folder.glob("box*/home/pid"))) < len(self.places):
             assert time.monotonic() < deadline, "a node did not start"
@@ -137,7 +139,7 @@ class Lab:
 
 @contextmanager
 def hosts(folder: Path, number: int) -> Iterator[Lab]:
-    """That many hosts, and a configuration that lists them."""
+    """Start ``number`` hosts, and write a configuration that lists them."""
     person, port = Person(folder / "me"), free_port()
     places = [f"127.0.1.{i}" for i in range(1, number + 1)]
     python = folder / "python"
@@ -181,15 +183,13 @@ def main() -> None:
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return
-    cores = len(os.sched_getaffinity(0))
-    print(f"{args.hosts} hosts, {platform.machine()}, {cores} cores, python {platform.python_version()}, "
-          f"fabric {metadata.version('fabric')}, load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) "
-          "seconds, times Fabric's")  # fmt: skip
+    print(f"{args.hosts} hosts, {measuring.machine()}, python {platform.python_version()}, "
+          f"fabric {metadata.version('fabric')}, n = {args.turns}: median (worst) seconds, times Fabric's")  # fmt: skip
     for row, times in found.items():
         cells = []
         for what, mine, theirs in zip(("wall", "CPU"), zip(*times, strict=True), zip(*found[FABRIC], strict=True),
                                       strict=True):  # fmt: skip
-            ratio = statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+            ratio = measuring.ratio(mine, theirs)
             cells.append(f"{what} {statistics.median(mine):6.2f} ({max(mine):6.2f}), {ratio:5.2f} x")
             if row == CONNECT:
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"

@@ -1,28 +1,26 @@
-"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun and `ddprun --exec`
-against torchrun on the same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all
-ranks have made again.
+"""The time until ranks train, and until they train again after a SIGKILL of a rank.
+
+Two nodes of two ranks on the loopback make their first step: with ddprun, `ddprun --exec` and torchrun, on the same
+script, in turns. Then ddprun alone: from the SIGKILL of a rank to the first step that all ranks have made again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 
 Goals: ratio at most 0.45, training again after at most 0.5 s. The exit code is 0 whatever the numbers are.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import random
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
+
+import measuring
 
 from ddprun import processes
 
@@ -35,12 +33,9 @@ LAUNCHERS = {"ddprun": ("ddprun",), "ddprun --exec": ("ddprun", "--exec"), "torc
 
 
 def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
-    """Both nodes of a run whose ranks report into ``folder``."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
-    options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--master-addr", "127.0.0.1", "--master-port", port]
-    options += ["--max-restarts", restarts]
+    """Start both nodes of a run whose ranks write into ``folder``."""
+    options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--max-restarts", restarts]
+    options += ["--master-addr", "127.0.0.1", "--master-port", measuring.free_port()]
     return [
         subprocess.Popen(
             [
@@ -49,7 +44,7 @@ def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[su
                 *LAUNCHERS[launcher],
                 *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps]),
             ],
-            env=environ | {"DDP_NODES_HERE": str(NODES)},
+            env=measuring.clean_environ() | {"DDP_NODES_HERE": str(NODES)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -58,22 +53,22 @@ def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[su
 
 
 def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]) -> list[tuple[float, int]]:
-    """When each rank made the first step of an attempt, and its pid."""
-    said = [folder / f"{attempt}.{rank}" for rank in WORLD]
-    deadline = time.monotonic() + TIMEOUT_S
-    while not all(path.exists() for path in said):
+    """Wait for the first step of each rank in an attempt. Return the time of each, and the rank's pid."""
+    files = [folder / f"{attempt}.{rank}" for rank in WORLD]
+
+    def are_there() -> bool:
         for node in nodes:
             if node.poll():
                 last = (node.stderr.read() if node.stderr else b"").decode(errors="replace").splitlines()[-1:]
                 raise SystemExit(f"startup.py: a node exited with {node.returncode}: {''.join(last)}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"startup.py: no first step of attempt {attempt} within {TIMEOUT_S:g} s")
-        time.sleep(0.005)
-    return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in said)]
+        return all(path.exists() for path in files)
+
+    measuring.wait_until(are_there, f"the first step of attempt {attempt}", timeout_s=TIMEOUT_S, pause_s=0.005)
+    return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in files)]
 
 
 def time_first_step(launcher: str) -> tuple[float, float]:
-    """Seconds from the launch to the last rank's first step; and the CPU seconds of the launch as a whole."""
+    """Seconds from the launch to the last rank's first step, and the CPU time of all processes of the launch."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -105,7 +100,7 @@ def time_recoveries(kills: int) -> list[float]:
 
 
 def end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Have no process left."""
+    """End all processes of a launch."""
     for node in nodes:
         node.terminate()
     for node in nodes:
@@ -120,40 +115,33 @@ def end(nodes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     processes.adopt_orphans()
-    rounds = [{one: time_first_step(one) for one in LAUNCHERS} for _ in range(args.repeats)]
+    times: dict[str, list[tuple[float, float]]] = {one: [] for one in LAUNCHERS}
+    for _, one in measuring.in_turns(list(LAUNCHERS), args.repeats):
+        times[one].append(time_first_step(one))
     columns = {
-        **{f"first step, {one}": [times[one][0] for times in rounds] for one in LAUNCHERS},
-        **{f"CPU of it all, {one}": [times[one][1] for times in rounds] for one in LAUNCHERS},
+        **{f"first step, {one}": [wall_s for wall_s, _ in times[one]] for one in LAUNCHERS},
+        **{f"CPU of it all, {one}": [cpu_s for _, cpu_s in times[one]] for one in LAUNCHERS},
         "again after SIGKILL, ddprun": time_recoveries(args.kills) if args.kills else [],
     }
-    medians = {name: statistics.median(values) for name, values in columns.items() if values}
-    theirs = medians["first step, torchrun"]
-    ratio, exec_ratio = medians["first step, ddprun"] / theirs, medians["first step, ddprun --exec"] / theirs
-    cores, version, load = os.cpu_count(), metadata.version("torch"), os.getloadavg()[0]
-    print(
-        f"{NODES} nodes x {RANKS} ranks, gloo, {cores} cores ({platform.machine()}), torch {version}, load {load:.1f}"
+    theirs = statistics.median(columns["first step, torchrun"])
+    ratio, exec_ratio = (
+        statistics.median(columns[f"first step, {one}"]) / theirs for one in ("ddprun", "ddprun --exec")
     )
-    print(f"{'seconds':28}{'median':>7}{'min':>7}{'max':>7}{'n':>4}")
-    for name, median in medians.items():
-        print(f"{name:28}{median:7.2f}{min(columns[name]):7.2f}{max(columns[name]):7.2f}{len(columns[name]):4}")
+    print(f"{NODES} nodes x {RANKS} ranks, gloo, {measuring.machine()}")
+    print(measuring.head("seconds", 28, 7))
+    for name, values in columns.items():
+        if values:
+            print(measuring.row(name, values, 28, "7.2f"))
     print(f"first step, ddprun / torchrun: {ratio:.2f} (goal: at most 0.45)")
     print(f"first step, ddprun --exec / torchrun: {exec_ratio:.2f}")
-    if args.json:
-        result = {
-            "cores": cores,
-            "torch": version,
-            "load": load,
-            "ratio": ratio,
-            "exec_ratio": exec_ratio,
-            "seconds": columns,
-        }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"machine": measuring.machine(), "ratio": ratio, "exec_ratio": exec_ratio, "seconds": columns}
+    measuring.write_json(args.json, result)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Straggler lines: how many healthy trainings have one, and whether a planted slow rank is named.
+"""Straggler lines: how many healthy trainings have one, and whether an injected slow rank is named.
 
-Each run is a ddptrain of the digits under ddprun, every other one on four ranks instead of two. A share of them runs
-beside busy loops, one a core. In the slow runs one rank takes --delay seconds longer over each step.
+Each run is a ddptrain of the digits under ddprun, every second one on four ranks instead of two. Half of them run
+beside busy loops, one per core. In the slow runs, one rank takes --delay seconds longer for each step.
 
     python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
 
-The exit code is 1 when a healthy run has a straggler line, or a slow run has none of its slow rank or one of another.
+The exit code is 1 if a healthy run has a straggler line, or a slow run has no line of its slow rank or one of another.
 """
 
-import argparse
-import json
 import os
 import re
 import signal
@@ -17,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import measuring
 
 RANK_MAIN = """
 import os, runpy, sys, time
@@ -38,7 +38,6 @@ START_TIMEOUT_S = 300.0
 
 def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay_s: float) -> dict[str, object]:
     """Run a training beside ``busy`` busy loops. Return its number of steps and the reports: step, rank and ratio."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +49,7 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env=environ | {"DDP_RUN_DIR": f"{folder}/run"},
+                env=measuring.clean_environ() | {"DDP_RUN_DIR": f"{folder}/run"},
                 capture_output=True,
                 text=True,
                 timeout=seconds + START_TIMEOUT_S,
@@ -80,14 +79,14 @@ def is_right(run: dict[str, object]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--healthy", type=int, default=20)
     parser.add_argument("--slow", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--delay", type=float, default=0.01, help="seconds a step of the slow rank")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print(f"{os.cpu_count()} cores; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(measuring.machine(), flush=True)
     runs = []
     for number in range(args.healthy + args.slow):
         ranks, busy = 2 + 2 * (number % 2), (os.cpu_count() or 1) * (number // 2 % 2)
@@ -101,8 +100,7 @@ def main() -> int:
     healthy, slow = ([run for run in runs if (run["slow_rank"] is None) is well] for well in (True, False))
     print(f"healthy runs with a straggler line: {sum(not is_right(run) for run in healthy)} of {len(healthy)}")
     print(f"slow ranks named, and no other: {sum(map(is_right, slow))} of {len(slow)}")
-    if args.json:
-        args.json.write_text(json.dumps({"runs": runs}) + "\n")
+    measuring.write_json(args.json, {"runs": runs})
     return 0 if all(map(is_right, runs)) else 1
 
 

@@ -1,9 +1,9 @@
-"""How long a project takes to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
+"""How long it takes to send a project to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
 
-Of ddpctl that is what a launch spends on it: its process and its connections are there already, since it has looked at
-the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes and runs all tools,
-every other turn in reverse order; each sends to all hosts side by side. Half of the files are text, half cannot be
-compressed. A ratio is the median over the turns of a tool's time over the best other program's in the same turn.
+The time of ddpctl is the share of a launch: its process and its connections exist already. Each host is an sshd of its
+own on this machine. Every turn starts new processes and runs all tools, every second turn in reversed order. Each tool
+sends to all hosts in parallel. Half of the files are text, and half cannot be compressed. A ratio is the median over
+the turns of a tool's time over that of the best other program in the same turn.
 
     python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
 """
@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import measuring
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
@@ -50,7 +52,7 @@ TOOLS = ("ddpctl, rsync on both ends", "ddpctl, no rsync", "rsync -a", "rsync -a
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The project, and who may log in where."""
+    """The project, the hosts, and the user who may log in there."""
 
     folder: Path
     project: Path
@@ -63,14 +65,14 @@ class Lab:
         return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
 
     def ssh(self, one: Box) -> str:
-        """OpenSSH's client for one host."""
+        """The command of OpenSSH's client for one host."""
         return (
             f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
         )
 
     def send(self, tool: str, name: str) -> float:
-        """Send the project by that tool to all hosts; the seconds that it took."""
+        """Send the project to all hosts with one tool. Return the seconds."""
         environ = self.environ
         if tool.startswith("ddpctl"):
             scratch = self.folder / "runs" / name
@@ -108,7 +110,7 @@ class Lab:
         return float(printed) if tool.startswith("ddpctl") else time.monotonic() - started
 
     def forget(self) -> None:
-        """Take away what the hosts have."""
+        """Delete the copies on the hosts."""
         for one in self.boxes:
             shutil.rmtree(one.home)
             one.home.mkdir()
@@ -143,26 +145,23 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
 def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """By tool, the seconds of every turn: first, and after one change."""
+    """The seconds of each turn by tool: for the first time, and after one change."""
     found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,
         lab(Path(name), num_hosts, num_files, num_bytes) as made,
     ):
         changed = made.project / "package0" / "file0.py"
-        for turn in range(turns):
-            for tool in tools if turn % 2 == 0 else tools[::-1]:
-                first = made.send(tool, f"first-{turn}")
-                changed.write_text(f"print({turn})\n")
-                again = made.send(tool, f"first-{turn}" if not tool.startswith("ddpctl") else f"again-{turn}")
-                found[tool].append([first, again])
-                for one in made.boxes:
-                    (copy,) = one.home.glob(
-                        f"**/{'again' if tool.startswith('ddpctl') else 'first'}-{turn}/**/file0.py"
-                    )
-                    assert copy.read_text() == f"print({turn})\n"
-                    assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
-                made.forget()
+        for turn, tool in measuring.in_turns(tools, turns):
+            first = made.send(tool, f"first-{turn}")
+            changed.write_text(f"print({turn})\n")
+            name_again = f"again-{turn}" if tool.startswith("ddpctl") else f"first-{turn}"
+            found[tool].append([first, made.send(tool, name_again)])
+            for one in made.boxes:
+                (copy,) = one.home.glob(f"**/{name_again}/**/file0.py")
+                assert copy.read_text() == f"print({turn})\n"
+                assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
+            made.forget()
     return found
 
 
@@ -172,24 +171,23 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if MISSING:
         sys.exit(MISSING)
-    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, args.tools)
+    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, TOOLS)
     if args.json:
         print(json.dumps({"hosts": args.hosts, "seconds": found}))
         return
-    print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {len(os.sched_getaffinity(0))} cores, "
-          f"load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) seconds")  # fmt: skip
+    print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {measuring.machine()}, n = {args.turns}: "
+          "median (worst) seconds")  # fmt: skip
     others = [times for tool, times in found.items() if not tool.startswith("ddpctl")]
     for tool, turns in found.items():
         cells = []
         for step, what in enumerate(("first", "after one change")):
             times = [turn[step] for turn in turns]
             best = [min(turn[step] for turn in side) for side in zip(*others, strict=True)]
-            ratio = statistics.median(time / least for time, least in zip(times, best, strict=True))
+            ratio = measuring.ratio(times, best)
             cells.append(f"{what} {statistics.median(times):6.2f} ({max(times):6.2f}), {ratio:.2f} x the best")
             if tool.startswith("ddpctl"):
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"

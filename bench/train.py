@@ -2,9 +2,9 @@
 
     python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
 
-One process (or two gloo ranks) holds all ways of training one model and takes turns, the order reversed each round;
-one thread a rank. On a GPU the clock is CUDA's and images are per second. The goals are in train_table.py; the exit
-code is 0 whatever the numbers are.
+One process (or two gloo ranks) of one thread has all ways of training one model. They take turns, in reversed order
+each round. On a GPU, CUDA events measure the time, and images are per second. The goals are in train_table.py. The
+exit code is 0 whatever the numbers are.
 """
 
 import argparse
@@ -12,16 +12,14 @@ import contextlib
 import io
 import json
 import os
-import platform
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
-from train_table import share_of_peak, table
+import measuring
+from train_table import table
 
 WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
 TIMEOUT_S = 3600.0
@@ -90,7 +88,7 @@ def way(name, setting):
 
 
 def timed(steps, count, device):
-    """Seconds of so many steps: of CPU time in all threads, or of the GPU's."""
+    """Seconds of ``count`` steps: CPU time of all threads, or time of the GPU."""
     import torch
 
     if device == "cuda":
@@ -129,13 +127,12 @@ def worker(args) -> None:
             if size > 1:
                 dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
             took[name] = float(seconds)
-        for turn in range(args.rounds):
-            for name in list(ways)[:: 1 if turn % 2 == 0 else -1]:
-                count = max(2, round(args.seconds / took[name]))
-                seconds = torch.tensor(timed(ways[name], count, args.device))
-                if size > 1:
-                    dist.all_reduce(seconds)
-                rates[name].append(count * setting.batch_size * size / float(seconds))
+        for _, name in measuring.in_turns(list(ways), args.rounds):
+            count = max(2, round(args.seconds / took[name]))
+            seconds = torch.tensor(timed(ways[name], count, args.device))
+            if size > 1:
+                dist.all_reduce(seconds)
+            rates[name].append(count * setting.batch_size * size / float(seconds))
     if rank == 0:
         Path(args.result).write_text(json.dumps(rates))
         os.environ.pop("RANK")
@@ -150,20 +147,15 @@ def measure(model: str, args) -> dict[str, list[float]]:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]
         command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = measuring.free_port()
         ranks = []
         for rank in range(args.ranks):
-            ranks_environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_WORLD_SIZE": args.ranks}
-            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-            environ = {name: str(value) for name, value in (ranks_environ | where).items()}
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    env=os.environ
-                    | (environ if args.ranks > 1 else {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}),
-                )
-            )
+            environ = {"RANK": rank, "WORLD_SIZE": args.ranks, "OMP_NUM_THREADS": 1}
+            if args.ranks > 1:
+                environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": args.ranks}
+                environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environ = {name: str(value) for name, value in environ.items()}
+            ranks.append(subprocess.Popen(command, env=os.environ | environ))
         try:
             for one in ranks:
                 if one.wait(timeout=TIMEOUT_S):
@@ -175,7 +167,7 @@ def measure(model: str, args) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each way in each round, about")
@@ -184,7 +176,6 @@ def main() -> None:
     )
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bf16: print what share of it is used")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -194,17 +185,12 @@ def main() -> None:
     from ddptrain.compat import has_cpu_bf16
 
     found = {model: measure(model, args) for model in args.models}
-    version, load = metadata.version("torch"), os.getloadavg()[0]
     has = "with" if has_cpu_bf16() else "WITHOUT"
     processes = "one process" if args.ranks == 1 else f"{args.ranks} gloo ranks"
-    machine = f"{os.cpu_count()} cores ({platform.machine()}, {has} bf16 instructions)"
-    print(f"{processes} of one thread on {args.device}, {machine}, torch {version}, load {load:.1f}")
+    print(f"{processes} of one thread on {args.device}, {measuring.machine()}, {has} bf16 instructions")
     print("\n".join(table(found, args.ranks)))
-    if args.peak_tflops:
-        print("\n".join(share_of_peak(found, args.peak_tflops)))
-    if args.json:
-        result = {"ranks": args.ranks, "device": args.device, "torch": version, "bf16": has_cpu_bf16(), "rates": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    what = {"machine": measuring.machine(), "bf16": has_cpu_bf16(), "ranks": args.ranks, "device": args.device}
+    measuring.write_json(args.json, {**what, "rates": found})
 
 
 if __name__ == "__main__":

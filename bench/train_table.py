@@ -1,6 +1,8 @@
-"""What bench/train.py prints of the rates it found: ratios in the same round, and what was asked."""
+"""The table of bench/train.py: the ratios of rates of the same round, and the goals."""
 
 import statistics
+
+import measuring
 
 GOALS = {  # images per CPU-second over the tutorial's, and over the best framework's in float32
     1: {"ConvNet": (2.9, 1.9), "ImageClassifier": (2.2, 1.7), "ResNet-18": (1.4, 1.1)},
@@ -23,30 +25,19 @@ def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
     return lines
 
 
-def share_of_peak(found: dict[str, dict[str, list[float]]], peak_tflops: float) -> list[str]:
-    """How much of a GPU's peak each model's training uses."""
-    from tutorials import SETTINGS, flops_per_image
-
-    lines = []
-    for model, rates in found.items():
-        done = statistics.median(rates["ddptrain"]) * flops_per_image(SETTINGS[model]) / 1e12
-        lines.append(f"{model}: ddptrain does {done:.1f} TFLOP/s, {done / peak_tflops:.1%} of {peak_tflops:g}")
-    return lines
-
-
 def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
-    """What was reached of what was asked."""
+    """Whether the goals for a model are reached."""
     if model not in GOALS.get(ranks, {}) or "ddptrain" not in rates:
         return []
     lines = []
     plain, best = GOALS[ranks][model]
-    told = statistics.median(mine / theirs for mine, theirs in zip(rates["ddptrain"], rates["tutorial"], strict=True))
-    lines.append(f"  goal: {plain} x the tutorial: {'reached' if told >= plain else 'NOT reached'} ({told:.2f})")
+    ratio = measuring.ratio(rates["ddptrain"], rates["tutorial"])
+    lines.append(f"  goal: {plain} x the tutorial: {'reached' if ratio >= plain else 'NOT reached'} ({ratio:.2f})")
     for suffix, what in (("", "in float32"), (" bf16", "in their bf16")):
         names = [name for name in rates if name in {f"{one}{suffix}" for one in ("fabric", "accelerate", "lightning")}]
         if names:
             top = max(names, key=lambda name: statistics.median(rates[name]))
-            over = statistics.median(m / t for m, t in zip(rates["ddptrain"], rates[top], strict=True))
+            over = measuring.ratio(rates["ddptrain"], rates[top])
             goal = f", goal {best}: {'reached' if over >= best else 'NOT reached'}" if not suffix else ""
             lines.append(f"  over the best framework {what} ({top}): {over:.2f}{goal}")
     return lines

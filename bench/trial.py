@@ -1,4 +1,4 @@
-"""One mistake, tried: what a launcher says of it, and how soon it ends."""
+"""Try one mistake: what a launcher reports, and how soon it ends."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class Result:
 
 
 def run(case: Case, launcher: str, prefix: str) -> Result:
-    """What the speaker said, and how long after the last node's start it ended."""
+    """Try a mistake. Return the speaker's message, and when it ended, counted from the start of the last node."""
     with (
         lab.machines(2, prefix=prefix) as machines,
         tempfile.TemporaryDirectory() as folder,
@@ -70,7 +70,7 @@ def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[lis
 
 @contextlib.contextmanager
 def started(command: list[str], output: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is gone afterwards; what else lives on its machine goes with the machine."""
+    """Run a process, and end it afterwards. Its children end with its machine."""
     with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=env) as process:
         try:
             yield process
@@ -79,7 +79,7 @@ def started(command: list[str], output: Path, env: dict[str, str] | None = None)
 
 
 def sentence(lines: list[str], folder: str) -> str:
-    """The line that a person would quote."""
+    """The line that tells the user what is wrong."""
     own = [line for line in lines if re.match(r"\[node\d+\] ", line)]
     warnings = [line for line in own if "warning: " in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]

@@ -40,18 +40,8 @@ class Setting:
         return convnet() if self.model == "convnet" else image_classifier()
 
 
-def flops_per_image(setting: Setting) -> int:
-    """Of a training step: the forward pass, and twice that backward; multiplications and additions both counted."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    shape, counter = setting.shape, FlopCounterMode(display=False)
-    with counter:
-        setting.new_model()(torch.rand(2, shape.channels, shape.size_px, shape.size_px))
-    return 3 * counter.get_total_flops() // 2
-
-
 def convnet() -> nn.Module:
-    """As https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html has it."""
+    """The model of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, kernel_size=5, stride=1, padding=2)
@@ -61,7 +51,7 @@ def convnet() -> nn.Module:
 
 
 def image_classifier() -> nn.Module:
-    """As the CIFAR-10 tutorials have it."""
+    """The model of the CIFAR-10 tutorials."""
 
     def block(inputs: int, middle: int, outputs: int) -> list[nn.Module]:
         first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)

@@ -1,10 +1,6 @@
 """The dashboard of all runs: the state of each run, and what the machines are used for."""
 
-from typing import Any
-
-from dashboards.panels import number, q, rows_of, series, text_of, variable
-from grafana_foundation_sdk.builders import dashboard
-from grafana_foundation_sdk.models import dashboard as models
+from dashboards.panels import new_board, number, q, rows_of, series, text_of
 
 from ddpctl.monitoring.alerts import RUN, TRAINING, by_run
 
@@ -164,23 +160,6 @@ OVER_TIME = [
 
 def board() -> str:
     """Its JSON."""
-    made: Any = (
-        dashboard.Dashboard("ddpctl: all runs")
-        .uid("ddpctl-fleet")
-        .description(
-            "All training runs that Prometheus scrapes. Made by ddpctl; `make specs` in its repository writes it again."
-        )
-        .tags(["ddpctl"])
-        .editable()
-        .refresh("30s")
-        .time("now-6h", "now")
-        .timezone("browser")
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
-    )
-    for title, panels in {"Which runs need attention?": NOW, "What are the machines used for?": OVER_TIME}.items():
-        made = made.with_row(dashboard.Row(title))
-        for panel in panels:
-            made = made.with_panel(panel)
-    return text_of(made)
+    description = "All training runs that Prometheus scrapes."
+    made = new_board("ddpctl: all runs", "ddpctl-fleet", description, refresh="30s", since="now-6h")
+    return text_of(made, {"Which runs need attention?": NOW, "What are the machines used for?": OVER_TIME})

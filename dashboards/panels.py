@@ -4,6 +4,7 @@ Development only: what is made here is checked in as JSON (cli/ddpctl/monitoring
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +114,22 @@ def variable(name: str, label: str, query: str, *, every: bool) -> Any:
     return built.include_all(True).all_value(".*").current(_every()) if every else built
 
 
-def text_of(built: Any) -> str:
-    """The JSON of a dashboard, its panels numbered in their order."""
-    board = built.build()
+def new_board(title: str, uid: str, description: str, *, refresh: str, since: str) -> Any:
+    """A dashboard without panels, with the choice of a Prometheus and of namespaces."""
+    made = dashboard.Dashboard(title).uid(uid).tags(["ddpctl"]).editable().refresh(refresh).time(since, "now")
+    made = made.description(f"{description} Made by ddpctl; `make specs` in its repository writes it again.")
+    made = made.timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
+    made = made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+    return made.with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
+
+
+def text_of(made: Any, rows: Mapping[str, Sequence[Any]]) -> str:
+    """The JSON of a dashboard with these panels, by the title of their row. The panels are numbered in their order."""
+    for title, panels in rows.items():
+        made = made.with_row(dashboard.Row(title))
+        for panel in panels:
+            made = made.with_panel(panel)
+    board = made.build()
     for number_, panel in enumerate(board.panels or (), start=1):
         panel.id_val = number_
     return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(board)), indent=1, sort_keys=True) + "\n"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dashboards import run_costs, run_speed
-from dashboards.panels import SOURCE, number, q, rows_of, series, text_of, variable, word
+from dashboards.panels import SOURCE, new_board, number, q, rows_of, series, text_of, variable, word
 from dashboards.selection import RUN, increase, of
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
@@ -96,30 +96,16 @@ HEALTH = [
 
 def board() -> str:
     """Its JSON."""
-    made = (
-        dashboard.Dashboard("ddpctl: a run")
-        .uid("ddpctl-run")
-        .description("One distributed training run. Made by ddpctl; `make specs` in its repository writes it again.")
-        .tags(["ddpctl"])
-        .editable()
-        .refresh("10s")
-        .time("now-1h", "now")
-        .timezone("browser")
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .link(dashboard.DashboardLink("all runs").type(models.DashboardLinkType.LINK).url("/d/ddpctl-fleet"))
-        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
-        .with_variable(
-            variable("user", "User", 'label_values(ddp_run_info{namespace=~"$namespace"}, user)', every=True)
-        )
-        .with_variable(variable("run", "Run", f"label_values(ddp_run_info{{{OF_USER}}}, job_id)", every=False))
-        .with_variable(
-            variable("run_uid", "Id", f'label_values(ddp_run_info{{{OF_USER}, job_id="$run"}}, run_uid)', every=False)
-        )
-        .with_variable(dashboard.TextBoxVariable("peak").label("Peak TFLOP/s a rank").default_value("989"))
-        .annotation(restarts())
-    )
-    for title, panels in {
+    made = new_board("ddpctl: a run", "ddpctl-run", "One distributed training run.", refresh="10s", since="now-1h")
+    made = made.link(dashboard.DashboardLink("all runs").type(models.DashboardLinkType.LINK).url("/d/ddpctl-fleet"))
+    for name, label, values, every in (
+        ("user", "User", 'label_values(ddp_run_info{namespace=~"$namespace"}, user)', True),
+        ("run", "Run", f"label_values(ddp_run_info{{{OF_USER}}}, job_id)", False),
+        ("run_uid", "Id", f'label_values(ddp_run_info{{{OF_USER}, job_id="$run"}}, run_uid)', False),
+    ):
+        made = made.with_variable(variable(name, label, values, every=every))
+    made = made.with_variable(dashboard.TextBoxVariable("peak").label("Peak TFLOP/s a rank").default_value("989"))
+    rows = {
         "Is it healthy?": HEALTH,
         "How fast is it?": run_speed.SPEED,
         "Where does the time go?": run_speed.TIME,
@@ -127,11 +113,8 @@ def board() -> str:
         "Is the checkpoint fresh?": run_costs.CHECKPOINT,
         "What was lost to failures?": run_costs.LOST,
         "How busy are the machines?": run_costs.MACHINES,
-    }.items():
-        made = made.with_row(dashboard.Row(title))
-        for panel in panels:
-            made = made.with_panel(panel)
-    return text_of(made)
+    }
+    return text_of(made.annotation(restarts()), rows)
 
 
 def restarts() -> Any:

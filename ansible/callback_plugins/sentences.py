@@ -1,6 +1,6 @@
-"""What Ansible did, a line for what matters: what changed where, what is to be known, and why a machine failed.
+"""Ansible's output: a line for each change, each note, and each failure of a machine.
 
-At the end a line a machine. With $DDPCTL_RECAP that is written to this file as well, as JSON.
+The end has one line per machine. If $DDPCTL_RECAP names a file, the same is written to it as JSON.
 """
 
 import json
@@ -15,11 +15,11 @@ from ansible.plugins.callback import CallbackBase
 DOCUMENTATION = """
 name: sentences
 type: stdout
-short_description: a line for what matters
-description: What changed, what is to be known, and one sentence for every machine that failed.
+short_description: a line for each change, note and failure
+description: Prints each change and note, and one sentence for every machine that failed.
 """
 
-# What a failure says, and what it means. The first that is found counts.
+# The text of a failure, and its meaning. The first match counts.
 CAUSES = (
     (r"No space left on device|No usable temporary directory|ENOSPC", "its disk is full: make room there"),
     (
@@ -49,7 +49,7 @@ CAUSES = (
 
 
 def sentence(result: dict[str, Any], task: str) -> str:
-    """Why a task failed, as a person would say it."""
+    """Return in one sentence why a task failed."""
     parts = [str(result.get(key) or "") for key in ("msg", "stderr", "module_stderr", "stdout")]
     parts += [str(item.get("msg") or "") for item in result.get("results", ()) if item.get("failed")]
     text = "\n".join(parts)
@@ -76,8 +76,12 @@ class CallbackModule(CallbackBase):
     def _line(self, result: Any, word: str, text: str, color: str | None = None) -> None:
         self._display.display(f"{result._host.get_name():<12} {word:<8} {text}", color=color)
 
+    def _fail(self, result: Any, task: str) -> None:
+        self._failed[result._host.get_name()] = why = sentence(result._result, task)
+        self._line(result, "failed", why, color="red")
+
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A task is done."""
+        """Print what a task has changed, or its note."""
         said = result._result
         if said.get("changed"):
             word = "would" if context.CLIARGS.get("check") else "changed"
@@ -86,22 +90,19 @@ class CallbackModule(CallbackBase):
             self._line(result, "note", str(said.get("msg", "")))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """A task failed, and with it this machine."""
+        """Print why a task failed. The machine has then failed."""
         if not ignore_errors:
-            task = result._task.get_name().replace(" : ", ": ")
-            self._failed[result._host.get_name()] = sentence(result._result, task)
-            self._line(result, "failed", self._failed[result._host.get_name()], color="red")
+            self._fail(result, result._task.get_name().replace(" : ", ": "))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """A machine is not there, or does not let us in."""
-        self._failed[result._host.get_name()] = sentence(result._result, "it cannot be reached")
-        self._line(result, "failed", self._failed[result._host.get_name()], color="red")
+        """Print why a machine cannot be reached."""
+        self._fail(result, "it cannot be reached")
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
-        """Nobody is in a play's group: nothing to be said."""
+        """Print nothing if a play has no machines."""
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """The end: a line a machine."""
+        """Print one line per machine, and write the recap."""
         recap = {}
         for host in sorted(stats.processed):
             numbers = stats.summarize(host)

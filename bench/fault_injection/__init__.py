@@ -1,1 +1,1 @@
-"""A training on machines out of network namespaces, harmed on purpose: what happens, and whether it is as promised."""
+"""Faults in a training on machines made of network namespaces, and whether the training recovers as it should."""

@@ -1,4 +1,4 @@
-"""The faults, one function each: it lets a job train, does it harm, and says what must come of it."""
+"""The faults, one function each: it lets a job train, injects the fault, and records what is expected."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ EATER_BYTES = 1 << 30
 
 
 def moment(experiment: Experiment) -> int:
-    """The step at which a fault comes; later ones would leave too few steps to read the counters of the new start."""
+    """The step at which a fault is injected. Later ones leave too few steps to read the counters of the new start."""
     return experiment.dice.randint(1, 38)
 
 
@@ -71,7 +71,7 @@ def agent_is_killed(node: int) -> Callable[[Experiment], None]:
 
 
 def machine_is_lost(node: int) -> Callable[[Experiment], None]:
-    """Its cable first, so that no connection is closed: as when its power fails."""
+    """A power failure: the link goes down first, so that no connection is closed."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -103,7 +103,7 @@ def machine_is_lost_for_good(experiment: Experiment) -> None:
 
 
 def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
-    """For so long; who ended meanwhile is started again, as often as a scheduler does."""
+    """A partition of this duration. A node that ends meanwhile is started again, as often as a scheduler does."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -124,7 +124,7 @@ def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
 
 
 def cable_is_jolted(experiment: Experiment) -> None:
-    """Out for 2 s, which TCP survives."""
+    """A partition of 2 s, which TCP survives."""
     experiment.train_until(moment(experiment))
     experiment.now()
     experiment.job.machines[1].cut()
@@ -209,7 +209,7 @@ def master_is_another(experiment: Experiment) -> None:
 
 
 def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
-    """The nodes find other files in their homes, or node 1 is of another image."""
+    """The nodes have different files in their homes, or node 1 has another image."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job

@@ -1,4 +1,4 @@
-"""One fault and what came of it, as it is written down while it happens. It knows no particular fault."""
+"""One fault and its effects, recorded while they happen. This module knows no particular fault."""
 
 import random
 import re
@@ -19,7 +19,7 @@ EXIT_CAUSES = ("sigkill", "sigsegv", "oom", "hang_killed")  # a peer's own end m
 
 
 class Experiment:
-    """A job under a fault. What it notes is kept, also when the next thing to be waited for never comes."""
+    """A job with a fault. Its records are kept, even if a later wait ends with a time-out."""
 
     def __init__(self, job: Job, dice: random.Random, weights: str, *, limit_s: float = 0.0) -> None:
         """``weights`` is the sha256 of an undisturbed run's, ``limit_s`` how long to wait for anything at most."""
@@ -33,12 +33,12 @@ class Experiment:
         self._num_words: dict[int, int] = {}
 
     def train_until(self, step: int) -> None:
-        """Start the job and let every rank make that step."""
+        """Start the job and wait until every rank has made the step ``step``."""
         self.job.start()
         self.job.until(lambda: self.job.reached(step), f"step {step}")
 
     def now(self, at: float | None = None) -> None:
-        """The fault comes at this moment, or came ``at`` an earlier one."""
+        """Record that the fault happens now, or happened at the time ``at``."""
         self._at = at or time.time()
         self._pids = {rank: self.job.pids(rank) for rank in WORLD}
         self._num_words = {node: len(self.job.words(node)) for node in BOTH}
@@ -47,7 +47,7 @@ class Experiment:
         return time.time() - self._at
 
     def is_noticed(self, *nodes: int) -> None:
-        """Until each of these nodes has said something since the fault, or ended."""
+        """Wait until each of these nodes has printed a line since the fault, or has ended."""
 
         def have_spoken() -> bool:
             job = self.job
@@ -57,7 +57,7 @@ class Experiment:
         self.result = replace(self.result, noticed_s=self.passed_s())
 
     def trains_again(self) -> None:
-        """Until every rank has made a step in a new process."""
+        """Wait until every rank has made a step in a new process."""
         job = self.job
         limit_s = self._limit_s or fault_job.START_S
         job.until(lambda: job.first_steps_of_new(self._pids), "a step of every rank's new process", limit_s)
@@ -68,7 +68,7 @@ class Experiment:
         self.result = replace(self.result, again_s=max(first.at for first in firsts) - self._at, steps_lost=lost)
 
     def is_gone(self, pids: Callable[[], Collection[int]] | None = None) -> None:
-        """Until none of these processes, by default of all, is left."""
+        """Wait until none of these processes is left; by default, none of all processes."""
         began = time.time()
         left = pids or self.job.alive
         try:
@@ -79,7 +79,7 @@ class Experiment:
         self.result = replace(self.result, gone_s=max(time.time() - began, self.result.gone_s or 0.0))
 
     def counters(self) -> dict[str, object]:
-        """What the nodes have counted: restarts by reason, and exits by causes that are nobody's wish."""
+        """Compare the counters of the nodes: restarts by reason, and unwanted exits by cause."""
         with ThreadPoolExecutor() as asked:  # at once: the run may be over soon
             pages = list(asked.map(self.job.metrics, BOTH))
         restarts = [counted("ddp_restarts_total", page) for page in pages]
@@ -87,13 +87,13 @@ class Experiment:
         return {"restarts": restarts, "exits": [{k: n[k] for k in EXIT_CAUSES if n.get(k)} for n in exits]}
 
     def ends(self, nodes: Sequence[int] = BOTH) -> None:
-        """Until these nodes' launchers have ended, and nothing is left of them."""
+        """Wait until the launchers of these nodes have ended and none of their processes is left."""
         self.job.until(lambda: self.job.has_ended(*nodes), "the end of the run", self._limit_s or END_S)
         self.result = replace(self.result, ended_s=self.passed_s())
         self.is_gone(lambda: [pid for node in nodes for pid in self.job.machines[node].pids()])
 
     def succeeds(self, *, codes: Sequence[Sequence[int]], restarts: object, exits: object) -> None:
-        """To its end, which is an undisturbed run's. ``codes``: each node's, over all its starts."""
+        """Wait for the end and expect the weights of an undisturbed run. ``codes``: of each node, of all its starts."""
         if self.job.launcher != "ddprun":
             return
         found = self.counters()
@@ -105,7 +105,7 @@ class Experiment:
         self.result = replace(self.result, expected=expected, found=found)
 
     def also(self, name: str, expected: object, found: object) -> None:
-        """One more thing that is to be as expected."""
+        """Record a further value and what is expected."""
         both = self.result.expected | {name: expected}, self.result.found | {name: found}
         self.result = replace(self.result, expected=both[0], found=both[1])
 
@@ -141,6 +141,6 @@ def undisturbed(folder: Path) -> str:
 
 
 def counted(name: str, page: str) -> dict[str, int]:
-    """A counter by the value of its one label; what was never counted is left out."""
+    """The values of a counter by the value of its only label, without those that are 0."""
     samples = re.findall(rf'^{name}{{\w+="(\w+)"}} (\S+)$', page, re.M)
     return {label: int(float(value)) for label, value in samples if float(value)}

@@ -1,4 +1,4 @@
-"""A training of two machines and two ranks each, as a launcher drives it; and what can be seen of it from outside.
+"""A training on two machines with two ranks each, and what can be observed of it from outside.
 
 It starts ddpruns (or torchruns), starts again what ended and may be worth it, as a scheduler does, and watches. What is
 done to the training, and what follows from it, is the matter of rows.py.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import lab
+import measuring
 
 from ddpwire.exits import of_status, worth_a_retry
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
@@ -32,7 +33,7 @@ SPOKEN = re.compile(r"\[node\d+\] |.*torch[./]distributed[./]elastic")  # a laun
 
 
 class TooLateError(Exception):
-    """What was waited for did not happen."""
+    """A wait ended with a time-out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Job:
     codes: dict[int, list[int]] = field(default_factory=lambda: {node: [] for node in range(NODES)})
 
     def start(self, *nodes: int) -> None:
-        """Start these nodes, by default all."""
+        """Start these nodes; by default, all nodes."""
         self.tend()
         for node in nodes or range(NODES):
             self.home(node).mkdir(exist_ok=True)
@@ -77,7 +78,6 @@ class Job:
                 )
 
     def _environ(self, node: int) -> dict[str, str]:
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_"))}
         path = [str(self.home(node)), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),
@@ -89,10 +89,10 @@ class Job:
         }
         if self.launcher == "torchrun":  # whose ranks else meet at whatever address the host's name has
             ours["GLOO_SOCKET_IFNAME"] = "eth0"
-        return base | ours | self.environ.get(node, {})
+        return measuring.clean_environ() | ours | self.environ.get(node, {})
 
     def tend(self) -> None:
-        """Note the ends; start again what may do better, where the job is ``tended``."""
+        """Record which nodes have ended. If the job is ``tended``, start those again for which a retry may help."""
         for node, process in list(self.processes.items()):
             if self.processes.get(node) is not process:  # restarted meanwhile
                 continue
@@ -105,7 +105,7 @@ class Job:
                 self.start(node)
 
     def tend_from_now(self) -> None:
-        """As a scheduler: start again whoever has ended, now and later."""
+        """From now on, start each node again that has ended, as a scheduler does."""
         self.tend()
         self.tended = True
         for node in range(NODES):
@@ -113,7 +113,7 @@ class Job:
                 self.start(node)
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:
-        """Tend until it is so; when that was. Raises TooLateError."""
+        """Tend the job until ``condition()`` is true. Return the time. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -123,11 +123,11 @@ class Job:
         return time.time()
 
     def has_ended(self, *nodes: int) -> bool:
-        """Whether no process of these nodes, by default of all, is running."""
+        """Whether no process of these nodes is running; by default, of all nodes."""
         return not any(node in self.processes for node in nodes or range(NODES))
 
     def steps(self, rank: int, since: float = 0.0) -> list[Step]:
-        """The steps that the processes of a rank have made since then."""
+        """The steps that the processes of a rank have made since the time ``since``."""
         found = []
         for path in (self.folder / "steps").glob(f"{rank}.*"):
             lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -135,16 +135,16 @@ class Job:
         return sorted((step for step in found if step.at > since), key=lambda step: step.at)
 
     def reached(self, step: int) -> bool:
-        """Whether every rank has made that step."""
+        """Whether every rank has made the step ``step``."""
         return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
 
     def pids(self, rank: int) -> list[int]:
-        """The processes that were this rank, the latest last."""
+        """The pids of the processes that were this rank, the latest last."""
         paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
         return [int(path.suffix[1:]) for path in paths]
 
     def first_steps_of_new(self, old: dict[int, list[int]]) -> list[Step] | None:
-        """The first step of each rank in a process that is not an ``old`` one; None: not all have made one."""
+        """The first step of each rank in a process that is not in ``old``, or None if a rank has not made one."""
         firsts = []
         for rank in WORLD:
             made = [
@@ -159,12 +159,12 @@ class Job:
         return firsts
 
     def home(self, node: int) -> Path:
-        """Where a node's launcher is started; a sitecustomize.py there is run before it."""
+        """The folder in which a node's launcher is started. Python runs a sitecustomize.py in it first."""
         return self.folder / f"home-{node}"
 
     @contextlib.contextmanager
     def beside(self, node: int, *command: str) -> Iterator[int]:
-        """Something else on the machine of a node; its pid."""
+        """Run another command on the machine of a node. Yield its pid."""
         with subprocess.Popen(
             self.machines[node].command(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
@@ -174,11 +174,11 @@ class Job:
                 process.kill()
 
     def said_by(self, node: int) -> Path:
-        """What a node's launcher, and its ranks, wrote to stderr, over all its starts."""
+        """The file with what a node's launcher and its ranks wrote to stderr, over all its starts."""
         return self.folder / f"said-by-{node}"
 
     def words(self, node: int) -> list[str]:
-        """What a node's launcher said itself."""
+        """The lines of a node's launcher itself."""
         with contextlib.suppress(FileNotFoundError):
             lines = self.said_by(node).read_text(errors="replace").splitlines()
             return [line for line in lines if SPOKEN.match(line)]
@@ -198,7 +198,7 @@ class Job:
         return None
 
     def metrics(self, node: int) -> str:
-        """What a node's /metrics says at this moment; nothing where it has not started, or has ended."""
+        """The text of a node's /metrics now, or an empty text if the node does not serve it."""
         state = self.state(node)
         if state is None or state.metrics is None:
             return ""
@@ -207,7 +207,7 @@ class Job:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
 
     def alive(self) -> list[int]:
-        """Every process on the machines, whoever started it."""
+        """All processes on the machines."""
         return [pid for machine in self.machines for pid in machine.pids()]
 
     def weights(self) -> dict[str, str]:
@@ -217,7 +217,7 @@ class Job:
 
 @contextlib.contextmanager
 def start_job(folder: Path, *, prefix: str = "faults", spares: int = 0, **rest: object) -> Iterator[Job]:
-    """A job on machines of its own, of which nothing is left; ``spares``: those that it has besides."""
+    """Yield a job on machines of its own, and end it afterwards. ``spares``: the number of further machines."""
     folder.mkdir(parents=True, exist_ok=True)
     with lab.machines(NODES + spares, prefix=prefix) as machines:
         made = Job(machines=machines, folder=folder, **rest)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""What a fault did to a training, and whether that is what was to be expected. Pure."""
+"""The effects of a fault on a training, and whether they are as expected. Pure."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """What a row of the table must keep to; None: does not apply."""
+    """The limits of a row of the table; None: no limit."""
 
     noticed_s: float | None = None
     again_s: float | None = None  # until all ranks have made a step again
@@ -16,7 +16,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One fault, seen from outside. Times count from the fault."""
+    """The observed effects of one fault. Times count from the fault."""
 
     noticed_s: float | None = None  # until every launcher that lives has said so
     again_s: float | None = None
@@ -30,7 +30,7 @@ class Result:
 
 
 def violations(result: Result, bars: Bars, *, timed: bool) -> tuple[str, ...]:
-    """Return what is not as it should be, a sentence each.
+    """Return a sentence for each value that is not as expected.
 
     ``timed``: judge the seconds as well. A machine that is busy with other things is late, so tests do not.
     """

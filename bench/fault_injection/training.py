@@ -1,4 +1,4 @@
-"""A DDP training through faults: a step takes --pause s; every tenth, and the last before a stop, is a checkpoint.
+"""A DDP training for faults: a step takes --pause s. Each tenth step, and the last before a stop, saves a checkpoint.
 
 A start continues from the last one.
 

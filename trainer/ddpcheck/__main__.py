@@ -8,7 +8,7 @@ from ddpwire.log_record import pack_result
 
 
 def main() -> None:
-    """Run one check. Rank 0 prints the result: as JSON or, with ``--record``, as lines that ddpctl reads."""
+    """Run one check. Rank 0 prints the result as JSON or, with ``--record``, as lines that ddpctl reads."""
     parser = argparse.ArgumentParser(prog="ddpcheck", description=__doc__)
     parser.add_argument("check", choices=("bench", "doctor"))
     parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], help="bytes, as 4096,65536")

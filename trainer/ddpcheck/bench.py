@@ -1,4 +1,4 @@
-"""The check ``bench``: the bandwidth of each collective at several sizes, whether results are right, slow links."""
+"""The check ``bench``: the bandwidth of each collective at several sizes, wrong results, and slow links."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from ddpcheck.ranks import Ranks, join
 from ddpwire.exits import Exit
 
 SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
-LONGEST_S = 2.0  # a size whose call would take longer, estimated from the previous size, is left out
-LATENCY_S = 0.1  # calls shorter than this are mostly latency, so nothing is estimated from them
-MATRIX = 8  # up to this number of members all links are shown; with more members, the slowest
+LONGEST_S = 2.0  # a size is left out if a call would take longer, as estimated from the previous size
+LATENCY_S = 0.1  # a shorter call is mostly latency, so no time is estimated from it
+MATRIX = 8  # all links are shown if there are at most so many members, otherwise only the slowest links
 MAX_LINKS = 1000  # in the result, the slowest first
 
 
 def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
-    """Run the measurements. Rank 0 prints them as they are made, and returns the result."""
+    """Measure all collectives and links. Rank 0 prints each measurement and returns the result."""
     ranks = join()
     say: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
@@ -88,20 +88,19 @@ def _collectives(
 
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
     """Return the speed of the links as lines: a table of all links or, with many members, a list of the slowest."""
-    number = len(names)
     title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
-    if number > MATRIX:
+    if len(names) > MATRIX:
         slowest = sorted(figures.items(), key=lambda one: one[1])[:MATRIX]
         return [f"{title}; the slowest:", *(f"  {value:>8.3g}  {names[a]} - {names[b]}" for (a, b), value in slowest)]
-    rows = [
-        "".join("       -" if a == b else f"{figures[min(a, b), max(a, b)]:>8.3g}" for b in range(number))
-        for a in range(number)
-    ]
-    return [title, *(f"{name[:15]:<15}{row}" for name, row in zip(names, rows, strict=True))]
+    lines = [title]
+    for a, name in enumerate(names):
+        cells = (f"{figures[min(a, b), max(a, b)]:.3g}" if a != b else "-" for b in range(len(names)))
+        lines.append(f"{name[:15]:<15}" + "".join(f"{cell:>8}" for cell in cells))
+    return lines
 
 
 def sentence(slow: links.Again, names: Sequence[str]) -> str:
-    """Return a sentence that names what is slow, and says by how much."""
+    """Return a sentence that names the slow node or link, and says how slow it is."""
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
         return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"

@@ -1,13 +1,13 @@
 """The collectives: what each one does, how its bandwidth is computed, and whether its result is right.
 
 algbw = S / t and busbw = algbw x factor, as nccl-tests define them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
-S is the size of the larger of a rank's two buffers, so for all_gather and reduce_scatter it is n times what a rank
-contributes or keeps. The factor is 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather and all_to_all, 1
-for broadcast, reduce and send_recv (each rank sends to the next one). That page does not list gather and scatter; here
-their factor is (n-1)/n, the share of S that passes the root's link.
+S is the size of the larger of a rank's two buffers. So for all_gather and reduce_scatter it is n times what a rank
+contributes or keeps. ``FACTORS`` has the factors of that page. The page does not list gather and scatter. Their factor
+here is (n-1)/n, the share of S that passes the root's link. In send_recv, each rank sends to the next one.
 
 t is the mean of up to 20 calls after one warm-up call, on the slowest rank (nccl-tests use the mean over the ranks).
-The data are float32 integers, whose sums are exact. After the timed calls, one result is compared element by element.
+The data are whole numbers in float32, so their sums are exact. After the timed calls, the result of one more call is
+compared element by element.
 """
 
 import time
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ddpcheck.ranks import Ranks
 
-BUDGET_S = 0.5  # for the timed calls of one size, which are at least 2 and at most 20
-CALLS = (2, 20)
+BUDGET_S = 0.5  # time for the timed calls of one size
+CALLS = (2, 20)  # the lowest and the highest number of timed calls
 ROOT = 0
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
@@ -40,10 +40,10 @@ class Row:
 
 
 def operation(name: str, ranks: Ranks, base: Tensor) -> tuple[Callable[[], Any], Tensor, Tensor, Tensor | None]:
-    """Return a call of the collective, the buffer that it writes, and that buffer's values before and after the call.
+    """Return a call of the collective, the buffer that it writes, and the buffer's values before and after the call.
 
-    ``base`` is as large as the larger buffer, the same on all ranks, and divisible among them. The values after the
-    call are None if this rank gets no result.
+    ``base`` is as large as the larger buffer and has the same values on all ranks. Its size is a multiple of the number
+    of ranks. The values after the call are None if this rank gets no result.
     """
     n, rank, group, part = ranks.size, ranks.rank, ranks.group, base.numel() // ranks.size
     own, total, out = base + rank, n * base + n * (n - 1) // 2, torch.empty_like(base)
@@ -77,14 +77,14 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def swap(ranks: Ranks, out: Tensor, to: int, into: Tensor, from_: int) -> None:
-    """Send to one rank, and receive from one at the same time."""
+    """Send a tensor to rank ``to`` and receive one from rank ``from_`` at the same time."""
     both = ((dist.isend, out, to), (dist.irecv, into, from_))
     for work in dist.batch_isend_irecv([dist.P2POp(verb, data, peer, ranks.group) for verb, data, peer in both]):
         work.wait()
 
 
 def measure(name: str, ranks: Ranks, size: int) -> Row:
-    """Time a collective with about S = ``size`` bytes, a multiple of the number of ranks, and check one result."""
+    """Time a collective and check one result. S is ``size`` bytes, rounded to a multiple of the number of ranks."""
     count = max(1, round(size / 4 / ranks.size)) * ranks.size
     base = torch.arange(count, device=ranks.device).remainder(251).float()
     run, out, start, expected = operation(name, ranks, base)

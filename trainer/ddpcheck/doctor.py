@@ -1,11 +1,12 @@
 """``python -m ddpcheck doctor``: checks each node and the network between the nodes, with one rank per node.
 
 The nodes exchange data only through the run's store, without a process group, so that they can report a faulty network.
-No message is longer than 500 bytes, and each is answered before the next, so the store works over a path of any MTU.
+A message has at most 500 bytes, and a node waits for the answer before it sends the next one. So the store works over a
+path of any MTU.
 
-Keys: ``hello/N`` is the Node of node N; ``tried/N`` is set when node N has tried the paths, ``measured/N`` when it has
-measured its cores; ``report/N`` is its Report; ``over`` ends the check. A long text is split: its key has the number of
-parts, and ``KEY/P`` has part P.
+Keys: ``hello/N`` is the Node of node N, and ``report/N`` its Report. ``tried/N`` is set when node N has tried the
+paths, and ``measured/N`` when it has measured its cores. ``over`` ends the check. A text has several parts: its key has
+their number, and ``KEY/P`` has part P.
 """
 
 import json
@@ -30,7 +31,7 @@ from ddpwire import clock, names
 from ddpwire.machine import source_address
 
 PART_BYTES = 500
-MEET_S = 120.0  # the ranks are started together, but may import torch from a cold disk
+MEET_S = 120.0  # the ranks start together, but the import of torch may take long on some of them
 STAGE_S = 90.0
 TURN_S = 20.0
 REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S
@@ -44,13 +45,13 @@ class Report:
     findings: tuple[Finding, ...]
     builds: dict[str, dict[str, str]]  # per check, the values that must be the same on all nodes
     speeds: dict[str, float]
-    loaded: bool  # whether other programs used the cores while they were measured
+    loaded: bool  # whether other programs used the cores during the measurement
     paths: Paths
-    clock_s: float  # how far it is ahead of node 0's
+    clock_s: float  # how far the node's clock is ahead of node 0's
 
 
 def main(_: object) -> dict[str, Any] | None:
-    """Check this node; on node 0 also collect and judge the results of all nodes, and return them."""
+    """Check this node. On node 0 also collect the results of all nodes, and return them."""
     if int(os.environ.get(names.LOCAL_RANK, "0")):
         return None
     began = time.monotonic()
@@ -77,7 +78,7 @@ def main(_: object) -> dict[str, Any] | None:
 
 
 def _look(store: Store, number: int, count: int) -> list[Node]:
-    """Run all stages on one node, and put its report into the store. Return the nodes that answered."""
+    """Run all checks of one node, and put its report into the store. Return the nodes that answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
@@ -119,7 +120,7 @@ def _look(store: Store, number: int, count: int) -> list[Node]:
         clock_s=offset,
     )
     _put(store, f"report/{number}", json.dumps(asdict(report)))
-    for other in nodes:  # wait for those that still try this node's ports
+    for other in nodes:  # this node's ports stay open until all nodes have tried them
         _wait(store, f"tried/{other.node}", STAGE_S)
     return nodes
 
@@ -135,7 +136,7 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
 
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
-    """Return all findings in the order of the table, which is sorted by check and then by node."""
+    """Return the findings of all nodes, sorted by check and then by node."""
     found = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
     absent = [node.node for node in nodes if node.node not in reports]
     found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
@@ -162,7 +163,7 @@ def _read_report(text: str) -> Report:
 def _put(store: Store, key: str, text: str) -> None:
     parts = [text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES)]  # it is JSON in ASCII
     for number, part in enumerate(parts):
-        store.compare_set(f"{key}/{number}", "", part)  # unlike set, it waits for the answer
+        store.compare_set(f"{key}/{number}", "", part)  # unlike set, this waits for the answer
     store.compare_set(key, "", f"{len(parts)}")
 
 

@@ -1,6 +1,6 @@
-"""The result of a check on a node, as data; for each check also what is expected and what to do; comparisons of nodes.
+"""The results of the checks of a node, with the expected value and the advice of each check. Comparisons of nodes.
 
-Builds must be the same on all nodes; speeds are compared with the median of the other nodes.
+Builds must be the same on all nodes. Speeds are compared with the median of the other nodes.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ from typing import Literal
 from ddpwire.machine import SHM_DIR
 
 SLOW, VERY_SLOW = 0.8, 0.5  # of the others' median
-FEW = 3  # with fewer nodes it is not known which of them is right
+FEW = 3  # with fewer nodes, a difference does not show which node is wrong
 SHORT = 12  # characters of a sha256
 
 Status = Literal["ok", "warning", "bad", "not looked at"]
-RESET = "reset the GPU (nvidia-smi --gpu-reset) or reboot; where it comes back, have it replaced"
+RESET = "reset the GPU (nvidia-smi --gpu-reset) or reboot; if it happens again, replace the GPU"
 SPEED = ("80 % of the others' median", "compare its clocks, power settings and memory with the others'")
 ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "GPUs": ("all answer", RESET),
@@ -24,25 +24,25 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "PCIe": ("the width of the slot", "reseat the card, or its riser"),
     "NVLink": ("all links up, no recovery", f"nvidia-smi nvlink -s; {RESET}"),
     "MIG": ("off", "a process has one instance, and NCCL joins none: nvidia-smi -mig 0, then reset the GPU"),
-    "GPU processes": ("none", "wait for them, or take other GPUs"),
-    "GPU clocks": ("not slowed down", "look after cooling and power supply (nvidia-smi -q -d PERFORMANCE)"),
+    "GPU processes": ("none", "wait until they end, or use other GPUs"),
+    "GPU clocks": ("not slowed down", "check the cooling and the power supply (nvidia-smi -q -d PERFORMANCE)"),
     "Xid": ("none of the hardware", RESET),
-    "DCGM": ("diag -r 1 passes", "dcgmi diag -r 2 says more"),
+    "DCGM": ("diag -r 1 passes", "run dcgmi diag -r 2, which tests more"),
     "GPU matmul": SPEED,
     "GPUs and driver": ("what most nodes have", "make all nodes the same"),
     "libraries": ("what most nodes have", "install the same build on all nodes"),
     SHM_DIR: ("1 GiB, and 256 MiB a GPU", "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"),
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),
     "open files": ("1024, and 4 a rank of the run", "ulimit -n, or LimitNOFILE of the service that starts the node"),
-    "disk": ("a file can be written, 2 GiB free, 10 MB/s", "make room, or give another checkpoint_dir"),
-    "interfaces": ("each in a subnet of its own", "take one down, or name one in NCCL_SOCKET_IFNAME"),
-    "container runtime": ("nvidia-ctk where there are GPUs", "install nvidia-container-toolkit"),
-    "CPU": ("75 % of a core", "raise the quota (docker --cpus, limits.cpu, CPUQuota), or stop what else runs (top)"),
+    "disk": ("a file can be written, 2 GiB free, 10 MB/s", "delete files, or set another checkpoint_dir"),
+    "interfaces": ("each in a subnet of its own", "disable one, or name one in NCCL_SOCKET_IFNAME"),
+    "container runtime": ("nvidia-ctk on a node with GPUs", "install nvidia-container-toolkit"),
+    "CPU": ("75 % of a core", "raise the quota (docker --cpus, limits.cpu, CPUQuota), or stop other programs (top)"),
     "CPU matmul": SPEED,
     "CPU memory": SPEED,
     "ports": ("all TCP ports open between the nodes", "open them: gloo and NCCL listen on ports the kernel chooses"),
-    "path MTU": ("what the interfaces have", "large messages hang: give interfaces and links the same MTU"),
-    "names": ("the same address everywhere, none of the loopback", "mend /etc/hosts there"),
+    "path MTU": ("what the interfaces have", "large messages hang: set the same MTU on interfaces and links"),
+    "names": ("the same address everywhere, none of the loopback", "correct /etc/hosts on that node"),
     "clock": ("less than 2 s from the others", "start NTP (timedatectl set-ntp true): times in logs are wrong"),
     "answer": ("a report", "ddpctl logs RUN"),
 }
@@ -50,7 +50,7 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check on one node. ``node`` is set when the findings of all nodes are combined."""
+    """The result of one check on one node. ``node`` is set once the findings of all nodes are combined."""
 
     check: str
     status: Status
@@ -59,9 +59,10 @@ class Finding:
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding per node: bad if a value differs from the most frequent one (or the first of several).
+    """Yield one finding per node: bad if a value differs from the most frequent one.
 
-    For a driver, only the branch (570 of 570.86.15) must be the same. A different patch version is a warning.
+    Of equally frequent values, the first one counts. A driver must have the same branch (570 of 570.86.15). If only the
+    rest of its version differs, the finding is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
     usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}
@@ -82,10 +83,10 @@ def _short(value: str) -> str:
 def compare_speed(
     check: str, speeds: Mapping[int, float], unit: str, *, loaded: Collection[int] = ()
 ) -> Iterator[Finding]:
-    """Yield one finding per node: below 80 % of the others' median is a warning, below 50 % bad.
+    """Yield one finding per node: a warning below 80 % of the others' median, bad below 50 %.
 
-    It is never more than a warning if other programs used the cores meanwhile (``loaded``), or if there are fewer than
-    three nodes, because then the faster node may be the unusual one.
+    On the nodes in ``loaded``, other programs used the cores, so the finding is at most a warning. This also holds with
+    fewer than three nodes, because the faster node may be the unusual one.
     """
     for node, speed in speeds.items():
         usual = median([other for number, other in speeds.items() if number != node] or [speed])

@@ -1,4 +1,4 @@
-"""The health of the GPUs that this process sees, from NVML, the kernel log, DCGM (if installed) and a matmul.
+"""The health of the GPUs that this process sees, from NVML, the kernel log, DCGM (if installed) and a matrix product.
 
 NVML's functions and constants: https://docs.nvidia.com/deploy/nvml-api; Xid: https://docs.nvidia.com/deploy/xid-errors.
 """
@@ -36,12 +36,15 @@ def not_looked_at(why: str) -> list[Finding]:
 
 
 def look() -> tuple[list[Finding], dict[str, str]]:
-    """Return the findings about this node's GPUs, and the values that all nodes must share. Call it before CUDA."""
+    """Return the findings about this node's GPUs, and the values that must be the same on all nodes.
+
+    Call this before this process uses CUDA.
+    """
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception as error:  # no driver or no library: NVML has a class of errors for each
+    except Exception as error:  # NVML has several classes of errors for a missing driver or library
         return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
@@ -98,15 +101,15 @@ def _memory(nvml: Any, handle: Any) -> Part:
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """Compare the link's width with what the device and slot support. Its generation is ignored: it drops when idle."""
+    """Compare the width of the link with that of the slot. The generation is ignored: it is lower on an idle GPU."""
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 
 
 def _nvlink(nvml: Any, handle: Any) -> Part:
-    """Check the NVLinks. Bad: only some of a GPU's links are up. Warning: an active link has recovered from errors."""
+    """Check the NVLinks. Bad: only some of the links are up. Warning: a link that is up has recovered from errors."""
     up, down, errors = 0, [], 0
-    with contextlib.suppress(nvml.NVMLError):  # the GPU has no more links
+    with contextlib.suppress(nvml.NVMLError):  # the error after the GPU's last link
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             if not nvml.nvmlDeviceGetNvLinkState(handle, link):
                 down.append(str(link))
@@ -128,13 +131,13 @@ def _mig(nvml: Any, handle: Any) -> Part:
 
 
 def _processes(nvml: Any, handle: Any) -> Part:
-    """Warn about any process on the GPU. This process is not among them, because it has not used CUDA yet."""
+    """Warn about the processes on the GPU. This process is not among them, because it has not used CUDA yet."""
     pids = [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return ("warning", f"used by pid {', '.join(pids)}") if pids else ("ok", "none")
 
 
 def check_clocks() -> Finding:
-    """Check why the GPUs' clocks are low now. Call this right after a load: an idle GPU always lowers its clocks."""
+    """Check why the GPUs' clocks are low now. Call this right after a load, because an idle GPU lowers its clocks."""
 
     def reasons(nvml: Any, handle: Any) -> Part:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -159,7 +162,7 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
             while record := os.read(file, 8192):  # one record per read: ``priority,number,microseconds,...;text``
                 records += record
     except OSError as error:
-        return Finding("Xid", "not looked at", f"{path}: {error.strerror} (dmesg as root tells)")
+        return Finding("Xid", "not looked at", f"{path}: {error.strerror} (run dmesg as root)")
     now, said, bad = time.clock_gettime(time.CLOCK_BOOTTIME), dict[str, None](), False
     for since_boot, device, number in XID.findall(records.decode(errors="replace")):
         age, xid = now - int(since_boot) / 1e6, int(number)
@@ -171,7 +174,7 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
 
 
 def check_dcgm() -> Finding:
-    """Run ``dcgmi diag -r 1``. The result is bad if a test fails."""
+    """Run ``dcgmi diag -r 1``. The finding is bad if a test fails."""
     program = shutil.which("dcgmi")
     if program is None:
         return Finding("DCGM", "not looked at", "dcgmi is not installed")
@@ -184,7 +187,7 @@ def check_dcgm() -> Finding:
 
 
 def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of failed tests at any depth of ``answer``, because DCGM 3 and 4 nest them differently."""
+    """Yield the names of failed tests at any depth of ``answer``: DCGM 3 and 4 nest them differently."""
     if isinstance(answer, dict):
         name = str(answer.get("name", name))
         if str(answer.get("status", "")).lower() == "fail":

@@ -1,17 +1,16 @@
 """Measures the links: every pair of nodes exchanges data. A slow link is measured again alone before it is reported.
 
-The pairs meet in a round-robin tournament: in each round all nodes (all but one, if their number is odd) are busy in
-pairs. Without a second node, the pairs are made of that node's ranks. A pair's figure is the best of 4 to 10 exchanges:
-data goes there and back. The best one is used because other work on the machine can make an exchange slower, but never
-faster.
+The pairs meet in a round-robin tournament: in each round, every node measures one pair (if the number of nodes is odd,
+one node waits). If there is only one node, its ranks are the pairs. In an exchange, data goes there and back. The
+figure of a pair is the best of 4 to 10 exchanges, because other work on the machine can make an exchange slower, but
+never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
+* A link is suspected if it is below half of the median of the other links, for each of its two ends.
 * If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
-  NVLink pairs): no comparison is possible, and nothing is reported. With fewer than 3 nodes none is suspected either.
-* A suspect is measured three more times while nothing else is measured, each time together with the best links of its
-  ends. It is reported only if its best figure of the three is below half of the median of the other links' figures (of
-  several other links, the slowest counts).
+  NVLink pairs). Then no comparison is possible, and nothing is reported. Of fewer than 3 nodes none is suspected.
+* A suspect is measured three more times while nothing else is measured, and so are the best links of its ends, of
+  which the slowest counts. The suspect is reported only if its best figure is below half of the median of theirs.
 """
 
 import statistics
@@ -26,7 +25,7 @@ from ddpcheck.ranks import Ranks
 
 SLOW = 0.5
 REPETITIONS = 3
-EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take together
+EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # the lowest and the highest number of exchanges, and the time for all of them
 BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 MAX_SUSPECTS = 8  # the slowest are measured again
 Pair = tuple[int, int]  # indices of two members, the lower index first
@@ -44,7 +43,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A suspect that was measured again alone: each time its figure, and that of the slowest compared link."""
+    """A suspect that was measured again: for each time its figure, and that of the slowest link to compare with."""
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]
@@ -57,13 +56,13 @@ class Again:
 
 
 def members_of(ranks: Ranks) -> tuple[int, ...]:
-    """Return the ranks that take part: the first rank of each node or, on a single node, all ranks."""
+    """Return the ranks that measure links: the first rank of each node or, on a single node, all ranks."""
     first = {node: rank for rank, node in reversed([*enumerate(ranks.nodes)])}
     return tuple(sorted(first.values())) if len(first) > 1 else tuple(range(ranks.size))
 
 
 def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
-    """Yield the rounds of a round-robin tournament (circle method): each pair once, and no rank twice in a round."""
+    """Yield the rounds of a round-robin tournament: each pair once, and no member twice in a round (circle method)."""
     order: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     half = len(order) // 2
     for _ in range(len(order) - 1):
@@ -73,7 +72,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure groups of pairs one after another, the pairs of a group in parallel. Return the figures on every rank."""
+    """Measure the pairs of each group in parallel, and one group after another. Return the figures on every rank."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -87,7 +86,10 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s to ``peer``, which makes the same call. ``first``: this rank sends first and sets the count."""
+    """Return the GB/s to ``peer``, which makes the same call.
+
+    ``first``: whether this rank sends first and sets the number of exchanges.
+    """
     data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
     calls = data.new_full((1,), EXCHANGES[0])
 
@@ -105,7 +107,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return which of ``number`` members may be slow, and a line if there are too many, or too few to compare."""
+    """Return which of ``number`` members may be slow, and a line if they are too many, or too few to compare."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
@@ -124,7 +126,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that may be slow, slowest first, and a line if too many are. Skips ``slow`` nodes' links."""
+    """Return the links that may be slow, the slowest first, and a line if too many are. ``slow`` nodes are left out."""
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []
@@ -133,15 +135,12 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
             found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
     if len(found) > len(figures) / 3:
-        return (
-            (),
-            f"{len(found)} of {len(figures)} links look slower than the others: too many, and none of them is named",
-        )
+        return (), f"{len(found)} of {len(figures)} links look slower than the others: too many, and none is named"
     return tuple(sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
-    """Measure a suspect, and the links with which it is compared, one at a time."""
+    """Measure a suspect and the links to compare with, one at a time."""
     figures = []
     for _ in range(REPETITIONS):
         found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))

@@ -1,6 +1,6 @@
 """Checks between the nodes: TCP to an ephemeral port, the path MTU, host names; and which node is at fault.
 
-Each node opens a TCP and a UDP port and tries those of all others, so each pair is tried in both directions.
+Each node opens a TCP and a UDP port, and tries those of all other nodes. So each pair is tried in both directions.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
-from ddpcheck.finding import Finding
+from ddpcheck.finding import Finding, Status
 from ddpwire.clock import MAX_OFFSET_S
 from ddpwire.machine import resolve
 
@@ -31,7 +31,7 @@ MOST_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What each node first sends to the others about itself."""
+    """What a node tells the others about itself, before the checks."""
 
     node: int
     host: str
@@ -44,20 +44,20 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """What a node found out about the paths to the other nodes. Each field is keyed by node."""
+    """What a node has found about the paths to the other nodes. The keys of each field are the other nodes."""
 
-    closed: dict[int, str] = field(default_factory=dict)  # why its TCP port cannot be reached
-    mtu: dict[int, int] = field(default_factory=dict)  # the largest packet that arrives
+    closed: dict[int, str] = field(default_factory=dict)  # why the TCP port of the other node cannot be reached
+    mtu: dict[int, int] = field(default_factory=dict)  # the size of the largest packet that arrives
     announced: dict[int, bool] = field(default_factory=dict)  # whether a router has announced the lower MTU
-    names: dict[int, str] = field(default_factory=dict)  # the address of its host name; empty: unknown
+    names: dict[int, str] = field(default_factory=dict)  # the address of the other node's host name; empty: unknown
 
 
 def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
-    """Listen on a TCP and a UDP port chosen by the kernel. A thread answers each datagram with its length."""
+    """Listen on a TCP and a UDP port that the kernel chooses. A thread answers each datagram with its length."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
     tcp.bind((address, 0))
-    tcp.listen(1024)  # the kernel completes the connections
+    tcp.listen(1024)  # the kernel completes each connection, so no accept is necessary
     udp.bind((address, 0))
 
     def answer() -> None:
@@ -110,7 +110,7 @@ def _why_closed(peer: Node) -> str:
 def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
     """Return the largest packet size that was answered, or 0, and whether a router announced a lower MTU.
 
-    The size ``most`` is tried again at the end, because a working network may lose datagrams too.
+    The size ``most`` is tried again at the end, because a healthy network may lose datagrams, too.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
@@ -133,7 +133,7 @@ def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
 def _arrives(probe: socket.socket, size: int) -> bool:
     payload = bytes(size - IP_HEADERS)
     for _ in range(UDP_TRIES):
-        with contextlib.suppress(OSError):  # no answer, or a router's refusal of an earlier datagram
+        with contextlib.suppress(OSError):  # no answer, or a router's error for an earlier datagram
             probe.send(payload)
             while int(probe.recv(16)) != len(payload):
                 pass
@@ -142,10 +142,10 @@ def _arrives(probe: socket.socket, size: int) -> bool:
 
 
 def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
-    """Return the failed pairs, keyed by the node at fault. As few nodes as possible are blamed.
+    """Return the failed pairs of each node at fault. As few nodes as possible are blamed.
 
-    First, each node that none of several others reaches is blamed; then, repeatedly, the node in most of the remaining
-    pairs, and in case of a tie one that receives.
+    If there are more than two nodes, each node that no other node reaches is blamed. Then, as long as pairs remain, the
+    node in most of them is blamed; of several such nodes, one that others cannot reach.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -159,7 +159,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
 
 
 def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
-    """Combine the findings of all nodes. Yields one finding per node and check."""
+    """Yield one finding per node and check, from what all nodes have found."""
     if len({(node.machine, node.address) for node in nodes}) == 1:
         for node in nodes:
             yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))
@@ -200,7 +200,10 @@ def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node
 
 
 def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
-    """Bad: another node's name resolves to the loopback. Warning: its own name does (usual on Debian, and harmless)."""
+    """Check the host names. Bad: another node's name resolves to the loopback.
+
+    Warning: the node's own name resolves to the loopback (usual on Debian, and harmless), or a name is unknown.
+    """
     hosts = {node.node: node.host for node in nodes}
     found = {to: address for to, address in paths[node.node].names.items() if address}
     looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
@@ -212,15 +215,13 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Compare each clock with the median (of two clocks, node 0's). A warning is over 2 s, bad is over 30 s."""
+    """Compare each clock with the median, or with node 0's if there are two. Warning: over 2 s. Bad: over 30 s."""
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)
-        unsure = " (of two clocks it is not known which is wrong)" if apart > MAX_OFFSET_S and len(offsets) == 2 else ""
-        value = f"{apart:.3f} s {'ahead' if offset > middle else 'behind'}{unsure}"
-        yield Finding(
-            "clock", "bad" if apart > BAD_CLOCK_S else "warning" if apart > MAX_OFFSET_S else "ok", value, node
-        )
+        status: Status = "bad" if apart > BAD_CLOCK_S else "warning" if apart > MAX_OFFSET_S else "ok"
+        unsure = " (of two clocks it is not known which is wrong)" if status != "ok" and len(offsets) == 2 else ""
+        yield Finding("clock", status, f"{apart:.3f} s {'ahead' if offset > middle else 'behind'}{unsure}", node)
 
 
 def _list(nodes: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What a node checks about itself: limits, disks, interfaces, libraries of this process, and the speed of a core."""
+"""What a node checks about itself: limits, its disk, interfaces, loaded libraries, and the speed of a core."""
 
 import contextlib
 import ctypes
@@ -46,10 +46,10 @@ MIN_CORE_SHARE = 0.75
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
-    """Check shared memory, memlock and open files.
+    """Check the limits of shared memory, locked memory and open files.
 
-    Bad: /dev/shm below 64 MiB (Docker's default), fewer than 1024 open files (Linux's default). Warning: less than
-    ddprun's own preflight asks for.
+    Bad: /dev/shm has less than 64 MiB (Docker's default), or fewer than 1024 files may be open (Linux's default).
+    Warning: a limit is lower than ddprun's preflight expects.
     """
     shm, wanted = shm_bytes(), max(MIN_SHM, num_gpus * SHM_PER_RANK)
     if shm is None:
@@ -67,10 +67,10 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
 
 
 def check_disk(environ: Mapping[str, str]) -> Finding:
-    """Check the disk of the checkpoints: free space, and the speed of writing up to 8 MiB.
+    """Check the disk of the checkpoints: its free space, and the speed at which up to 8 MiB are written.
 
-    Bad: less than 64 MiB are free, or a file cannot be written. Warning: less than 2 GiB are free, or less than 10
-    MB/s. A low speed is never bad, because a healthy disk that is busy is slow too.
+    Bad: less than 64 MiB are free, or a file cannot be written. Warning: less than 2 GiB are free, or the speed is less
+    than 10 MB/s. A low speed is never bad, because a healthy disk is slow while it is busy.
     """
     wanted = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
     folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
@@ -99,8 +99,8 @@ def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
         answer.set_exception(error)
 
 
-def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
-    """Check the interfaces. Warning: two have the same subnet, or only some InfiniBand ports are active."""
+def check_interfaces(address: str) -> Finding:
+    """Check the interfaces. Warning: two have the same subnet, or only some of the InfiniBand ports are active."""
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
     for name, owned in psutil.net_if_addrs().items():
@@ -110,7 +110,7 @@ def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
                 network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
                 subnets.setdefault(str(network), set()).add(name)
     said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
-    files = sorted(sysfs.glob("class/infiniband/*/ports/*/state"))  # "4: ACTIVE"
+    files = sorted(Path("/sys/class/infiniband").glob("*/ports/*/state"))  # "4: ACTIVE"
     ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
     said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
     interface, mtu = interface_of(address)
@@ -127,7 +127,7 @@ def interface_of(address: str) -> tuple[str, int]:
 
 
 def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
-    """Check which container runtimes the node has, and whether a container can use the GPUs."""
+    """Check which container runtimes the node has. Warning: containers cannot use the node's GPUs."""
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
         return Finding("container runtime", "not looked at", "this is inside a container")
@@ -140,7 +140,7 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
 def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
     """Return torch's version, and the sha256 of each library of torch and NCCL that this process has loaded.
 
-    NCCL's version comes from the loaded library, not from a package's metadata or torch's build.
+    NCCL's version is that of the loaded library, which may differ from its package's or that of torch's build.
     """
     found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
     lines = maps.read_text().splitlines()
@@ -158,12 +158,12 @@ def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSpeed:
-    """How fast one thread computes, in the best of several time windows, so that a short load does not count."""
+    """How fast one thread computes: the best of several time windows, so that a short load does not count."""
 
     gflops: float  # per second of CPU time, with float32 matrices
     copy_bytes: float  # read and written per second of CPU time
-    share: float  # the part of a core that the thread got
-    idle: float  # cores that had nothing to do meanwhile, of those that this process may use
+    share: float  # the share of a core that the thread got
+    idle: float  # idle cores meanwhile, of those that this process may use
     others: float  # cores that other programs used meanwhile
     throttled: int  # periods in which a CPU quota stopped the thread
 
@@ -199,7 +199,7 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return in how many periods a quota has stopped this process's cgroup or a parent of it, or 0 if unknown."""
+    """Return in how many periods a CPU quota has stopped this process's cgroup or a parent of it; 0 if unknown."""
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
@@ -220,10 +220,10 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def check_cpu(speed: CpuSpeed) -> Finding:
-    """Check whether a thread gets all the time of a core that it requests.
+    """Check whether a thread that needs a whole core gets it.
 
-    Bad: it gets less than 75 % of a core, and the reason is a quota, or its usable cores are idle for at least half of
-    the missing time. Warning: it gets less than 75 % because other programs use the cores.
+    Bad: it gets less than 75 % of a core because of a quota, or while its cores are idle for at least half of the
+    missing time. Warning: it gets less than 75 % because other programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"

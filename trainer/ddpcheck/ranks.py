@@ -59,18 +59,17 @@ class Ranks:
 
 def join() -> Ranks:
     """Meet the other ranks at MASTER_ADDR: with NCCL if every rank has a GPU of its own, otherwise with gloo."""
-    environ = os.environ
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", timeout=timeout)
-    rank, local_rank = dist.get_rank(), int(environ.get(names.LOCAL_RANK, "0"))
-    num_gpus = 0 if environ.get(names.DEVICE) == "cpu" else torch.cuda.device_count()
+    local_rank, node = (int(os.environ.get(name, "0")) for name in (names.LOCAL_RANK, names.GROUP_RANK))
+    num_gpus = 0 if os.environ.get(names.DEVICE) == "cpu" else torch.cuda.device_count()
     seen: list[tuple[bool, int, str]] = [(False, 0, "")] * dist.get_world_size()
-    dist.all_gather_object(seen, (local_rank < num_gpus, int(environ.get(names.GROUP_RANK, "0")), os.uname().nodename))
+    dist.all_gather_object(seen, (local_rank < num_gpus, node, os.uname().nodename))
     gpus, nodes, hosts = zip(*seen, strict=True)
-    if not all(gpus):
-        return Ranks(rank=rank, device=torch.device("cpu"), nodes=nodes, hosts=hosts, group=dist.group.WORLD)
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return Ranks(
-        rank=rank, device=device, nodes=nodes, hosts=hosts, group=dist.new_group(backend="nccl", timeout=timeout)
-    )
+    device = torch.device("cpu")
+    group: Any = dist.group.WORLD
+    if all(gpus):
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        group = dist.new_group(backend="nccl", timeout=timeout)
+    return Ranks(rank=dist.get_rank(), device=device, nodes=nodes, hosts=hosts, group=group)

@@ -48,8 +48,8 @@ def progress(
     then.
     """
     if step == 1 and not _last_step and os.environ.get(names.RANK) == "0":
-        _report_beginning(os.environ.get(names.STEPS_BEFORE, ""))
-    _heartbeat(step)
+        _report_start_over()
+    heartbeat(step)
     if step == total:
         _heart.complete()
     if _series is not None:
@@ -57,9 +57,9 @@ def progress(
 
 
 def saved(path: str | Path, *, step: int | None = None) -> None:
-    """Report that a checkpoint of ``step`` (default: the last step) is completely on the disk.
+    """Report that the checkpoint of ``step`` (default: the last step) is completely on the disk.
 
-    Call this on the rank that wrote the checkpoint. If the path does not exist, only a warning is printed on stderr.
+    Call this on the rank that wrote the checkpoint. If ``path`` does not exist, it only prints a warning on stderr.
     """
     step = _last_step if step is None else step
     try:
@@ -75,13 +75,16 @@ def saved(path: str | Path, *, step: int | None = None) -> None:
 
 def heartbeat(step: int | None = None) -> None:
     """Report that this rank is alive although it ends no step, for example during an evaluation or a long save."""
-    _heartbeat(_last_step if step is None else step)
+    global _last_step
+    if step is not None:
+        _last_step = step
+    _heart.beat(_last_step)
 
 
 def should_stop() -> bool:
-    """Return whether to save and stop now. Every rank must call this after every step; all get the same answer.
+    """Return whether to save and stop now. Every rank must call this after every step. All get the same answer.
 
-    Before the first call, a signal ends the process at once, because there is nothing to save yet.
+    Before the first call, a signal ends the process at once, because there is nothing to save.
     """
     global _code
     _signals.can_save = True
@@ -105,24 +108,19 @@ def stop() -> NoReturn:
 
 
 def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
-    """Create and return the folder for checkpoints: the launcher's, which all attempts share, or else ``default``."""
+    """Create and return the folder for checkpoints: the launcher's, which all attempts share, or ``default``."""
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _report_beginning(before: str) -> None:
-    """Report that the ranks were started again, and take the first step again."""
+def _report_start_over() -> None:
+    """If an earlier attempt took steps, report that this attempt repeats them from the first one."""
+    before = os.environ.get(names.STEPS_BEFORE, "")
     if before.isdecimal() and int(before):
         text = f"no checkpoint yet: the script starts from its beginning, after step {before}"
         print(f"ddpwire: {text}", file=sys.stderr)
         events_of(os.environ).emit("started_over", steps=int(before))
-
-
-def _heartbeat(step: int) -> None:
-    global _last_step
-    _last_step = step
-    _heart.beat(step)
 
 
 def _agreed(code: int) -> int:
@@ -167,7 +165,7 @@ def _open_series() -> "LoopSeries | None":
 
 
 def _leave() -> None:
-    """End this process's part in the vote, as the last exit function: this module was imported first."""
+    """Leave the vote. This is the last exit function to run, because a script imports this module first."""
     if _vote is not None:
         _vote.part()
     if _leaving:

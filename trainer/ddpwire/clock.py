@@ -1,4 +1,4 @@
-"""Measures how far apart the clocks of the nodes are, over a store that they share (torch.distributed.Store).
+"""Measures how far apart the nodes' clocks are, through a store that the nodes share (torch.distributed.Store).
 
 Keys: ``clock/asked`` counts the requests, ``clock/ask/I`` is request I, ``clock/answer/I`` is node 0's time.
 """
@@ -16,14 +16,14 @@ NUM_REQUESTS = 3
 WAIT = timedelta(days=30)  # the thread is a daemon: it ends when its process or the store ends
 
 
-def answer_requests(store: Any, now: Callable[[], float] = time.time) -> None:
+def answer_requests(store: Any) -> None:
     """Answer clock requests in a thread on node 0. ``store`` is a connection that only this thread uses."""
 
     def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
+        with contextlib.suppress(RuntimeError):  # the store no longer exists, and the other nodes have ended
             for number in itertools.count(1):
                 store.wait([f"clock/ask/{number}"], WAIT)
-                store.set(f"clock/answer/{number}", repr(now()))
+                store.set(f"clock/answer/{number}", repr(time.time()))
 
     threading.Thread(target=run, name="clock", daemon=True).start()
 
@@ -33,10 +33,10 @@ def offset_s(
     now: Callable[[], float] = time.time,
     read: Callable[[str, bytes], float] = lambda _, value: float(value),
 ) -> float:
-    """Return how many seconds this clock is ahead of node 0's, using the quickest of ``NUM_REQUESTS`` round trips.
+    """Return how many seconds this clock is ahead of node 0's, from the fastest of ``NUM_REQUESTS`` round trips.
 
-    As in NTP, node 0's time is assumed to be the time in the middle of the round trip. ``read`` converts the value of a
-    key, given the key and the value. Raises RuntimeError.
+    As in NTP, the answer is assumed to be node 0's time in the middle of the round trip. ``read`` gets a key and its
+    value, and returns the time. Raises RuntimeError.
     """
     trips = []
     for _ in range(NUM_REQUESTS):

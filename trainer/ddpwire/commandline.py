@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(Exit.USAGE, f"{self.prog}: {self.with_suggestion(message)}; see {self.prog} --help\n")
 
     def with_suggestion(self, message: str) -> str:
-        """Return the message. If it is about an unknown option, add the known option that was probably meant."""
+        """Return the message. If it is about an unknown option, add the known option that is most similar."""
         word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0] if message.startswith(UNKNOWN) else ""
         if not word.startswith("--"):
             return message

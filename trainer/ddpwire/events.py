@@ -1,8 +1,8 @@
 """``events.jsonl``: what happened on a node, one JSON object per line, in the order in which it was written.
 
-The node's ddprun and its ranks write it, each event with a single append; ddpctl reads it. A run's events are those of
-all its nodes, sorted by time. The size is bounded: a full file is renamed to ``events.1.jsonl``, which replaces the
-older one.
+The node's ddprun and its ranks write the file, each event with a single append. ddpctl reads it. A run's events are
+those of all its nodes, sorted by time. The size is bounded: a full file is renamed to ``events.1.jsonl`` and replaces
+the older file of that name.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ddpwire import names
 from ddpwire.run_files import append_bounded
 
 EVENTS: Final = "events.jsonl"
@@ -54,10 +55,10 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of the file. Values that have no field of their own are in ``facts``."""
+    """One line of the file. Values without a field of their own are in ``facts``."""
 
-    event: str  # one of KINDS; another version may have more
     time: float  # when it happened or ended, in seconds since the epoch
+    event: str  # one of KINDS; another version may have more
     node: int
     attempt: int = 1
     rank: int | None = None
@@ -67,16 +68,11 @@ class Event:
 
     def line(self) -> str:
         """Return the line that is written to the file."""
-        own = {
-            "time": round(self.time, 3),
-            "event": self.event,
-            "node": self.node,
-            "attempt": self.attempt,
-            "rank": self.rank,
-            "step": self.step,
-            "seconds": None if self.seconds is None else round(self.seconds, 4),
-        }
-        return json.dumps({key: value for key, value in own.items() if value is not None} | dict(self.facts)) + "\n"
+        own = {key: value for key, value in vars(self).items() if value is not None and key != "facts"}
+        own["time"] = round(self.time, 3)
+        if self.seconds is not None:
+            own["seconds"] = round(self.seconds, 4)
+        return json.dumps({**own, **self.facts}) + "\n"
 
 
 class EventLog:
@@ -98,7 +94,7 @@ class EventLog:
         ago_s: float = 0.0,
         **facts: Any,
     ) -> None:
-        """Record an event of now, or of ``ago_s`` seconds ago. ``rank`` and ``node`` override those of the writer."""
+        """Record an event that happened ``ago_s`` seconds ago. ``rank`` and ``node`` override those of the writer."""
         if self._path is None:
             return
         record = Event(
@@ -117,8 +113,6 @@ class EventLog:
 
 def events_of(environ: Mapping[str, str]) -> EventLog:
     """Return the event log of the rank whose environment this is."""
-    from ddpwire import names
-
     return EventLog(
         environ.get(EVENTS_FILE),
         node=int(environ.get(names.RANKS_NODE) or 0),
@@ -134,9 +128,9 @@ def read_events(*texts: str) -> tuple[Event, ...]:
 
 
 def strange_lines(text: str) -> int:
-    """Return how many lines are not events. The last line, and a first line that was cut, are not counted."""
-    _, *lines = text.split("\n") if text and not text.startswith("{") else ("", *text.split("\n"))
-    return sum(1 for line in lines[:-1] if line.strip() and _event(line) is None)
+    """Return how many lines are not events, without the last line and without a first line whose start is missing."""
+    lines = text.split("\n")[0 if text.startswith("{") else 1 : -1]
+    return sum(1 for line in lines if line.strip() and _event(line) is None)
 
 
 def is_time(value: object) -> bool:
@@ -149,16 +143,13 @@ def _event(line: str) -> Event | None:
         said = json.loads(line)
         own = {key: said.pop(key) for key in Event.__dataclass_fields__ if key in said and key != "facts"}
         event = Event(**own, facts=said)
-        return event if _is_whole(event) else None
+        counts = [event.node, event.attempt, *(count for count in (event.rank, event.step) if count is not None)]
+        is_valid = (
+            isinstance(event.event, str)
+            and is_time(event.time)
+            and all(type(count) is int and abs(count) <= LAST_TIME for count in counts)
+            and (event.seconds is None or is_time(abs(event.seconds)))
+        )
+        return event if is_valid else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _is_whole(event: Event) -> bool:
-    known = [number for number in (event.rank, event.step) if number is not None]
-    return (
-        isinstance(event.event, str)
-        and is_time(event.time)
-        and all(type(count) is int and abs(count) <= LAST_TIME for count in (event.node, event.attempt, *known))
-        and (event.seconds is None or is_time(abs(event.seconds)))
-    )

@@ -1,8 +1,9 @@
 """A rank's heartbeat: its last step, and when that step ended. The rank writes it, and ddprun reads it.
 
-It is a file of 24 bytes that both map into memory: the last step (int64), the time of its end (float64,
-CLOCK_MONOTONIC, which all processes of a machine share), and 1 + the rank whose signal stopped the ranks (int64; 0
-means none, -1 that the training is complete). A write costs a microsecond and survives the rank's death.
+The heartbeat is a file of 24 bytes with three values: the last step (int64); the time of its end (float64,
+CLOCK_MONOTONIC, which all processes of a machine share); and 1 + the rank whose signal stopped the ranks (int64; 0: no
+signal; -1: the training is complete). The rank maps the file into its memory, so a write takes a microsecond, and the
+values remain after the rank has died.
 """
 
 import mmap
@@ -58,7 +59,7 @@ class Heart:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """Return a rank's last heartbeat, or None if there is none; scripts are not required to send heartbeats."""
+    """Return a rank's last heartbeat, or None if there is none: a script need not send heartbeats."""
     step, at_s, _ = _read(path)
     return Beat(step=step, at_s=at_s) if at_s else None
 
@@ -70,7 +71,7 @@ def read_stopped_for(path: Path) -> int | None:
 
 
 def read_complete(path: Path) -> bool:
-    """Return whether a rank has recorded that its training is complete; scripts are not required to record this."""
+    """Return whether a rank has recorded that its training is complete. A script need not record this."""
     *_, stop = _read(path)
     return stop == _COMPLETE
 

@@ -1,7 +1,7 @@
 """Passes the variables of a job's ``env`` to a node's ddprun, through shells and container engines.
 
-A shell reserves some names (UID, PS4, and PATH while it looks for a program), and a batch script has variables of its
-own. So the job's variables are packed into one variable, which ddprun unpacks before anything else.
+A shell reserves some names (UID, PS4, and PATH during the search for a program), and a batch script has variables of
+its own. So the job's variables are packed into one variable. ddprun unpacks it before it does anything else.
 """
 
 import json

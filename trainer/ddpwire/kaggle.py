@@ -1,7 +1,7 @@
 """A Kaggle session: whether this process is in one, where its folders are, and when it ends.
 
-Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. A session that reaches its time limit is killed and its output is
-lost, so well before that, the ranks have to save and the notebook has to end.
+Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. It kills a session that reaches its time limit and does not keep
+its output. So the ranks must save, and the notebook must end, before that.
 """
 
 import os
@@ -14,16 +14,16 @@ from typing import Final
 RUN_TYPE: Final = "KAGGLE_KERNEL_RUN_TYPE"  # Kaggle's own: Interactive, or Batch for a version that is saved and run
 INPUT_FOLDER: Final = "/kaggle/input"
 WORKING_FOLDER: Final = "/kaggle/working"
-INPUT: Final = "DDP_KAGGLE_INPUT"  # this and the next: folders to use instead of Kaggle's
+INPUT: Final = "DDP_KAGGLE_INPUT"  # this and the next name: folders to use instead of Kaggle's
 WORKING: Final = "DDP_KAGGLE_WORKING"
 SESSION_S: Final = "DDP_KAGGLE_SESSION_S"  # a shorter session than Kaggle's longest
 STARTED: Final = "DDP_KAGGLE_STARTED"  # seconds since the epoch, if the session began later than its container
 
 RUNS: Final = "runs"  # in the working folder: the runs' folders
 LONGEST_S: Final = 12 * 3600.0  # https://www.kaggle.com/docs/notebooks: 12 hours with or without a GPU
-MARGIN_S: Final = 600.0  # from the last rank's end to the session's: the notebook ends, Kaggle stores its output
-# Two GPUs on PCIe in a virtual machine may report peer access and then hang: send data through the host's memory, and
-# do not look for InfiniBand.
+MARGIN_S: Final = 600.0  # the ranks end so long before the session, for the notebook to end and Kaggle to store files
+# Two GPUs on PCIe in a virtual machine may report peer access and then hang. So data goes through the host's memory.
+# There is no InfiniBand to look for.
 NCCL: Final = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
@@ -33,7 +33,7 @@ class Session:
 
     input: Path  # data sets and other notebooks' outputs, read-only
     working: Path  # files written here are the output of the notebook's version
-    batch: bool  # it runs without a user
+    batch: bool  # whether the session runs without a user
 
 
 def session(environ: Mapping[str, str]) -> Session | None:

@@ -1,7 +1,7 @@
 """JSON objects in a log that is read on another machine. They are compressed with zlib and split into several lines.
 
-``[node1] ddprun-record 2/3 BASE64`` is a node's events, history and environment (file names and contents), for nodes of
-which only the log remains. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the result of a check (ddpcheck).
+``[node1] ddprun-record 2/3 BASE64`` is part of a node's events, history and environment (file names and contents). It
+is for nodes of which only the log remains. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the result of a check.
 """
 
 import base64
@@ -27,7 +27,7 @@ MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path) -> tuple[str, ...]:
-    """Return the lines, without ``[node1] ``. For a long run, the oldest events and some rows are left out."""
+    """Return the lines of a node's record, without ``[node1] ``. Leave out old events and some rows of a long run."""
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
@@ -88,7 +88,7 @@ def _decode(data: str) -> Any:
 
 
 def keep(node_dir: Path, texts: Mapping[str, str]) -> None:
-    """Add these texts to the files that are kept for a node; events and history of an earlier pod stay."""
+    """Add the lines of ``texts`` to a node's files. The events and the history of an earlier pod remain."""
     node_dir.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         lines = _read(node_dir / name).splitlines(keepends=True) if name != ENVIRONMENT else []

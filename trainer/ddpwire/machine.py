@@ -1,4 +1,4 @@
-"""Facts about the machine that several of the programs need."""
+"""Facts about the machine that more than one of the programs needs."""
 
 import contextlib
 import errno
@@ -62,7 +62,10 @@ def devices_of_rank() -> tuple[str, ...] | None:
 
 
 def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
-    """Map the index or UUID of each GPU that a rank sees to a function that returns its handle; it fails if lost."""
+    """Map the index or UUID of each GPU that a rank sees to a function that returns the GPU's handle.
+
+    The function raises NVML's error if the GPU is lost.
+    """
     visible = devices_of_rank()
     devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
     return {
@@ -107,7 +110,7 @@ def resolve(host: str, *, timeout_s: float) -> str:
             results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
         except OSError as error:
             results.append(error)
-        except UnicodeError:  # a label of the name is empty or too long
+        except UnicodeError:  # a part of the name is empty or too long
             results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
 
     resolver = threading.Thread(target=look_up, name="resolver", daemon=True)
@@ -124,5 +127,5 @@ def source_address(address: str) -> str:
     """Return the address of this machine from which it reaches ``address``. Raises OSError if there is no route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it only looks up the route
+        probe.connect((address, 9))  # this sends nothing and only selects the route
         return str(probe.getsockname()[0])

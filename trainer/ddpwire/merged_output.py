@@ -1,9 +1,8 @@
-"""The output of several sources on one stream: complete lines, and unfinished ones such as progress bars.
+"""The output of several sources on one stream: complete lines, and unfinished lines such as progress bars.
 
-The text of a single source is passed on unchanged. With several sources, each shows the last state of its progress bar
-at most once a second, and any other line when it is complete. If a line of one source is unfinished, the text of
-another source begins on a new line. A progress bar is a line whose states are separated by carriage returns. Standard
-library only.
+A progress bar is a line whose states are separated by carriage returns. The text of a single source is passed on
+unchanged. Of several sources, each shows the last state of its progress bar at most once a second, and any other line
+when the line is complete. If the line of one source is unfinished, the text of another source begins on a new line.
 """
 
 import threading
@@ -14,9 +13,9 @@ STATE_INTERVAL_S = 1.0
 
 
 class MergedOutput:
-    """A stream that several sources share, given by the function that writes to it.
+    """A stream that several sources share. ``write`` writes to it.
 
-    ``num_sources`` is the number of sources if it is known, or 0 if sources are added later.
+    ``num_sources`` is the number of sources, or 0 if it is not known yet.
     """
 
     def __init__(self, write: Callable[[bytes], object], *, num_sources: int = 0) -> None:
@@ -27,7 +26,7 @@ class MergedOutput:
         self.unfinished: Source | None = None  # the source whose unfinished line is at the end of the stream
 
     def add_source(self, mark: Callable[[bytes], bytes] | None = None) -> "Source":
-        """Return a new source. ``mark`` adds the origin to a line; a source with a mark is never passed on as is."""
+        """Return a new source. ``mark`` adds the source's name to a line, so its text is never passed on unchanged."""
         source = Source(self, mark)
         with self.lock:
             self.sources.add(source)
@@ -45,7 +44,10 @@ class Source:
         self._state_at = -STATE_INTERVAL_S
 
     def add(self, data: bytes) -> None:
-        """Add new data. If it is empty, only write a state of a progress bar that is due."""
+        """Write the complete lines of ``data``, and a state of a progress bar if a second has passed since the last.
+
+        Call this with empty data to show the state of a bar that has stopped.
+        """
         with self._output.lock:
             *lines, self._rest = (self._rest + data).split(b"\n")
             text = b"".join([*map(self._end_line, lines), self._show_unfinished()])

@@ -1,4 +1,4 @@
-"""The catalogue of all metrics that ddprun and ddptrain export. The code, documentation and tests are based on it.
+"""The catalogue of all metrics that ddprun and ddptrain export. The code, the documentation and the tests read it.
 
 Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): one prefix, base units, ``_total`` for
 counters. The values of every label are known in advance.
@@ -21,8 +21,9 @@ RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric. ``labels`` maps each label to its possible values. An empty tuple means free text that is set once
-    per process (a version, a run's id, a device's number).
+    """One metric. ``labels`` maps each label to its possible values.
+
+    An empty tuple means any text that a process sets once (a version, a run's id, the number of a device).
     """
 
     name: str
@@ -31,8 +32,8 @@ class Metric:
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
     needs_gpu: bool = False  # exported only on a machine with a GPU
-    by_rank_0: bool = False  # the same on all ranks; only rank 0 exports it
-    at_first: bool = True  # False: it has no sample until something happens
+    by_rank_0: bool = False  # the same on all ranks, so only rank 0 exports it
+    at_first: bool = True  # whether it has a sample from the start
 
     @property
     def kind(self) -> Kind:
@@ -52,8 +53,8 @@ def _of_rank_0(name: str, help_text: str, **rest: Any) -> Metric:
     return _of_rank(name, help_text, by_rank_0=True, **rest)
 
 
-# ---- What a rank exports: ddptrain exports all of it, a script with ddpwire.script a part. The node's exporter adds
-# the label ``rank``, which a rank's process does not set.
+# ---- The metrics of a rank. ddptrain sets all of them, and a script with ddpwire.script sets some. ddprun adds the
+# label ``rank``.
 
 UNPRODUCTIVE_CAUSES = (
     "startup",  # of the rank's process, until its first step
@@ -63,8 +64,8 @@ UNPRODUCTIVE_CAUSES = (
     "checkpoint",  # time in which the loop waited for a checkpoint
     "evaluation",
     "hang",  # from the last heartbeat of ranks that hung to their end
-    "restart",  # the same for ranks that were lost in another way
-    "requeue",  # from the last sign of life of one start of the run to the next start
+    "restart",  # from the last heartbeat of ranks that failed in another way to their end
+    "requeue",  # from the last event of one start of the run to the next start
 )
 STEPS = _of_rank("ddp_steps_total", "Optimizer steps taken.")
 SAMPLES = _of_rank("ddp_samples_total", "Training samples that this rank has seen.")
@@ -172,7 +173,7 @@ CHECKPOINT_FAILURES = _of_rank_0(
     "Checkpoints that could not be written or read; incompatible: from another training.",
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
-CHECKPOINT_FAILURES_KNOWN = (  # failures that may happen, and are exported as 0 until then
+CHECKPOINT_FAILURES_KNOWN = (  # the possible pairs of op and reason, which are exported as 0 at first
     ("save", "enospc"),
     ("save", "io"),
     *(("load", reason) for reason in ("io", "truncated", "missing", "corrupt", "incompatible")),
@@ -181,21 +182,21 @@ CHECKPOINT_FALLBACKS = _of_rank_0("ddp_checkpoint_fallbacks_total", "Checkpoints
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
 # A rank is a straggler if its own time for a step exceeds the ranks' median by this factor and by this many seconds.
-STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005  # smaller differences are noise; the skew metric shows them as well
+# The skew metric shows smaller differences as well.
+STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005
 
 
 def goodput(productive_s: float, unproductive_s: float) -> float | None:
     """Return the goodput of a run, from 0 to 1, or None if no step was taken yet.
 
-    Goodput is the share of time that all ranks spent on new steps: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each
+    Goodput is the share of the time that the ranks spent on new steps: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each
     summed over the ranks and causes. The time begins with the start of the first ddprun and includes all starts of the
-    run. All outputs show this number.
+    run.
     """
     return productive_s / (productive_s + unproductive_s) if productive_s else None
 
 
-# ---- What a node's ddprun exports.
-
+# ---- The metrics of a node, which its ddprun sets.
 
 BUILD_INFO = _of_node(
     "ddp_build_info",
@@ -294,7 +295,7 @@ ENDED_INFO = _of_node(
     labels={"cause": (), "run_uid": ()},
 )
 
-# What is pushed to a Pushgateway when a run has ended; no endpoint exports these metrics.
+# ddprun pushes these metrics to a Pushgateway when a run has ended. No endpoint exports them.
 PUSHED = (ENDED, ENDED_CODE, ENDED_SECONDS, ENDED_INFO)
 OF_A_NODE: tuple[Metric, ...] = tuple(
     value for value in globals().values() if isinstance(value, Metric) and value not in (*PUSHED, *OF_A_RANK)

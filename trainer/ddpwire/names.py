@@ -1,4 +1,4 @@
-"""The names of the environment variables that pass between the three programs.
+"""The names of the environment variables that the programs use to pass values to each other.
 
 ``PET_*`` are read by torchrun and set by Kubeflow's operators; the ranks' variables are listed at
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are this project's own.

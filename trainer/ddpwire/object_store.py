@@ -1,10 +1,10 @@
-"""Checkpoints in an object store (s3://, gs://, ...), through fsspec: copied there in the background, and fetched.
+"""Checkpoints in an object store (s3://, gs://, ...), through fsspec: uploaded in the background, and fetched.
 
     URL/step-00000450/step-00000450.pt    the files of a checkpoint, under their own names
     URL/checkpoints.json                  the index: [{"step", "accuracy", "files": [{"name", "bytes", "modified",
                                           "sha256"}, ...]}, ...], the newest first; a manifest is the last file
 
-A checkpoint is in the store once the index lists it: the index is written last, and replaced as a whole.
+A checkpoint is in the store once the index lists it. The index is written last, and replaced as a whole.
 ``python -m ddpwire.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
 """
 
@@ -27,10 +27,10 @@ from ddpwire.exits import Exit
 INDEX = "checkpoints.json"
 CHUNK = 8 << 20  # bytes of a request
 LONGEST_PAUSE_S = 60.0  # between two attempts to upload; the first pause is 1 s, and doubles
-STALL_S = 300.0  # a wait for an upload ends after this time without a part that is written or read,
-STOP_WAIT_S = 15.0  # and after this time if the run is being stopped: half of the default grace period
+STALL_S = 300.0  # a wait for an upload ends if no part is written or read for this time,
+STOP_WAIT_S = 15.0  # or this long after a request to stop: half of the default grace period
 SHOW_S = 5.0
-# The drivers' defaults let a store that does not answer hold a call for 25 minutes.
+# With the drivers' defaults, a call to a store that does not answer takes 25 minutes.
 S3_LIMITS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 20, "retries": {"max_attempts": 1}}}
 
 
@@ -62,7 +62,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _at(self, name: str, step: int | None = None) -> Iterator[str]:
-        """Yield the driver's name of an object; turn the errors of drivers and their libraries into StoreError."""
+        """Yield the driver's name of an object. Raises StoreError for each error of a driver and its libraries."""
         path = name if step is None else f"step-{step:08d}/{name}"
         try:
             yield f"{self._root}/{path}"
@@ -72,7 +72,7 @@ class ObjectStore:
             raise StoreError(code, f"{self.url}/{path}: {reason}") from error
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the index. A new store has none."""
+        """Return the index, the newest checkpoint first. It is empty in a new store."""
         if self._index is None:
             try:
                 with self._at(INDEX) as path:
@@ -89,15 +89,14 @@ class ObjectStore:
             self._fs.pipe_file(path, json.dumps(kept, indent=1).encode())
         self._index = kept
 
-    def delete(self, checkpoints: Iterable[dict[str, Any]]) -> None:
-        """Delete the files of checkpoints that the index does not list."""
-        for one in checkpoints:
-            for file in one["files"]:
-                with self._at(file["name"], one["step"]) as name, contextlib.suppress(FileNotFoundError):
-                    self._fs.rm_file(name)
+    def delete(self, checkpoint: dict[str, Any]) -> None:
+        """Delete the files of a checkpoint that the index does not list."""
+        for file in checkpoint["files"]:
+            with self._at(file["name"], checkpoint["step"]) as name, contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(name)
 
     def put(self, step: int, path: Path) -> dict[str, Any]:
-        """Write a file, which exists only once it is whole, and read it back. Return its entry in the index."""
+        """Write a file and read it back. Return its entry in the index. The object exists only once it is complete."""
         with path.open("rb") as data:
             found, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
         file = {"name": path.name, "bytes": found.st_size, "modified": int(found.st_mtime), "sha256": sha256}
@@ -112,10 +111,10 @@ class ObjectStore:
         self.num_parts += 1
 
     def fetch_newest(self, folder: Path, newest_here: int | None, warn: Callable[[str], None]) -> None:
-        """Fetch the newest checkpoint that is not damaged, unless the folder has a newer one, whose step is given.
+        """Fetch the newest checkpoint that is not damaged, unless it is older than ``newest_here``.
 
-        Take damaged ones out of the index, so that they are uploaded again. Raise StoreError if all are damaged and the
-        folder has none.
+        ``newest_here`` is the step of the folder's newest checkpoint, or None. Damaged checkpoints are removed from the
+        index, so that they are uploaded again. Raises StoreError if all are damaged and the folder has none.
         """
         damaged: dict[int, StoreError] = {}
         for one in self.checkpoints():
@@ -137,7 +136,10 @@ class ObjectStore:
             self.write_index(one for one in self.checkpoints() if one["step"] not in damaged)
 
     def fetch(self, one: dict[str, Any], folder: Path) -> None:
-        """Fetch the files that the folder lacks, each under its name once it is verified. Continue what was cut off."""
+        """Fetch the files that the folder lacks. A file gets its name once it is verified.
+
+        An incomplete file of an earlier call is continued.
+        """
         for file in one["files"]:
             part, target = folder / f"{file['name']}.fetched", folder / file["name"]
             with contextlib.suppress(OSError):
@@ -154,7 +156,7 @@ class ObjectStore:
                     self._verify(file, iter(lambda data=data: data.read(CHUNK), b""))  # type: ignore[misc]
             except StoreError:
                 part.unlink()
-                if is_continued:  # what was here may have been the part of another upload, or damaged
+                if is_continued:  # the incomplete file may have been damaged, or from another upload
                     self.fetch(one, folder)
                     return
                 raise
@@ -177,7 +179,7 @@ class ObjectStore:
 
 
 def _read_index(text: bytes) -> list[dict[str, Any]]:
-    """Return the index in a text. Raises ValueError. A name that is a path could be a file outside of the folder."""
+    """Return the index in ``text``. Raises ValueError, also for a name that is a path and could leave the folder."""
     index = json.loads(text)
     try:
         for one in index:
@@ -201,23 +203,26 @@ def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
 
 
 class Uploader:
-    """Copies checkpoints to a store in a thread, and retries what fails. ``keep`` and ``keep_best``: as in a folder."""
+    """Uploads checkpoints in a thread, and retries each upload that fails.
+
+    ``keep`` and ``keep_best`` say which checkpoints the store keeps, as for a folder.
+    """
 
     def __init__(
         self, store: ObjectStore, *, keep: int, keep_best: bool, events: EventLog, warn: Callable[[str], None]
     ) -> None:
         self._store, self._keep, self._keep_best = store, keep, keep_best
         self._events, self._warn = events, warn
-        self._old: list[dict[str, Any]] = []  # what the index does not list any more
+        self._old: list[dict[str, Any]] = []  # checkpoints that are to be deleted, and are no longer in the index
         self._offered: queue.Queue[tuple[int, list[Path], float | None]] = queue.Queue()
         threading.Thread(target=self._run, daemon=True, name="upload").start()
 
     def offer(self, step: int, paths: list[Path], accuracy: float | None) -> None:
-        """Copy a complete checkpoint, unless it has been deleted when its turn comes."""
+        """Upload a complete checkpoint after the earlier ones, unless it has been deleted by then."""
         self._offered.put((step, paths, accuracy))
 
     def wait(self, stopping: Callable[[], bool]) -> int:
-        """Wait until all is in the store; return CANNOT_WRITE if that takes too long."""
+        """Wait until all checkpoints are in the store. Return CANNOT_WRITE if that takes too long, otherwise OK."""
         began = moved_at = shown_at = asked_at = time.monotonic()
         moved, what = self._store.num_parts, f"the last checkpoint is not in {self._store.url}"
         while self._offered.unfinished_tasks:
@@ -239,7 +244,7 @@ class Uploader:
             (step, paths, accuracy), pause = self._offered.get(), 1.0
             while True:
                 try:
-                    with contextlib.suppress(FileNotFoundError):  # it was deleted, as newer ones were saved
+                    with contextlib.suppress(FileNotFoundError):  # it was deleted after newer ones were saved
                         self._copy(step, paths, accuracy)
                     break
                 except (StoreError, OSError) as error:
@@ -251,26 +256,21 @@ class Uploader:
 
     def _copy(self, step: int, paths: list[Path], accuracy: float | None) -> None:
         began, known = time.monotonic(), {one["step"]: one for one in self._store.checkpoints()}
-        if step in known:
-            self._delete_old()
-            return
-        files = [self._store.put(step, path) for path in paths]
-        known[step] = {"step": step, "accuracy": accuracy, "files": files}
-        kept = {*sorted(known, reverse=True)[: self._keep or None], self._keep_best and best_of(known.values())}
-        self._store.write_index(one for one in known.values() if one["step"] in kept)
-        size, seconds = sum(file["bytes"] for file in files), time.monotonic() - began
-        self._events.emit("checkpoint_uploaded", step=step, seconds=seconds, bytes=size, url=self._store.url)
-        self._old += [known[old] for old in known.keys() - kept]
-        self._delete_old()
-
-    def _delete_old(self) -> None:
+        if step not in known:
+            files = [self._store.put(step, path) for path in paths]
+            known[step] = {"step": step, "accuracy": accuracy, "files": files}
+            kept = {*sorted(known, reverse=True)[: self._keep or None], self._keep_best and best_of(known.values())}
+            self._store.write_index(one for one in known.values() if one["step"] in kept)
+            size, seconds = sum(file["bytes"] for file in files), time.monotonic() - began
+            self._events.emit("checkpoint_uploaded", step=step, seconds=seconds, bytes=size, url=self._store.url)
+            self._old += [known[old] for old in known.keys() - kept]
         while self._old:
-            self._store.delete(self._old[:1])
+            self._store.delete(self._old[0])
             del self._old[0]
 
 
 def main(url: str, folder: Path, *, best: bool) -> int:
-    """Fetch all checkpoints into a folder, or the most accurate one; return the exit code."""
+    """Fetch all checkpoints into a folder, or only the most accurate one. Return the exit code."""
     try:
         store = ObjectStore(url)
         folder.mkdir(parents=True, exist_ok=True)

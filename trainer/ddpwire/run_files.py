@@ -1,31 +1,33 @@
-"""The files in a run's folder: where each file is, and how the files that the programs share are read and written.
+"""The files in a run's folder: where each file is, and how the programs read and write the files that they share.
 
-RUN/                       .targets/ beside it has the runs' metrics addresses; an array has a folder task-K/ per task
+RUN/                       an array has a folder task-K/ per task; .targets/ is beside the runs' folders
   run.json                 ddpctl's record (only ddpctl reads and writes it)
-  starts                   one line per start by a queue (read_starts): a batch script writes it
-  store.secret             with which the nodes sign the values in the run's store
-  checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR gives it the path
-    .ddprun-copy.json      the files of its last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
+  starts                   one line per start by a queue (read_starts); a batch script writes it
+  store.secret             the secret with which the nodes sign the values in the run's store
+  checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
+    .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
   node-0/
-    ddprun.lock            held locked by the node's ddprun for as long as it lives
-    node.json              who and where the node is: pid, state, metrics address, ranks
+    ddprun.lock            the node's ddprun holds a lock on it until it ends
+    node.json              the node's state: pid, state, metrics address, ranks
     node.log               all output of the node, each line with its node and rank
-    events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: the events before them
+    events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: earlier events
     rank-1.log             what rank 1 wrote to stdout and stderr
-    timed/rank-1.log       its lines with their times, earlier ones in timed/rank-1.1.log; timed/ddprun.log: its own
-    rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
-    history.csv            how the node's training went, one row every few seconds (ddpwire.history)
+    timed/rank-1.log       the same lines with their times; timed/rank-1.1.log: earlier lines
+    timed/ddprun.log       ddprun's own lines with their times
+    rank-1.error.json      the error that ended rank 1 in the current attempt; ddptrain and torch's @record write it
+    history.csv            the node's metrics over time, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions
     metrics/rank-1/        prometheus_client's files of rank 1
-    heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
-    heartbeat/rank-1.group     exists once rank 1 has made a process group, if ddprun has forked it
+    heartbeat/rank-1       rank 1's last step in the current attempt (ddpwire.heartbeat)
+    heartbeat/rank-1.group     exists if ddprun forked rank 1 and rank 1 has made a process group
     heartbeat/group...     a link for each place in a process group that a process has claimed (only ddprun uses it)
     diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
-    diagnosis.json         what the ranks did at the last ddpctl explain; diagnosis-attempt-2.json: when one hung
+    diagnosis.json         what the ranks did during the last ddpctl explain
+    diagnosis-attempt-2.json   what the ranks did when one of them hung in attempt 2
     profile.json           what the ranks did during the last ddpctl profile (ddprun.profile)
-    stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
+    stacks-attempt-2.txt   the ranks' stacks when one of them hung in attempt 2
     metrics.prom           the last response of /metrics, in the format of node_exporter's textfile collector
-    outcome.json           how it ended; exists once ddprun has ended by itself
+    outcome.json           how the run ended; exists once ddprun has ended by itself
 """
 
 import contextlib
@@ -47,9 +49,9 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
-COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # what a copy of the checkpoints has, and is to have
+COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # the files of a complete copy; of one in progress
 STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
-RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
+RECORD = "run.json"  # its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
 STARTS = "starts"
 LOCK = "ddprun.lock"
 NODE = "node.json"
@@ -82,7 +84,7 @@ def timed_log(rank: int | None) -> str:
 
 
 def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
-    """Append lines to a file such as ``a.log``. If it then exceeds ``max_bytes``, rename it to ``a.1.log``."""
+    """Append lines to a file such as ``a.log``. If the file then exceeds ``max_bytes``, rename it to ``a.1.log``."""
     # A FIFO without a reader in place of the file must not stop a training: hence O_NONBLOCK.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
@@ -122,10 +124,10 @@ def stacks_file(attempt: int) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` so that a reader sees either the old file or the complete new one, even after a crash.
+    """Replace a file so that a reader sees either the old content or all of ``data``, even after a crash.
 
-    Writes a temporary file beside it, syncs it, renames it and syncs the folder. Raises OSError and then leaves no
-    temporary file.
+    Write a temporary file beside it, sync it, rename it and sync the folder. Raises OSError, and then no temporary file
+    is left.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -141,7 +143,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync ``folder``, so that a rename inside it survives a power cut."""
+    """Sync ``folder``, so that a rename inside it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -149,7 +151,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# ---- Open only regular files: a FIFO in their place would block the reader.
+# ---- Readers that open only regular files, because a FIFO in place of a file would block them.
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -168,14 +170,14 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_end(path: Path, max_bytes: int) -> str:
-    """Return the last bytes of a regular file as text. Raises OSError."""
+    """Return at most the last ``max_bytes`` bytes of a regular file as text. Raises OSError."""
     with open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
         return file.read(max_bytes).decode(errors="replace")
 
 
 def read_record(path: Path) -> bytes:
-    """Return the content of a JSON file. Raises OSError, also if it is larger than ``MAX_BYTES``."""
+    """Return the content of a JSON file. Raises OSError, also if the file is larger than ``MAX_BYTES``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
@@ -190,14 +192,23 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-# ---- A rank's error file, in the format of torch.distributed.elastic's ``record``, which a script may also use
-# (https://docs.pytorch.org/docs/stable/elastic/errors.html).
+def _write_json(path: Path, value: "NodeState | Outcome") -> None:
+    write_atomic(path, (json.dumps(asdict(value), indent=1) + "\n").encode())
+
+
+def _known(kind: "type[NodeState | RankProcess | Outcome]", values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are fields of ``kind``. Another version may have written other values as well."""
+    return {name: values[name] for name in kind.__dataclass_fields__ if name in values}
+
+
+# ---- A rank's error file, in the format of torch.distributed.elastic's ``record``
+# (https://docs.pytorch.org/docs/stable/elastic/errors.html). A script may use ``record`` itself.
 
 
 def write_error(message: str, environ: Mapping[str, str]) -> None:
-    """Write the error that ends this rank into the file that the launcher has named. Do nothing if it named no file.
+    """Write the error that ends this rank into the file that the launcher has named. Do nothing if it named none.
 
-    An empty message means that no exception ended the rank: it chose its exit code. It never replaces an error.
+    An empty message means that the rank chose its exit code and no exception ended it. It never replaces an error.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -215,7 +226,7 @@ def read_error(path: Path) -> str | None:
         return None
 
 
-# ---- ``node.json``: identifies a node's ddprun and its state; written again completely at every change of state.
+# ---- ``node.json``: a node's ddprun and its state. ddprun replaces the file at every change of state.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,42 +241,35 @@ class RankProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What a node reports about itself. It is current only while the node's ddprun.lock is held."""
+    """What a node reports about itself. It is current only while a process holds the lock on ddprun.lock."""
 
     run: str
     node: int
     pid: int  # of ddprun
     state: State
     started: float  # when ddprun started, in seconds since the epoch
-    run_uid: str = ""  # distinguishes runs of the same name; empty: an older version wrote this
+    run_uid: str = ""  # distinguishes runs of the same name
     attempt: int = 1
-    metrics: str | None = None  # the URL to scrape; None: not up yet
+    metrics: str | None = None  # the URL to scrape; None: not served yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
     ranks: tuple[RankProcess, ...] = ()
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
-        write_atomic(node_dir / NODE, (json.dumps(asdict(self), indent=1) + "\n").encode())
+        _write_json(node_dir / NODE, self)
 
 
 def read_node(text: str) -> NodeState:
-    """Return the state in ``text``, the content of a node.json. Raises ValueError.
-
-    Keys that this version does not know are ignored, because another version may have written the file.
-    """
+    """Return the state in ``text``, the content of a node.json. Raises ValueError. Ignore unknown keys."""
     try:
-        fields = parse_json(text)
-        known = {key: fields[key] for key in NodeState.__dataclass_fields__ if key in fields}
-        ranks = tuple(
-            RankProcess(**{key: rank[key] for key in RankProcess.__dataclass_fields__ if key in rank})
-            for rank in known.pop("ranks", ())
-        )
+        known = _known(NodeState, parse_json(text))
+        ranks = tuple(RankProcess(**_known(RankProcess, rank)) for rank in known.pop("ranks", ()))
         return NodeState(ranks=ranks, **known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a node's state: {error}") from None
 
 
-# ---- ``outcome.json``: how a node's part of a run ended. It is the same on every node of a run.
+# ---- ``outcome.json``: how a run ended. It is the same on every node of a run.
 
 
 Cause = Literal[
@@ -293,31 +297,27 @@ class Outcome:
     message: str  # one line for a person
     node: int | None = None  # the node that failed; None: no single node
     rank: int | None = None  # global rank
-    step: int | None = None  # the last step that the rank reported, if any
+    step: int | None = None  # the last step that the rank reported; None: it reported none
     retry: bool = False  # whether starting the same run again may help
     attempt: int = 1
 
     def write(self, node_dir: Path) -> None:
-        """Write the state into a node's folder. Raises OSError."""
-        write_atomic(node_dir / OUTCOME, (json.dumps(asdict(self), indent=1) + "\n").encode())
+        """Write the outcome into a node's folder. Raises OSError."""
+        _write_json(node_dir / OUTCOME, self)
 
 
 def read_outcome(text: str) -> Outcome:
-    """Return the outcome in ``text``, the content of an outcome.json. Raises ValueError.
-
-    Keys that this version does not know are ignored, because another version may have written the file.
-    """
+    """Return the outcome in ``text``, the content of an outcome.json. Raises ValueError. Ignore unknown keys."""
     try:
-        fields = parse_json(text)
-        return Outcome(**{key: fields[key] for key in Outcome.__dataclass_fields__ if key in fields})
+        return Outcome(**_known(Outcome, parse_json(text)))
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not an outcome: {error}") from None
 
 
-# The outcome of a node that was killed on request, which its ddprun could not write.
+# The outcome of a node whose ddprun was killed on request and could not write an outcome.
 KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
 
-# ---- ``starts``: each start of a run by a queue, which may also requeue the run.
+# ---- ``starts``: each start of a run by a queue. A queue may also requeue a run.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +326,13 @@ class Start:
 
     launcher: str  # the launcher that has this queue
     job: str  # the queue's name for the run
-    requeues: int  # how often it had been requeued
-    limit: int  # how often it may be requeued
-    time: float  # when the queue started it, in seconds since the epoch
+    requeues: int  # how often the run had been requeued
+    limit: int  # how often the run may be requeued
+    time: float  # when the queue started the run, in seconds since the epoch
 
 
 def read_starts(text: str) -> tuple[Start, ...]:
-    """Return the starts in ``text``, the content of the file ``starts``, in order. Incomplete lines are skipped."""
+    """Return the starts in ``text``, the content of the file ``starts``, in order. Skip incomplete lines."""
     lines = (line.split(" ") for line in text.splitlines())
     return tuple(
         Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))
@@ -341,10 +341,11 @@ def read_starts(text: str) -> tuple[Start, ...]:
     )
 
 
-# ---- Where a run's metrics are, in the format of Prometheus' file_sd
-# (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config): written while a run lives.
+# ---- Where Prometheus finds a run's metrics, in the format of its file_sd
+# (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config).
 #
-# The files are in the folder ``.targets`` beside the runs' folders: one per run, or one per node that writes its own.
+# The files are in the folder ``.targets`` beside the runs' folders: one per run, or one per node if the nodes write
+# them. A file exists until its run has ended.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +356,7 @@ class MetricsTarget:
     job_id: str  # the run
     node: int
     launcher: str
-    slurm_job: str | None = None  # the job's number
+    slurm_job: str | None = None  # the number of the Slurm job
 
 
 def targets_file_name(run: str, node: int | None = None) -> str:
@@ -372,12 +373,10 @@ def is_targets_file_of(name: str, run: str) -> bool:
 
 def targets_text(targets: Iterable[MetricsTarget]) -> str:
     """Return the content of a targets file."""
-    groups = [
-        {
-            "targets": [urlsplit(target.url).netloc],
-            "labels": {"job_id": target.job_id, "launcher": target.launcher, "node": str(target.node)}
-            | ({"slurm_job": target.slurm_job} if target.slurm_job else {}),
-        }
-        for target in targets
-    ]
+    groups = []
+    for target in targets:
+        labels = {"job_id": target.job_id, "launcher": target.launcher, "node": str(target.node)}
+        if target.slurm_job:
+            labels["slurm_job"] = target.slurm_job
+        groups.append({"targets": [urlsplit(target.url).netloc], "labels": labels})
     return json.dumps(groups, indent=1) + "\n"

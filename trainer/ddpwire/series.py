@@ -13,7 +13,7 @@ from ddpwire.metrics import Metric
 
 
 def series_of(metric: Metric) -> Any:
-    """Return prometheus_client's counter, gauge or histogram for a metric. Raises OSError if its file is not writable.
+    """Return prometheus_client's counter, gauge or histogram of a metric. Raises OSError if its file is not writable.
 
     If two processes of a rank set the same gauge, the latest value counts.
     """
@@ -41,7 +41,7 @@ class Scalar(Protocol):
 
 
 class LoopSeries:
-    """The metrics that a script's own training loop reports. Raises OSError if a file cannot be written."""
+    """The metrics that a script reports from its own training loop. Raises OSError if a file cannot be written."""
 
     def __init__(self) -> None:
         self._steps, self._samples = series_of(catalogue.STEPS), series_of(catalogue.SAMPLES)

@@ -22,10 +22,10 @@ STOPS = {
 
 
 class Signals:
-    """The signals that this process has received. ``code`` is the exit code that they ask for, or 0 without a signal.
+    """The signals that this process has received. ``code`` is the exit code that they request, or 0 without a signal.
 
-    A thread reads them from a pipe, because a Python handler runs only when the main thread returns from C++ code, and
-    a rendezvous may stay there for minutes.
+    A thread reads them from a pipe, because a Python handler runs only when the main thread has returned from C++ code,
+    which takes minutes in a rendezvous.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class Signals:
                 self.code = max(self.code, code)
 
     def _hold(self) -> None:
-        """Block the signals before a fork. A signal for the new child then stays pending instead of being lost."""
+        """Block the signals before a fork, so that a signal for the new child stays pending and is not lost."""
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def _let_go(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _give_back(self) -> None:
-        """Restore the earlier handlers in a forked child (such as a DataLoader worker), which signals end as usual."""
+        """Restore the earlier handlers in a forked child (such as a DataLoader worker), so that signals end it."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -75,4 +75,4 @@ class Signals:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing. A handler must be installed for the signal to be written to the pipe."""
+    """Do nothing. Python writes a signal to the pipe only if the signal has a handler."""

@@ -1,7 +1,7 @@
 """Make sure that the descriptors 0 to 2 are open, as other code assumes.
 
 If the parent process has closed one of them, the next file that is opened gets its number, and printed text goes into
-that file. A terminal may also be closed later. Standard library only.
+that file. A terminal may also be closed later.
 """
 
 import os
@@ -20,10 +20,11 @@ def open_closed() -> None:
 
 def leave_lost() -> None:
     """Redirect stdout and stderr to /dev/null, each only if its terminal or reader no longer exists."""
+    poll = select.poll()
     for descriptor in (1, 2):
-        look = select.poll()
-        look.register(descriptor, 0)
-        if any(event & (select.POLLHUP | select.POLLERR) for _, event in look.poll(0)):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+        poll.register(descriptor, 0)
+    for descriptor, event in poll.poll(0):
+        if event & (select.POLLHUP | select.POLLERR):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)

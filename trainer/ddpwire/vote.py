@@ -1,4 +1,4 @@
-"""Makes all ranks stop after the same step, whichever rank received the signal. This module imports torch."""
+"""Makes all ranks stop after the same step, even if only one rank received a signal. This module imports torch."""
 
 import contextlib
 from datetime import timedelta
@@ -7,27 +7,27 @@ import torch
 import torch.distributed as dist
 
 PART_S = 2.0
-_RANKS = 1 << 32  # code and rank in one number: the maximum has the highest code, and then the lowest rank
+_RANKS = 1 << 32  # one number has code and rank: the maximum has the highest code and, of equal codes, the lowest rank
 
 
 class Vote:
-    """A vote that starts at the end of a step and is read at the end of the next, so no rank waits for another."""
+    """A vote that starts at the end of a step and is read at the end of the next step, so no rank waits for another."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """``group`` has the ranks that vote, with a backend for CPU tensors (gloo). None means the default group."""
+        """``group`` has the ranks that vote, with a backend for CPU tensors (gloo). None: the default group."""
         self.asker = 0  # the rank whose code was agreed on
         self._group = group
         self._vote = torch.zeros(1, dtype=torch.int64)
         self._asked: dist.Work | None = None
 
     def steps(self, step: int) -> tuple[int, int]:
-        """Return the lowest and the highest ``step`` that ranks pass; a rank that has reported no step passes 0."""
+        """Return the lowest and the highest ``step`` that the ranks pass. A rank that has reported no step passes 0."""
         ends = torch.tensor([-step if step else -_RANKS, step])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
         return -int(ends[0]), int(ends[1])
 
     def ask(self, code: int) -> int:
-        """Return the highest code that a rank passed in the previous call, the same on every rank; 0 is to continue."""
+        """Return the highest code that a rank passed in the previous call, the same on every rank. 0: continue."""
         agreed = self.answer()
         if agreed == 0:
             self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0

@@ -1,0 +1,83 @@
+"""The steps that several benchmarks share: options, turns, waiting, the line about the machine, spreads, results."""
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+Way = TypeVar("Way")
+TABLE_END = "<!-- end -->\n"
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the docstring of a benchmark."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def clean_environ(*prefixes: str) -> dict[str, str]:
+    """This process's environment without the variables of a launcher, and without those that begin with a prefix."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def in_turns(ways: Sequence[Way], num_rounds: int) -> Iterator[tuple[int, Way]]:
+    """Yield each way once per round, with the number of the round. Every second round has the reversed order."""
+    for number in range(num_rounds):
+        for way in ways if number % 2 == 0 else ways[::-1]:
+            yield number, way
+
+
+def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float, pause_s: float = 0.02) -> None:
+    """Wait until ``condition()`` is true. End the benchmark if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what}: not within {timeout_s:g} s")
+        time.sleep(pause_s)
+
+
+def machine() -> str:
+    """The cores, the version of torch, and the load of this machine."""
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    return f"{os.cpu_count()} cores ({platform.machine()}), torch {version}, load {load:.1f}"
+
+
+def head(title: str, width: int, cell: int) -> str:
+    """The first line of a table whose lines are made by ``row``."""
+    return f"{title:{width}}{'median':>{cell}}{'min':>{cell}}{'max':>{cell}}{'n':>4}"
+
+
+def row(name: str, values: Sequence[float], width: int, form: str) -> str:
+    """A name, and the median, minimum, maximum and number of the values. ``form`` is the format of a number."""
+    cells = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
+    return f"{name:{width}}{''.join(cells)}{len(values):4}"
+
+
+def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
+    """The median of the ratios of two values of the same round."""
+    return statistics.median(one / other for one, other in zip(values, baseline, strict=True))
+
+
+def write_json(path: Path | None, result: object) -> None:
+    """Write the result of a benchmark, if a path is given."""
+    if path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def write_table(page: Path, script: str, text: str) -> None:
+    """Replace the table in a page that ``bench/SCRIPT --write`` has made."""
+    begin = f"<!-- made by bench/{script} --write -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{TABLE_END}{rest.partition(TABLE_END)[2]}")
