@@ -160,8 +160,8 @@ class AugmentationOptions:
         "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
     )
     cutmix: float = shaping(
-        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup: one of "
-        "the two per image",
+        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup: one "
+        "of the two per image",
         type=real(0),
         default=0.0,
     )
@@ -184,7 +184,8 @@ class ModelOptions:
         metavar="FILE",
     )
     stem: str = shaping(
-        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small up to 64 px",
+        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small up "
+        "to 64 px",
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
@@ -375,7 +376,8 @@ class CallbackOptions:
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("folder of the traces", default=Path("profile"))
     debug: bool = option(
-        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the backward pass; slow",
+        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the backward "
+        "pass; slow",
         default=False,
     )
     stop_after: float = option(
