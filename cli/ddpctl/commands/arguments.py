@@ -1,9 +1,17 @@
-"""Arguments and options that several subcommands have."""
+"""What several subcommands share: arguments and options, how a run is found, how a result is printed."""
 
+import json
 import os
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ddpctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpctl.launcher import AppContext
+    from ddpctl.run_store import Run
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -23,3 +31,42 @@ WholeRunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whol
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Task = Annotated[int | None, typer.Option("--task", min=0, metavar="K", help="Only this task of an array of runs.")]
 Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which node, from 0.")]
+Tail = Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with each log's last N lines.")]
+SshTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="A target of kind ssh [default: the file's]."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+
+
+def open_context() -> "AppContext":
+    """Return the context of this process."""
+    from ddpctl import launcher
+
+    return launcher.open_context(os.environ)
+
+
+def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
+    """Return the context of this process, and a run by its name or its folder. Raises NoInputError."""
+    from ddpctl import launcher
+
+    context = open_context()
+    return context, launcher.find(context, name, task=task)
+
+
+def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print ``document`` as JSON, or else ``lines``."""
+    for line in [json.dumps(document, indent=1)] if as_json else lines:
+        print(line)
+
+
+def parse_time(option: str, text: str, *, example: str) -> int:
+    """Return the value of an option, such as ``2h30m``, in seconds. Raises UsageError."""
+    from ddpctl.spec import check_time, time_s
+
+    try:
+        return time_s(check_time(text, example=example))
+    except ValueError as error:
+        raise UsageError(f"{option}: {text!r} is not allowed: {error}") from None

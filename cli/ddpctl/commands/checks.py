@@ -1,7 +1,5 @@
 """``ddpctl bench`` and ``ddpctl doctor``: check a target with jobs that run there (ddpcheck)."""
 
-import json
-import os
 import re
 import statistics
 import time
@@ -12,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddpctl.commands.arguments import Json
+from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.commands.launch import File, Flags, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 
@@ -27,9 +25,7 @@ def bench(
     file: File = None,
     sizes: Annotated[
         str | None,
-        typer.Option(
-            "--sizes", metavar="64K,16M", help="Sizes of the data of a collective [default: depends on the backend]."
-        ),
+        typer.Option("--sizes", metavar="64K,16M", help="Sizes of a collective's data [default: by the backend]."),
     ] = None,
     as_json: Json = False,
     show: Annotated[
@@ -40,7 +36,7 @@ def bench(
 
     Exits with 69 if a result is wrong or a link or node is slow.
     """
-    from ddpctl import check_job, launcher
+    from ddpctl import check_job
 
     if show:
         print("\n".join(drawings()))
@@ -51,13 +47,12 @@ def bench(
     )
     if request.job.world_size < 2:
         raise UsageError("bench: a single rank has no other to talk to", hint="--gpus 2, or --nodes 2")
-    context = launcher.open_context(os.environ)
+    context = open_context()
     before = check_job.last_result(context, request.target, "bench")
     check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
     check_job.keep_result(context, request.target, check.result, check.lines)
     result = check.result | ({"last": before} if before else {})
-    for line in [json.dumps(result, indent=1)] if as_json else compared(result):
-        print(line)
+    print_result(result, compared(result), as_json=as_json)
     raise typer.Exit(result["code"])
 
 
@@ -68,12 +63,11 @@ def doctor(
 
     Exits with 69 if a node is bad: the table names it, the check, and what to do.
     """
-    from ddpctl import launcher
     from ddpctl.doctor import examine, lines
 
     request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
-    result, _ = examine(launcher.open_context(os.environ), request)
-    print(json.dumps(result, indent=1) if as_json else "\n".join(lines(result)))
+    result, _ = examine(open_context(), request)
+    print_result(result, lines(result), as_json=as_json)
     raise typer.Exit(result["code"])
 
 

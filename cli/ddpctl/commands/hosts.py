@@ -1,50 +1,45 @@
-"""``ddpctl hosts``: lists a target's machines, their GPUs, which run has each GPU, and which launches wait."""
+"""``ddpctl hosts``: list a target's machines, their GPUs, the run that has each GPU, and the waiting launches."""
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ddpctl.commands.arguments import Json
+from ddpctl.commands.arguments import Json, SshTarget, open_context, print_result
 from ddpctl.commands.launch import File
 from ddpctl.errors import ConfigError
 from ddpctl.text import one_line, table
 
 if TYPE_CHECKING:
+    from ddpctl.config import Settings
     from ddpctl.targets import HostReport
 
 
-def hosts(
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", metavar="T", help="A target of the file with machines [default: the file's]."),
-    ] = None,
-    file: File = None,
-    as_json: Json = False,
-) -> None:
+def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) -> None:
     """List SSH machines, their GPUs, and which run has each GPU.
 
-    Shows for how long a run has a GPU, how busy the GPU is, and the launches that wait, in their order.
+    It shows how long a run has had its GPU, how busy the GPU is, and the waiting launches, in their order.
     """
-    from ddpctl import config, launcher, targets
+    from ddpctl import targets
     from ddpctl.commands.formatting import fit
+
+    settings = ssh_settings("hosts", target, file)
+    found = open_context().executor.perform(targets.make(settings.kind, settings.options).hosts())
+    print_result([asdict(report) for report in found], map(fit, hosts_table(found)), as_json=as_json)
+
+
+def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Settings":
+    """Load the configuration of a target for ``command``. Raises ConfigError if the target has no hosts.
+
+    ``other`` is the end of the error's message.
+    """
+    from ddpctl import config, targets
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
-        raise ConfigError(
-            f"hosts: target '{settings.target}' is of kind {settings.kind}: name one of kind ssh with --target"
-        )
-    context = launcher.open_context(os.environ)
-    found = context.executor.perform(targets.make(settings.kind, settings.options).hosts())
-    if as_json:
-        print(json.dumps([asdict(report) for report in found], indent=1))
-        return
-    for line in hosts_table(found):
-        print(fit(line))
+        problem = f"{command}: target '{settings.target}' is of kind {settings.kind}"
+        raise ConfigError(f"{problem}: name one of kind ssh with --target{other}")
+    return settings
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:
@@ -62,17 +57,17 @@ def hosts_table(found: "Sequence[HostReport]") -> list[str]:
 def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
     from ddpctl.commands.formatting import ago
 
-    host, load = one_line(report.host), "-" if report.load is None else f"{report.load:g} of {report.cores}"
     if report.failure:
         return
-    for place, gpu in enumerate(report.gpus):
+    host, load = one_line(report.host), "-" if report.load is None else f"{report.load:g} of {report.cores}"
+    for index, gpu in enumerate(report.gpus):
         busy = "-" if gpu.busy_percent is None else f"{gpu.busy_percent}%"
         memory = "-"
         if gpu.memory_mib is not None and gpu.total_mib is not None:
             memory = f"{gpu.memory_mib / 1024:.0f} of {gpu.total_mib / 1024:.0f} GiB"
         run = one_line(gpu.run) if gpu.run else "another program" if gpu.computes else "free"
         lasting = "-" if gpu.since is None else ago(report.time - gpu.since)
-        yield (host, str(place), run, lasting, busy, memory, load, one_line(gpu.uuid))
+        yield (host, str(index), run, lasting, busy, memory, load, one_line(gpu.uuid))
     for cpu in report.cpu_runs:
         yield (host, "none", one_line(cpu.run), ago(report.time - cpu.since), "-", "-", load, "-")
     if not report.gpus and not report.cpu_runs:

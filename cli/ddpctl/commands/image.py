@@ -1,6 +1,5 @@
 """``ddpctl image``: build, push, ship and inspect the container image of a job."""
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ddpctl.commands import launch
+from ddpctl.commands.arguments import DryRun, Json, SshTarget, open_context, print_result
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Host
     from ddpctl.config import Settings
-    from ddpctl.launcher import AppContext
 
 app = typer.Typer(
     name="image",
@@ -30,9 +29,8 @@ Reference = Annotated[
     str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the one of ./ddpctl.yaml].")
 ]
 EngineName = Annotated[
-    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="Who holds the images.")
+    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="The engine with the images.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
 
 
 @app.command()
@@ -42,9 +40,9 @@ def build(
         Path | None,
         typer.Option("--dockerfile", "-f", help="The Dockerfile [default: ./Dockerfile, else ./docker/Dockerfile]."),
     ] = None,
-    context: Annotated[Path, typer.Option("--context", help="The folder that it may copy from.")] = Path(),
+    context: Annotated[Path, typer.Option("--context", help="The folder from which the image may copy.")] = Path(),
     build_arg: Annotated[
-        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="An ARG of it; may be repeated.")
+        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="An ARG of the Dockerfile; may be repeated.")
     ] = None,
     engine: EngineName = "docker",
     dry_run: DryRun = False,
@@ -65,7 +63,7 @@ def build(
 
 @app.command()
 def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
-    """Push the image to the registry of its name. Log in with the engine's own login."""
+    """Push the image to the registry in its name. Log in with the engine first."""
     _run((engine, "push", _reference(image)), {}, dry_run=dry_run)
 
 
@@ -78,17 +76,10 @@ def ship(
     image: Annotated[
         str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the one of ./ddpctl.yaml].")
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="The target of kind ssh whose hosts get it."
-        ),
-    ] = None,
+    target: SshTarget = None,
     file: launch.File = None,
     engine: EngineName = "docker",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="What each host got, as one JSON document on stdout.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Copy the image to machines without a registry.
 
@@ -104,12 +95,11 @@ def ship(
         engine = engine if settings.options.runtime == "none" else settings.options.runtime
     if not places:
         raise UsageError("image ship: name hosts, or a target of kind ssh with --target")
-    context = _context()
+    context = open_context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
     shipper = Shipper(executor=context.executor, emit=context.emit, engine=engine, folder=folder)
     deliveries = shipper.ship(settings.job.image, tuple(dict.fromkeys(places)))
-    if as_json:
-        print(json.dumps([asdict(one) for one in deliveries], indent=1))
+    print_result([asdict(one) for one in deliveries], (), as_json=as_json)
     failed = [one.host for one in deliveries if one.error]
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(deliveries)} hosts did not receive it: {', '.join(failed)}")
@@ -119,22 +109,18 @@ def ship(
 def inspect(
     image: Reference = None,
     engine: EngineName = "docker",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show an image's digest, size, layers, and the versions inside."""
     from ddpctl import image_transfer, images
     from ddpctl.command import Command, once
 
-    context = _context()
+    context = open_context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
     asked = context.executor.perform(once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
     versions = asked.stdout if asked.returncode == Exit.OK else ""
-    if as_json:
-        pairs = dict(line.split(" ", 1) for line in versions.splitlines())
-        print(json.dumps({**asdict(found), "versions": pairs}, indent=1))
-        return
-    for line in images.show(found, versions):
-        print(line)
+    pairs = dict(line.partition(" ")[::2] for line in versions.splitlines())
+    print_result({**asdict(found), "versions": pairs}, images.show(found, versions), as_json=as_json)
 
 
 def parse_host(text: str) -> "Host":
@@ -160,16 +146,10 @@ def _reference(given: str | None) -> str:
     return _settings(given).job.image
 
 
-def _context() -> "AppContext":
-    from ddpctl.launcher import open_context
-
-    return open_context(os.environ)
-
-
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
     from ddpctl.command import Command, once
 
-    context = _context()
+    context = open_context()
     verb = once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
     done = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     if done.returncode:

@@ -1,7 +1,7 @@
-"""``ddpctl monitor`` up, down, status and config: Prometheus and Grafana for the runs."""
+"""``ddpctl monitor`` up, down, status and config: Prometheus and Grafana for all runs."""
 
-import json
 import os
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -21,31 +22,28 @@ app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="See all runs in Prometheus and Grafana.",
+    help="Show all runs in Prometheus and Grafana.",
 )
 
 LimitFlags = Annotated[
     list[str] | None,
-    typer.Option(
-        "--limit", metavar="NAME=VALUE", help="From where on an alert fires (docs/alerts.md); may be repeated."
-    ),
+    typer.Option("--limit", metavar="NAME=VALUE", help="An alert's limit (docs/alerts.md); may be repeated."),
 ]
 ExporterFlags = Annotated[
     list[str] | None,
     typer.Option(
         "--exporter",
         metavar="NAME=PORT",
-        help="Scrape that port of the nodes' machines, too: node=9100, dcgm=9400; may be repeated.",
+        help="Also scrape this port of the nodes' machines: node=9100, dcgm=9400; may be repeated.",
     ),
 ]
 TargetsFlag = Annotated[
     Path | None,
-    typer.Option("--targets", metavar="FOLDER", help="Where the runs' file_sd files are [default: where ddpctl is]."),
+    typer.Option("--targets", metavar="FOLDER", help="The folder of the runs' file_sd files [default: the runs' own]."),
 ]
 IntervalFlag = Annotated[
     float, typer.Option("--interval", help="Seconds between two scrapes of a node, from 0.1 to 3600.")
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 @app.command()
@@ -63,17 +61,16 @@ def up(
 ) -> None:
     """Start Prometheus and Grafana.
 
-    They run with docker compose on this machine's loopback. Run it again to change settings; recorded data is kept.
+    docker compose runs them on this machine's loopback address. Run the command again to change settings; recorded
+    data is kept.
     """
-    import re
-
     from ddpctl.monitoring import stack
     from ddpctl.monitoring.alerts import parse_limits
     from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
         raise UsageError(f"--retention: '{retention}' is not a duration: give a number and h, d, w or y, such as 30d")
-    context = _context()
+    context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     settings = StackSettings(
         targets=Path(scraping.targets),
@@ -88,7 +85,7 @@ def up(
     context.emit(f"Prometheus  {places.prometheus}")
     if grafana:
         context.emit(f"Grafana     {places.grafana}")
-    context.emit("ddpctl monitor status says what they see; ddpctl monitor down stops them")
+    context.emit("ddpctl monitor status shows what they scrape; ddpctl monitor down stops them")
 
 
 @app.command()
@@ -96,7 +93,7 @@ def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recor
     """Stop Prometheus and Grafana; recorded data is kept."""
     from ddpctl.monitoring import stack
 
-    context = _context()
+    context = open_context()
     there = stack.down(context, forget=forget)
     context.emit("Prometheus and Grafana are stopped" if there else "nothing to stop: the monitor is not running")
 
@@ -106,25 +103,24 @@ def status(
     url: Annotated[
         str | None, typer.Option("--url", help="Your own Prometheus [default: the one of monitor up].")
     ] = None,
-    as_json: JsonFlag = False,
+    as_json: Json = False,
 ) -> None:
     """Show which nodes Prometheus scrapes and which alerts fire."""
     from ddpctl.monitoring import prometheus, stack
     from ddpctl.monitoring.prometheus import JOB
 
-    context = _context()
-    places = None if url else stack.places(context.root)
+    places = None if url else stack.places(open_context().root)
     if not (address := url or (places.prometheus if places else None)):
         raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or name yours with --url")
     nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
     grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
-    if as_json:
-        found = {"prometheus": address, "grafana": grafana}
-        lists = {"nodes": [asdict(one) for one in nodes], "alerts": [asdict(one) for one in firing]}
-        print(json.dumps({**found, **lists}, indent=1))
-        return
-    for line in _status_lines(address, grafana, nodes, firing):
-        print(line)
+    document = {
+        "prometheus": address,
+        "grafana": grafana,
+        "nodes": [asdict(one) for one in nodes],
+        "alerts": [asdict(one) for one in firing],
+    }
+    print_result(document, _status_lines(address, grafana, nodes, firing), as_json=as_json)
 
 
 @app.command()
@@ -135,7 +131,7 @@ def config(
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print a PrometheusRule and the dashboards' ConfigMaps instead.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are not ddpctl's.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that ddpctl did not write.")] = False,
     interval: IntervalFlag = 10.0,
     targets: TargetsFlag = None,
     exporter: ExporterFlags = None,
@@ -152,17 +148,11 @@ def config(
     if kubernetes:
         sys.stdout.write(f"{alerts.prometheus_rule(limits)}---\n{stack.dashboard_config_maps()}")
         return
-    context = _context()
+    context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     stack.write_files(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
     context.emit(f"wrote {folder}: prometheus --config.file={folder}/prometheus.yml, or take over its rule_files and")
     context.emit(f"scrape_configs; Grafana imports {folder}/dashboards/run.json and fleet.json")
-
-
-def _context() -> "AppContext":
-    from ddpctl.launcher import open_context
-
-    return open_context(os.environ)
 
 
 def _scraping(
@@ -188,6 +178,6 @@ def _status_lines(
     lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
     if nodes:
         rows = [(f"  {one.run}", one.node, one.address, "up" if one.up else one.error) for one in nodes]
-        lines += table([("  RUN", "NODE", "ADDRESS", "SAYS"), *rows])
+        lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
     lines.append(f"alerts      {len(firing) or 'none'}")
     return [*lines, *(f"  {one.alert} ({one.severity}, {one.state}): {one.summary}" for one in firing)]

@@ -1,4 +1,4 @@
-"""``ddpctl provision``: turn bare machines into nodes of a target of kind ssh, or of a Slurm cluster."""
+"""``ddpctl provision``: set up bare machines as nodes of a target of kind ssh, or of a Slurm cluster."""
 
 import os
 import shutil
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands import launch
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError, UsageError, writing
+from ddpctl.commands.arguments import DryRun, SshTarget, open_context
+from ddpctl.commands.hosts import ssh_settings
+from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
@@ -17,76 +19,59 @@ if TYPE_CHECKING:
     from ddpctl.provision import Playbook
 
 FOLDER = ".provision"  # beside the runs, in the same state directory
-
-Check = Annotated[bool, typer.Option("--check", help="Only show what would change; change nothing.")]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Only check whether runs would start: one sentence per machine.")
-]
-Uninstall = Annotated[bool, typer.Option("--uninstall", help="Remove what provision has set up.")]
-Login = Annotated[
-    str | None,
-    typer.Option("--login", metavar="USER", help="The user who logs in to set them up [default: the user who trains]."),
-]
-PublicKey = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--public-key", metavar="FILE", help="A key of a user who may train; may be repeated [default: yours]."
-    ),
-]
-Place = "The machine, one of the hosts or another,"
-Controller = Annotated[
-    str | None, typer.Option("--controller", metavar="HOST", help=f"{Place} that gets Slurm's controller.")
-]
-Monitor = Annotated[str | None, typer.Option("--monitor", metavar="HOST", help=f"{Place} that gets Prometheus.")]
-Storage = Annotated[str | None, typer.Option("--storage", metavar="HOST", help=f"{Place} that shares a folder by NFS.")]
-Inventory = Annotated[
-    Path | None,
-    typer.Option(
-        "--inventory",
-        metavar="FILE",
-        help="An inventory of your own; without it one is written to the state directory's .provision, by target.",
-    ),
-]
-Tags = Annotated[
-    str | None, typer.Option("--tags", metavar="T,...", help="Only these: user, containers, gpu, clock, limits, ...")
-]
-Target = Annotated[
-    str | None, typer.Option("--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="The target of kind ssh.")
-]
-Extra = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- ARGS...]", help="Arguments for ansible-playbook, such as -- -e gpu_install=true."),
-]
+MACHINE = "The machine, one of the hosts or another,"
 
 
 def provision(
-    extra: Extra = None,
-    check: Check = False,
-    verify: Verify = False,
-    uninstall: Uninstall = False,
-    login: Login = None,
-    public_key: PublicKey = None,
-    controller: Controller = None,
-    monitor: Monitor = None,
-    storage: Storage = None,
-    inventory: Inventory = None,
-    tags: Tags = None,
-    target: Target = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS...]", help="Arguments for ansible-playbook, such as -- -e gpu_install=true."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only show what would change.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Only check whether runs would start there.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove what provision has set up.")] = False,
+    login: Annotated[
+        str | None,
+        typer.Option("--login", metavar="USER", help="The user for the setup [default: the user who trains]."),
+    ] = None,
+    public_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--public-key", metavar="FILE", help="A key of a user who may train; repeatable [default: yours]."
+        ),
+    ] = None,
+    controller: Annotated[
+        str | None, typer.Option("--controller", metavar="HOST", help=f"{MACHINE} that gets Slurm's controller.")
+    ] = None,
+    monitor: Annotated[
+        str | None, typer.Option("--monitor", metavar="HOST", help=f"{MACHINE} that gets Prometheus.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="HOST", help=f"{MACHINE} that shares a folder by NFS.")
+    ] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option("--inventory", metavar="FILE", help="Your own inventory [default: written from the target]."),
+    ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option("--tags", metavar="T,...", help="Only these: user, containers, gpu, clock, limits, ..."),
+    ] = None,
+    target: SshTarget = None,
     file: launch.File = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Set up bare machines as nodes, with the playbooks in ansible/.
 
-    Every machine is checked first. Machines with a problem are reported and left unchanged; the others are set up.
+    Every machine is checked first. A machine with a problem is reported and left unchanged; the others are set up.
     """
     from ddpctl import provision as provisioning
-    from ddpctl.launcher import open_context
 
     if verify and (check or uninstall):
         raise UsageError("provision: --verify cannot be used with --check or --uninstall")
     _check_login(login)
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
-    context = open_context(os.environ)
+    context = open_context()
     folder = context.root / FOLDER
     if inventory is not None and not inventory.is_file():
         raise NoInputError(f"--inventory: {inventory} is {'not a file' if inventory.exists() else 'missing'}")
@@ -94,13 +79,13 @@ def provision(
         with writing(folder, "make the folder"):
             folder.mkdir(parents=True, exist_ok=True)
     if inventory is None:
-        settings = _settings(target, file)
-        places = {"controller": controller, "monitor": monitor, "storage": storage}
+        settings = ssh_settings("provision", target, file, other=", or an inventory with --inventory")
+        machines = {"controller": controller, "monitor": monitor, "storage": storage}
         site = provisioning.Site(
             login=login,
-            keys=_keys(settings, public_key, asked=playbook == "site" and not dry_run),
+            keys=_keys(settings, public_key, required=playbook == "site" and not dry_run),
             image=None if settings.options.runtime == "none" else settings.job.image,
-            places={group: host for group, host in places.items() if host},
+            places={group: host for group, host in machines.items() if host},
         )
         inventory = folder / f"{settings.target}.yaml"
         try:
@@ -115,7 +100,7 @@ def provision(
                 inventory.write_text(text)
             context.emit(f"the machines are those of {inventory}")
     options = provisioning.PlaybookRun(
-        ansible=_ansible(asked=not dry_run),
+        ansible=_ansible(required=not dry_run),
         folder=str(_playbooks()),
         inventory=str(inventory),
         recap=str(folder / "recap.json"),
@@ -124,17 +109,17 @@ def provision(
         tags=tuple(tags.split(",")) if tags else (),
         extra=tuple(extra or ()),
     )
-    verb = provisioning.provision(options)
+    playing = provisioning.provision(options)
     try:
-        fared = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
+        results = context.executor.dry_run(playing, sys.stdout) if dry_run else context.executor.perform(playing)
     except KeyboardInterrupt:
-        context.emit("a machine may be half set up: run the command again to finish it")
+        context.emit("a machine may be only partly set up: run the command again to finish it")
         raise
-    failed = {host: one.failed for host, one in fared.items() if one.failed}
+    failed = {host: result.failed for host, result in results.items() if result.failed}
     for host, why in failed.items():
         context.emit(f"{host}: {why}")
     if failed:
-        raise UnavailableError(f"{len(failed)} of {len(fared)} hosts are not ready: {', '.join(failed)}")
+        raise UnavailableError(f"{len(failed)} of {len(results)} hosts are not ready: {', '.join(failed)}")
 
 
 def _check_login(login: str | None) -> None:
@@ -149,26 +134,14 @@ def _check_login(login: str | None) -> None:
         ) from None
 
 
-def _settings(target: str | None, file: Path | None) -> "Settings":
-    from ddpctl import config, targets
+def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
+    """Return the given public keys, else those of the hosts, else those of this user.
 
-    settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
-    if "hosts" not in targets.capabilities(settings.kind):
-        raise ConfigError(
-            f"provision: target '{settings.target}' is of kind {settings.kind}: name one of kind ssh with --target, "
-            "or an inventory with --inventory"
-        )
-    return settings
-
-
-def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tuple[str, ...]:
-    """Return the public keys of the users who may train: the given ones, else those of the hosts, else this user's.
-
-    Raises NoInputError if a key cannot be read, or if there is none and ``asked`` is true.
+    Raises NoInputError if a key cannot be read, or if there is none and ``required``.
     """
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
-    if not paths and asked:
+    if not paths and required:
         raise NoInputError("there is no public key in ~/.ssh: make one with ssh-keygen, or name one with --public-key")
     try:
         return tuple(path.read_text().strip() for path in paths)
@@ -176,17 +149,16 @@ def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tup
         raise NoInputError(f"cannot read the public key {error.filename}: {error.strerror}") from None
 
 
-def _ansible(*, asked: bool) -> str:
-    """Find ansible-playbook, first beside this Python. Raises UnavailableError if ``asked`` and it is not found."""
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    if found := shutil.which("ansible-playbook", path=places):
-        return found
-    if not asked:
-        return "ansible-playbook"
-    raise UnavailableError(
-        "ansible-playbook is not installed: install it with pip install 'ddpctl[provision]', in a clone with "
-        "pip install -e '.[provision]'"
-    )
+def _ansible(*, required: bool) -> str:
+    """Find ansible-playbook, first beside this Python. Raises UnavailableError if it is ``required`` and not found."""
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    found = shutil.which("ansible-playbook", path=folders)
+    if required and not found:
+        raise UnavailableError(
+            "ansible-playbook is not installed: install it with pip install 'ddpctl[provision]', in a clone with "
+            "pip install -e '.[provision]'"
+        )
+    return found or "ansible-playbook"
 
 
 def _playbooks() -> Path:
