@@ -1,6 +1,5 @@
-"""``ddpctl explain`` and ``ddpctl profile``: query all ranks of a run about what they do, and report it."""
+"""``ddpctl explain`` and ``ddpctl profile``: ask all ranks of a run what they do, and report it."""
 
-import json
 import os
 import re
 import time
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import Json, RunName, Task
+from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result
 from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.text import one_line
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation
     from ddpctl.launcher import AppContext
-    from ddpctl.node_probe import Probe, ProbeResult
+    from ddpctl.node_probe import ProbeResult
     from ddpctl.profile import RankProfile
     from ddpctl.rank_view import RankView
     from ddpctl.run_status import RunStatus
@@ -43,33 +42,31 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     """
     from ddpctl import launcher
 
-    context = launcher.open_context(os.environ)
-    record = launcher.find(context, run, task=task)
+    context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     found = explain_run(context, record, state)
-    if as_json:
-        print(json.dumps({"run": record.name, "state": state.state, **asdict(found)}, indent=1))
-        return
-    print(f"{record.name}  {state.state}: {found.sentence}")
-    for line in (*found.evidence, *(f"not known: {line}" for line in found.unknown)):
-        print(f"  {line}")
-    if found.fault:
-        print(f"  what to do: docs/explain.md, cause {found.cause}")
+    lines = [
+        f"{record.name}  {state.state}: {found.sentence}",
+        *(f"  {line}" for line in found.evidence),
+        *(f"  not known: {line}" for line in found.unknown),
+        *([f"  what to do: docs/explain.md, cause {found.cause}"] if found.fault else []),
+    ]
+    print_result({"run": record.name, "state": state.state, **asdict(found)}, lines, as_json=as_json)
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
     """Explain a run from its nodes' answers or the files they kept. Raises UnavailableError if no node answers."""
     from ddpctl import explain as explaining
+    from ddpctl import launcher
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import DIAGNOSIS, diagnosis_file, rank_log
 
     if outcome := state.outcome:
-        name, log = diagnosis_file(outcome.attempt), "" if outcome.rank is None else rank_log(outcome.rank)
-        files = (name, EVENTS, *([log] if log else []))
-        seen = probe(context, run, Probe(metrics=False, files=files, max_bytes=MAX_BYTES))
+        name, logs = diagnosis_file(outcome.attempt), () if outcome.rank is None else (rank_log(outcome.rank),)
+        seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
         kept = read_answers(seen, name) if outcome.cause == "hang" else []
-        words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
+        words = next((one.files[log] for one in seen for log in logs if log in one.files), "")[-LOG_CHARS:]
         events = read_events(*(one.files.get(EVENTS, "") for one in seen))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
@@ -82,7 +79,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     found = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
-    seen = probe(context, run, Probe(metrics=False, files=(EVENTS,)))
+    seen = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
     nan = explaining.explain_not_finite(read_events(*(one.files.get(EVENTS, "") for one in seen)))
     if nan and found.cause in ("none", "unknown"):
         found = replace(nan, evidence=found.evidence, unknown=found.unknown)
@@ -90,7 +87,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
-    """Return why an ended run hung or failed; "" if that is unknown, in the state's message, or not the case."""
+    """Return why an ended run hung or failed. Return "" if it did not, or if that is unknown or in its message."""
     with suppress(DdpctlError):
         found = explain_run(context, run, state) if state.outcome and state.outcome.code else None
         if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
@@ -99,23 +96,35 @@ def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return why a run hung, for other subcommands; empty if it was not killed for that, or if that is unknown."""
+    """Return a list with one line about why a run hung, or an empty list if it did not or if that is unknown."""
     sentence = why(context, run, state) if state.outcome and state.outcome.cause == "hang" else ""
     return [f"  why          {sentence}"] if sentence else []
+
+
+def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
+    """Print how a run that ddpctl followed has ended. ``code`` is the exit code of ddpctl."""
+    from ddpctl import run_store
+    from ddpctl.commands.formatting import closing_lines
+
+    for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
+        context.emit(line)
+    for line in hang_lines(context, run, state):
+        context.emit(line)
 
 
 def ask(
     context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
 ) -> "tuple[ProbeResult, ...]":
-    """Make each node answer a request; return the ends of the answer files. Raises UnavailableError if none answers."""
+    """Ask each node, and return the last ``max_bytes`` of each answer. Raises UnavailableError if no node answers."""
+    from ddpctl import launcher
     from ddpctl.node_probe import Probe
 
     deadline = time.monotonic() + timeout_s
-    seen = probe(context, run, Probe(metrics=False, request=request))
+    seen = launcher.probe(context, run, Probe(metrics=False, request=request))
     answers: tuple[ProbeResult, ...] = ()
     while len(answers) < len(seen) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        seen = probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
+        seen = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
         answers = tuple(one for one in seen if request in one.files.get(file, ""))
     if not answers:
         why = next((one.failure for one in seen if one.failure), "")
@@ -144,13 +153,6 @@ def clock_offset(seen: "ProbeResult") -> float | None:
     return float(found[1]) if found else None
 
 
-def probe(context: "AppContext", run: "Run", wanted: "Probe") -> "tuple[ProbeResult, ...]":
-    """Probe the nodes of a run, and return their answers."""
-    from ddpctl import launcher
-
-    return context.executor.perform(launcher.target_of(run).probe(run, wanted))
-
-
 def profile(
     run: RunName = None,
     task: Task = None,
@@ -165,7 +167,7 @@ def profile(
     """Record what all ranks of a run do, as a trace.
 
     The run continues. Open the trace in https://ui.perfetto.dev. A table shows each rank's shares of compute,
-    communication and waiting for data; a sentence names the slowest rank and what it does.
+    communication and waiting for data. A sentence names the slowest rank and says what it does.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling
@@ -173,14 +175,13 @@ def profile(
     from ddpwire.events import EVENTS
     from ddpwire.run_files import PROFILE
 
-    context = launcher.open_context(os.environ)
-    record = launcher.find(context, run, task=task)
+    context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     if state.state not in WITH_RANKS:
         raise UnavailableError(f"{record.name}: no rank runs: {state.message}")
     request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
     ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
-    seen = probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
+    seen = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
     profiles, events, unknown = read_profiles(seen, request)
     if all(one.unknown for one in profiles):
         why = f"{record.name}: not known: {'; '.join(unknown)}"
@@ -188,13 +189,14 @@ def profile(
     with writing(output):
         output.write_bytes(profiling.chrome_trace(profiles, events))
     found = profiling.summarise(profiles)
-    if as_json:
-        print(json.dumps({"run": record.name, "trace": str(output), **found, "unknown": unknown}, indent=1))
-        return
-    print(f"{record.name}  {found['sentence']}")
-    for line in (*profiling.summary_table(profiles, found["shares"]), *(f"not known: {line}" for line in unknown)):
-        print(f"  {line}")
-    print(f"{found['seconds']:.1f} s of all ranks are in {output}: open it in https://ui.perfetto.dev")
+    lines = [
+        f"{record.name}  {found['sentence']}",
+        *(f"  {line}" for line in profiling.summary_table(profiles, found["shares"])),
+        *(f"  not known: {line}" for line in unknown),
+        f"{found['seconds']:.1f} s of all ranks are in {output}: open it in https://ui.perfetto.dev",
+    ]
+    document = {"run": record.name, "trace": str(output), **found, "unknown": unknown}
+    print_result(document, lines, as_json=as_json)
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":

@@ -1,4 +1,4 @@
-"""Formats runs as text for a terminal, and as JSON. This module only formats values."""
+"""Formats runs as text for a terminal, and as JSON. Pure, except that it reads the terminal's width."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
 from ddpctl.run_folders import is_by_hand
-from ddpctl.run_status import RunStatus
+from ddpctl.run_status import NodeReport, RunStatus
 from ddpctl.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
@@ -53,7 +53,7 @@ def _steps(state: RunStatus) -> str:
 
 
 def progress_lines(state: RunStatus) -> list[str]:
-    """Return a list with one line about the training's progress; it is empty if the run reports none."""
+    """Return a list with one line about the training's progress, or an empty list if the run reports none."""
     at = state.progress
     if at is None:
         return []
@@ -69,7 +69,7 @@ def progress_lines(state: RunStatus) -> list[str]:
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
     """Return the lines of ``ddpctl status``: the run, then one line per node, with pids of the node's own machine.
 
-    ``tasks`` are the tasks of an array of runs, for which there is one line per task instead.
+    For an array of runs, there is one line for each of its ``tasks`` instead.
     """
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
@@ -80,26 +80,22 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     ]
     if tasks:
         return [*lines, *_task_lines(run, state, tasks)]
-    rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
-    for report in state.nodes:
-        node = report.state
-        if node is None:
-            there = "starting" if report.alive else "ended" if report.outcome else "not started"
-            note = one_line(report.note) or there
-            rows.append((f"  {report.node}", note, "-", "-", "-"))
-            continue
-        gone = "ended" if report.outcome else "killed"
-        ranks = " ".join(f"{rank.rank}:{rank.pid}" if report.alive else f"{rank.rank}" for rank in node.ranks) or "-"
-        rows.append(
-            (
-                f"  {report.node}",
-                ("running" if state.state == "running" else one_line(node.state)) if report.alive else gone,
-                str(node.pid) if report.alive else "-",
-                ranks,
-                one_line(node.metrics or "-") if report.alive else "-",
-            )
-        )
-    return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
+    rows = [(f"  {report.node}", *_node_cells(report, state)) for report in state.nodes]
+    nodes = table([("  NODE", "STATE", "PID", "RANK:PID", "METRICS"), *rows]) if rows else ()
+    return [*lines, *nodes, *next_steps(run, state, can_resume=can_resume)]
+
+
+def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, str]:
+    node = report.state
+    if node is None:
+        known = "starting" if report.alive else "ended" if report.outcome else "not started"
+        return one_line(report.note) or known, "-", "-", "-"
+    if not report.alive:
+        ranks = " ".join(str(rank.rank) for rank in node.ranks)
+        return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
+    ranks = " ".join(f"{rank.rank}:{rank.pid}" for rank in node.ranks)
+    doing = "running" if state.state == "running" else one_line(node.state)
+    return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
 
 def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:

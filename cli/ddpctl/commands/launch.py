@@ -1,7 +1,7 @@
 """``ddpctl launch`` and ``ddpctl render``: turn a command line into a run, or into a file that runs without ddpctl.
 
 This file has, in this order, the flags of both commands, the two commands, and the functions that build a launch
-request from the flags, the file or a run's record. The modules that a command needs are imported when it runs, so that
+request from the flags, the file or a run's record. A command imports the modules that it needs when it runs, so that
 --help is quick.
 """
 
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.errors import CannotWriteError, ConfigError, UsageError
+from ddpctl.commands.arguments import DryRun, open_context, parse_time
+from ddpctl.errors import ConfigError, UsageError, writing
 
 if TYPE_CHECKING:
     from ddpctl.config import TargetFlags
@@ -36,10 +37,7 @@ def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A0
 
 
 Nodes = Annotated[
-    str | None,
-    _option(
-        "--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes; MIN:MAX starts with fewer if some are missing."
-    ),
+    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes; MIN:MAX starts with MIN or more.")
 ]
 Gpus = Annotated[
     str | None,
@@ -47,12 +45,7 @@ Gpus = Annotated[
 ]
 Target = Annotated[
     str | None,
-    _option(
-        "--target",
-        "-t",
-        metavar="T",
-        help="Where to run: a target in the file, or local, ssh, slurm, kubernetes or kaggle.",
-    ),
+    _option("--target", "-t", metavar="T", help="A target of the file, or local, ssh, slurm, kubernetes or kaggle."),
 ]
 
 
@@ -86,11 +79,7 @@ class Flags:
     image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of every node.")] = None
     workload: Annotated[
         str | None,
-        _option(
-            "--kind",
-            metavar="auto|pytorchjob|trainjob|job",
-            help="The workload on Kubernetes; auto: the first that the cluster has.",
-        ),
+        _option("--kind", metavar="auto|pytorchjob|trainjob|job", help="On Kubernetes; auto: what the cluster has."),
     ] = None
     replace_lost: Annotated[
         bool,
@@ -117,14 +106,14 @@ class Flags:
 JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # each is a field of JobSpec, given as text
 
 
-def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for Typer with the options of Flags and ``verb``. It passes ``verb`` a Flags object first."""
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` for Typer, with the options of Flags beside its own. It gets a Flags as its first argument."""
 
-    @wraps(verb)
+    @wraps(command)
     def call(**given: Any) -> None:
-        verb(Flags(**{field.name: given.pop(field.name) for field in fields(Flags)}), **given)
+        command(Flags(**{field.name: given.pop(field.name) for field in fields(Flags)}), **given)
 
-    shared, own = inspect.signature(Flags).parameters, list(inspect.signature(verb).parameters.values())[1:]
+    shared, own = inspect.signature(Flags).parameters, list(inspect.signature(command).parameters.values())[1:]
     parameters = [*shared.values(), *(option.replace(kind=option.KEYWORD_ONLY) for option in own)]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {option.name: option.annotation for option in parameters}
@@ -146,20 +135,16 @@ def launch(
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            help="On SSH machines: wait for free GPUs, in the order of arrival, for at most 2h, 30m.",
-        ),
+        typer.Option("--wait", metavar="TIME", help="On SSH machines: wait for free GPUs in turn, at most 2h, 30m."),
     ] = None,
     doctor: Annotated[
         bool, typer.Option("--doctor", help="First run ddpctl doctor: refuse a bad node, or leave out its SSH machine.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Start a training and follow it to its end.
 
-    Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them.
+    The exit code is the run's own. A first Ctrl-C lets the ranks save and stop (130); a second one kills them.
     If this ddpctl ends, its run saves and ends too, unless it was launched with --detach.
     With --resume, a program or arguments given here replace those of the earlier run.
 
@@ -168,17 +153,19 @@ def launch(
     ddpctl launch --gpus 2 -- train.py --epochs 3
     ddpctl launch --detach && ddpctl logs -f
     """
-    from ddpctl import launcher, run_store
-    from ddpctl.commands import explain
-    from ddpctl.commands.formatting import closing_lines
+    from ddpctl import launcher, targets
+    from ddpctl.commands.explain import emit_end
     from ddpctl.doctor import only_sound
 
-    context = launcher.open_context(os.environ)
+    context = open_context()
     request = _request(context, flags, resume)
-    if pull:
-        _check_pull(request, detach=detach)
+    if pull and (detach or "pull" not in targets.capabilities(request.kind)):
+        why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
+        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
     if wait is not None:
-        request = replace(request, wait_s=_wait_s(wait, request))
+        if "wait" not in targets.capabilities(request.kind):
+            raise UsageError(f"--wait: not allowed with a target of kind {request.kind}, only with ssh")
+        request = replace(request, wait_s=parse_time("--wait", wait, example="2h"))
     _warn(request)
     if dry_run:
         launcher.dry_run(context, request)
@@ -192,10 +179,7 @@ def launch(
             print(run.name)  # for a script: run=$(ddpctl launch --detach)
         return
     state, code = launcher.follow(context, run, launched=True)
-    for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
-        context.emit(line)
-    for line in explain.hang_lines(context, run, state):
-        context.emit(line)
+    emit_end(context, run, state, code)
     if pull and state.ended:
         print(launcher.pull(context, run))
     raise typer.Exit(int(code))
@@ -215,23 +199,12 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
     return request_to_resume(flags, old)
 
 
-def _check_pull(request: "Request", *, detach: bool) -> None:
-    """Raise UsageError if --pull is given for a launch that has nothing to fetch at its end."""
-    from ddpctl import targets
-
-    if detach or "pull" not in targets.capabilities(request.kind):
-        why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
-        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
-
-
 @with_flags
 def render(
     flags: Flags,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Write it into a folder; for kaggle the notebook and its metadata."
-        ),
+        typer.Option("--out", metavar="FOLDER", help="Write it into a folder; for kaggle, notebook and metadata."),
     ] = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
@@ -251,13 +224,11 @@ def render(
         raise UsageError(f"--out: a target of kind {request.kind} needs only one file: use ddpctl render > FILE")
     if note:
         print(f"ddpctl: {note}", file=sys.stderr)
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (out / name).write_text(text)
             print(out / name)
-    except OSError as error:
-        raise CannotWriteError(f"--out: cannot write {error.filename}: {error.strerror}") from None
 
 
 def _warn(request: "Request") -> None:
@@ -282,17 +253,16 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 def target_flags(flags: Flags) -> "TargetFlags":
     """Map each flag that is an option of some targets to the option's name and its text or texts."""
-    exclude = tuple(flags.exclude) if flags.exclude else None
     return {
         "--kind": ("workload", flags.workload),
         "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
         "--array": ("array", flags.array),
-        "--exclude": ("exclude", exclude),
+        "--exclude": ("exclude", tuple(flags.exclude) if flags.exclude else None),
     }
 
 
 def request_of_flags(flags: Flags) -> "Request":
-    """Return the launch request of file and flags together. Raises FileError, UsageError and NoInputError."""
+    """Return the launch request of the file and the flags. Raises FileError, UsageError or NoInputError."""
     from ddpctl import config, targets
     from ddpctl.launcher import Request
 
@@ -323,7 +293,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Return a launch request that continues from a run's checkpoints: its recorded job, overridden by the flags.
+    """Return a launch request for a run's recorded job with changes by the flags, from its checkpoints.
 
     Raises UsageError.
     """
@@ -358,18 +328,6 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
         name=flags.name,
         resumes=run,
     )
-
-
-def _wait_s(text: str, request: "Request") -> int:
-    from ddpctl import targets
-    from ddpctl.spec import check_time, time_s
-
-    if "wait" not in targets.capabilities(request.kind):
-        raise UsageError(f"--wait: not allowed with a target of kind {request.kind}, only with ssh")
-    try:
-        return time_s(check_time(text, example="2h"))
-    except ValueError as error:
-        raise UsageError(f"--wait: {text!r} is not allowed: {error}") from None
 
 
 def _check_name(name: str | None) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from ddpctl import interrupts
 from ddpctl.command import Command, once
-from ddpctl.commands.arguments import Json, Node, RunName, Task, WholeRunName, complete_run
+from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.text import EscapeFilter
 
@@ -29,7 +29,7 @@ def ps(
     limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0 means all.")] = 20,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="FOLDER", help="The runs in this folder, also those started by hand."),
+        typer.Option("--folder", metavar="FOLDER", help="The runs in this folder, with those started by hand."),
     ] = None,
 ) -> None:
     """List runs, newest first.
@@ -64,7 +64,7 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     from ddpctl import launcher, run_store
     from ddpctl.commands import explain, formatting
 
-    context, record = _find(run, task)
+    context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     tasks = launcher.target_of(record).tasks(record) if state.tasks else ()
     if as_json:
@@ -84,25 +84,23 @@ def logs(
     ] = None,
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node; may be repeated.")] = None,
     task: Task = None,
-    tail: Annotated[
-        int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Also escape sequences, such as colours, which a terminal does not get else.")
-    ] = False,
+    tail: Tail = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colours, on a terminal.")] = False,
     timestamps: Annotated[
         bool,
-        typer.Option("--timestamps", help="When ddprun read each line, by its node's clock; sorted if not followed."),
+        typer.Option(
+            "--timestamps", help="The time when ddprun read each line, by its node's clock; sorted without -f."
+        ),
     ] = False,
 ) -> None:
     """Print a run's logs, one node after another.
 
-    With -f, lines are printed as they are written. Each line begins with its node and rank.
+    Each line begins with its node and rank. With -f, a line is printed as soon as it is written.
     """
     from ddpctl import launcher, run_folders
     from ddpctl.targets import LogQuery
 
-    context, record = _find(run, task)
+    context, record = find_run(run, task)
     if launcher.is_unplaced(record):
         raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
     if not rank and run_folders.is_by_hand(record):  # its nodes' output went to where it was started
@@ -126,12 +124,12 @@ def stop(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=complete_run)
     ] = None,
-    kill: Annotated[bool, typer.Option("--kill", help="Kill it at once, without a checkpoint.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the run at once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Stop every run that has not ended.")] = False,
 ) -> None:
     """Stop a run; its ranks save first.
 
-    Ranks that do not end within the grace period are killed. Afterwards no process of the run is left.
+    Ranks that have not ended after the grace period are killed. Afterwards no process of the run is left.
     """
     from ddpctl import launcher, run_store, targets
     from ddpctl.commands import formatting
@@ -141,7 +139,7 @@ def stop(
     context = launcher.open_context(os.environ)
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
-    # A run that was killed from outside may have left something behind: --kill removes that as well.
+    # A run that was killed from outside may have left processes or files: --kill removes these, too.
     going = [
         record
         for record, state in states
@@ -180,27 +178,18 @@ def resume(run: WholeRunName) -> None:
     _set_suspended(run, again=True)
 
 
-def attach(
-    run: RunName = None,
-    tail: Annotated[
-        int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
-    ] = None,
-) -> None:
+def attach(run: RunName = None, tail: Tail = None) -> None:
     """Follow a run to its end, as if it had been launched here.
 
-    Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them;
-    ddpctl logs -f never stops the run.
+    The exit code is the run's own. A first Ctrl-C lets the ranks save and stop (130); a second one kills them.
+    Ctrl-C in ddpctl logs -f never stops the run.
     """
-    from ddpctl import launcher, run_store
-    from ddpctl.commands import explain
-    from ddpctl.commands.formatting import closing_lines
+    from ddpctl import launcher
+    from ddpctl.commands.explain import emit_end
 
     context, record = _find_going(run)
     state, code = launcher.follow(context, record, tail=tail)
-    for line in closing_lines(record, state, can_resume=run_store.has_checkpoint(record), code=code):
-        context.emit(line)
-    for line in explain.hang_lines(context, record, state):
-        context.emit(line)
+    emit_end(context, record, state, code)
     raise typer.Exit(int(code))
 
 
@@ -209,9 +198,7 @@ def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
     node: Node = 0,
 ) -> None:
-    """Run a command in the container or on the machine of a node.
-
-    It runs in the node's container, or on the machine if there is no container.
+    """Run a command in the container of a node, or on its machine if there is no container.
 
     \b
     ddpctl exec night --node 1 -- nvidia-smi
@@ -224,7 +211,7 @@ def execute(
 
 
 def shell(run: RunName = None, node: Node = 0) -> None:
-    """Open a shell in the container or on the machine of a node."""
+    """Open a shell in the container of a node, or on its machine if there is no container."""
     from ddpctl import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -239,17 +226,13 @@ def rm(
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="AGE",
-            help="Remove every ended run that was started longer ago than this: 30d, 12h.",
-        ),
+        typer.Option("--older-than", metavar="AGE", help="All ended runs started longer ago than this: 30d, 12h."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
-    """Remove ended runs, checkpoints included.
+    """Remove ended runs, with their checkpoints.
 
-    This deletes a run's record and folder, and what it left where it ran, but nothing outside its own folders.
+    This deletes a run's record and its folders, also where it ran. It deletes nothing outside these folders.
     """
     from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
@@ -258,7 +241,8 @@ def rm(
         raise UsageError("rm: name runs, or give --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
     if older_than:
-        before = time.time() - seconds(older_than)
+        all_ages = re.fullmatch(r"0[smhd]", older_than)
+        before = time.time() - (0 if all_ages else parse_time("--older-than", older_than, example="30d"))
         asked = tuple(run for run in run_store.load_all(context.root) if run.created < before)
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
@@ -280,25 +264,6 @@ def rm(
         raise type(failed[0])("\n".join(map(str, failed)))
     if not removals:
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
-
-
-def seconds(age: str) -> int:
-    """Parse an age such as ``30d`` into seconds. Raises UsageError."""
-    from ddpctl.spec import check_time, time_s
-
-    if re.fullmatch(r"0[smhd]", age):  # an age that matches all runs
-        return 0
-    try:
-        return time_s(check_time(age, example="30d"))
-    except ValueError as error:
-        raise UsageError(f"--older-than: {age!r} is not allowed: {error}") from None
-
-
-def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
-    from ddpctl import launcher
-
-    context = launcher.open_context(os.environ)
-    return context, launcher.find(context, name, task=task)
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
@@ -372,7 +337,7 @@ def export(
 ) -> None:
     """Write the weights of a run's checkpoint as a plain file.
 
-    This is for runs of ddptrain. It finds a run's checkpoints and starts ddptrain export, which also takes a folder.
+    The run must be one of ddptrain. ddptrain export does the same for a folder of checkpoints.
 
     \b
     ddpctl export night
@@ -380,13 +345,13 @@ def export(
     """
     from ddpctl import run_store, targets
 
-    context, record = _find(run)
+    context, record = find_run(run)
     folder = run_store.checkpoints_here(record)
     if folder is None:
-        fetched = record.job.checkpoint_dir or "pull" in targets.capabilities(record.kind)
+        can_pull = record.job.checkpoint_dir or "pull" in targets.capabilities(record.kind)
         raise NoInputError(
             f"the checkpoints of run '{record.name}' are not on this machine, but in {record.checkpoint_dir}",
-            hint=f"fetch them with ddpctl pull {record.name}" if fetched else "run ddptrain export FOLDER there",
+            hint=f"fetch them with ddpctl pull {record.name}" if can_pull else "run ddptrain export FOLDER there",
         )
     python = "" if record.elsewhere else record.options.get("python")
     options = [*(["--best"] if best else []), *(["--part", part] if part else [])]

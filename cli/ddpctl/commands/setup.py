@@ -1,4 +1,4 @@
-"""The subcommands that need no run: init, schema, version."""
+"""The subcommands without a run: init, schema, version."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ddpctl.commands.arguments import open_context
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
 from ddpwire.version import __version__
 
@@ -17,11 +18,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
-    from ddpctl.launcher import open_context
     from ddpctl.schema import starter_text
     from ddpctl.targets import local
 
-    context = open_context(os.environ)
+    context = open_context()
     try:
         gpus = context.executor.perform(local.find_gpus())
     except UnavailableError as error:

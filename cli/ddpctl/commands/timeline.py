@@ -1,4 +1,4 @@
-"""``ddpctl timeline`` and ``ddpctl report``: how a run's time was spent, on the terminal and as an HTML file."""
+"""``ddpctl timeline`` and ``ddpctl report``: show how a run's time was spent, on the terminal and as an HTML file."""
 
 import json
 import os
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import Json, RunName, Task
+from ddpctl.commands.arguments import Json, RunName, Task, find_run
 from ddpctl.errors import writing
 from ddpctl.text import cut, format_duration, one_line
 
 if TYPE_CHECKING:
     from ddpctl.watch.timeline import Span, Timeline
-
 
 DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
@@ -26,16 +25,14 @@ PLAIN, BLOCK = "#", "█"
 def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Show how a run's time was spent.
 
-    Prints a bar for each phase, such as rendezvous, imports, training and lost time. Below the bars it prints what went
-    wrong, and when. Times and percentages do not include time in a queue.
+    It prints a bar for each phase, such as rendezvous, import, training and lost time, and below the bars what went
+    wrong, and when. Times and percentages do not include the time in a queue.
     """
     from ddpctl.commands.explain import why
-    from ddpctl.launcher import find, open_context
-    from ddpctl.watch import timeline as watch_timeline
-    from ddpctl.watch.timeline import phase_totals
+    from ddpctl.watch.timeline import load_timeline, phase_totals
 
-    context = open_context(os.environ)
-    found = watch_timeline.load_timeline(context, find(context, run, task=task))
+    context, record = find_run(run, task)
+    found = load_timeline(context, record)
     if as_json:
         document = {
             "run": found.run.name,
@@ -59,7 +56,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
 
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
-    """Return the bars, with one row per phase, followed by the events."""
+    """Return a title, a row with a bar for each phase, and a line for each event."""
     from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
@@ -87,7 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Draw the spans of time, each with at least one character. Spans before ``begin`` are left out."""
+    """Draw the spans in ``columns`` characters, each with at least one. Spans before ``begin`` are left out."""
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:
@@ -108,27 +105,25 @@ def report(
 ) -> None:
     """Write a report about a run as one HTML file.
 
-    It shows how the run ended, the last output of the failing rank, how the time was spent, plots of loss and
-    throughput, the nodes' machines and the configuration. The file needs no network and runs no script. Secrets are
-    replaced by [REDACTED]: the values of the job's secrets, and values beside a name such as token or password.
+    It shows how the run ended, the last output of the rank that failed, how the time was spent, plots of loss and
+    throughput, the nodes' machines and the configuration. The file needs no network and runs no script. [REDACTED]
+    replaces secrets: the values of the job's secrets, and the values beside a name such as token or password.
     """
     from ddpctl import check_job
     from ddpctl.commands.explain import why
-    from ddpctl.launcher import find, open_context
     from ddpctl.report.html import render_page
     from ddpctl.secrets import SHORTEST, can_be_sought
-    from ddpctl.watch import timeline as watch_timeline
+    from ddpctl.watch.timeline import load_timeline
     from ddpwire.run_files import write_atomic
 
-    context = open_context(os.environ)
-    record = find(context, run, task=task)
-    found = watch_timeline.load_timeline(context, record)
+    context, record = find_run(run, task)
+    found = load_timeline(context, record)
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
-    checks = (check_job.last_result(context, record.target, check) for check in ("bench", "doctor"))
-    sentence = why(context, record, found.status)
-    text = render_page(found, why=sentence, values=values.values(), unsought=unsought, checks=filter(None, checks))
+    checks = filter(None, (check_job.last_result(context, record.target, check) for check in ("bench", "doctor")))
+    reason = why(context, record, found.status)
+    text = render_page(found, why=reason, values=values.values(), unsought=unsought, checks=checks)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())
@@ -137,7 +132,7 @@ def report(
     if unsought:
         context.emit(
             f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so the report may contain "
-            "the value: make the report where they are set, or check it before you send it"
+            "the value: make the report where it is set, or check the report before you send it"
         )
     print(path)
 

@@ -1,9 +1,8 @@
-"""``ddpctl top``: shows the ranks of a run while it trains. ``top_screen`` draws the screen."""
+"""``ddpctl top``: show the ranks of a run while it trains. ``top_screen`` draws the screen."""
 
 import contextlib
 import json
 import math
-import os
 import select
 import sys
 import termios
@@ -15,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import RunName, Task
+from ddpctl.commands.arguments import RunName, Task, find_run
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from ddpctl.run_store import Run
     from ddpctl.watch.snapshot import Snapshot, Watcher
-
 
 ONCE_S = 1.0  # between the two probes of --once, from which the pace is computed
 
@@ -39,17 +37,15 @@ def top(
 ) -> None:
     """Watch the ranks of a run while it trains.
 
-    Shows its speed, how the time of a step is spent, and which rank is slow. OWN is a rank's time for a step without
-    waiting for other ranks: a straggler has the largest one. ddpctl queries the nodes in the way in which it started
-    the run; no Prometheus is needed. Press q to leave; the run continues.
+    It shows the speed, how the time of a step is spent, and which rank is slow. OWN is a rank's time for a step
+    without waiting for other ranks: a straggler has the largest one. ddpctl asks the nodes themselves; no Prometheus
+    is needed. Press q to leave; the run continues.
     """
-    from ddpctl.launcher import find, open_context
     from ddpctl.watch.snapshot import Watcher
 
     if every != every:  # NaN, which passes min and max
         raise UsageError("--every: nan is not a number of seconds: from 0.2 to 3600")
-    context = open_context(os.environ)
-    record = find(context, run, task=task)
+    context, record = find_run(run, task)
     watcher = Watcher(context, record)
     if once:
         _once(watcher, record, as_json=as_json)
@@ -66,11 +62,9 @@ def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
         snapshot = watcher.probe()
     if as_json:
         print(document(snapshot))
-        return
-    from ddpctl.commands.top_screen import screen
-
-    console = _console()
-    console.print(screen(snapshot, title=_title(run), width=console.width, height=None, plain=_plain(console)))
+    else:
+        console = _console()
+        console.print(_screen(console, snapshot, run, height=None))
 
 
 def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
@@ -86,7 +80,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """Return the snapshot as one line of JSON. NaN becomes null; the history has only known values and their times."""
+    """Return the snapshot as one line of JSON. NaN becomes null. The history has the known values and their times."""
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)
@@ -105,23 +99,17 @@ def _known(value: object) -> object:
 def _live(watcher: "Watcher", run: "Run", every: float) -> None:
     from rich.live import Live
 
-    from ddpctl.commands.top_screen import screen
     from ddpctl.run_status import ENDED
 
     console = _console()
-
-    def picture() -> object:
-        height = console.height - 1
-        return screen(snapshot, title=_title(run), width=console.width, height=height, plain=_plain(console))
-
     snapshot = watcher.probe()
     with listening(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(picture(), refresh=True)  # type: ignore[arg-type]
+            live.update(_screen(console, snapshot, run, height=console.height - 1), refresh=True)
             if snapshot.state in ENDED or quits_within(every):
                 break
             snapshot = watcher.probe()
-    console.print(screen(snapshot, title=_title(run), width=console.width, height=None, plain=_plain(console)))
+    console.print(_screen(console, snapshot, run, height=None))
 
 
 def _console() -> "Console":
@@ -134,21 +122,20 @@ def _console() -> "Console":
     return Piped(highlight=False, markup=False, emoji=False)
 
 
-def _plain(console: "Console") -> bool:
-    return not console.encoding.lower().startswith("utf")
-
-
-def _title(run: "Run") -> str:
+def _screen(console: "Console", snapshot: "Snapshot", run: "Run", *, height: int | None) -> "RenderableType":
+    from ddpctl.commands.top_screen import screen
     from ddpctl.launch_plan import title
     from ddpctl.text import one_line
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
-    return one_line(f"{title(run.job)} on {where}")
+    heading = one_line(f"{title(run.job)} on {where}")
+    plain = not console.encoding.lower().startswith("utf")
+    return screen(snapshot, title=heading, width=console.width, height=height, plain=plain)
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """In this context, deliver keys one by one and do not show them. Do nothing without a terminal."""
+    """Deliver keys one by one, and do not show them. Without a terminal, this does nothing."""
     if not sys.stdin.isatty():
         yield
         return

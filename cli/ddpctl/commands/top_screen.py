@@ -1,6 +1,6 @@
-"""Draws a snapshot for ``ddpctl top``, with rich for a terminal of any width, or as one line. Pure.
+"""Draws a snapshot for ``ddpctl top``: as a screen of any width with rich, or as one line. Pure.
 
-It is separate from ``commands/top`` because it imports rich, and ``ddpctl --help`` imports ``commands/top``.
+This is not part of ``commands/top`` because ``ddpctl --help`` imports that file and must not import rich.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
-    """Draw the full screen. ``height``: its number of lines, or None for no limit; ``plain``: use only ASCII."""
+    """Draw the full screen. ``height``: the most lines, or None for no limit; ``plain``: use only ASCII."""
     head = _head(snapshot, title, width)
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
@@ -61,10 +61,8 @@ def _cut(line: Text, width: int) -> Text:
 
 def _head(snapshot: Snapshot, title: str, width: int) -> Text:
     ending = "" if snapshot.code is None else f", exit code {snapshot.code}"
-    first = Text.assemble(
-        (snapshot.run, "bold"), "  ", (f"{snapshot.state}{ending}", STATES.get(snapshot.state, "bold"))
-    )
-    return Text.assemble(first, (f"  {title}" if width >= MIDDLE else "", "dim"))
+    state = (f"{snapshot.state}{ending}", STATES.get(snapshot.state, "bold"))
+    return Text.assemble((snapshot.run, "bold"), "  ", state, (f"  {title}" if width >= MIDDLE else "", "dim"))
 
 
 def _numbers(snapshot: Snapshot, width: int, *, plain: bool) -> list[Text]:
@@ -128,7 +126,7 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return all ranks if they fit, or else the slowest ``max_rows - 1``, at least one; and how many are left out."""
+    """Return the ranks to show, and how many are left out. If not all ranks fit, the slowest ones are shown."""
     if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
     max_rows = max(max_rows, 2)
@@ -139,28 +137,24 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 def _table(rows: Sequence[RankRow], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
-    columns: dict[str, Callable[[RankRow], str | Text]] = {"RANK": lambda row: str(row.rank)}
-    if width >= NARROW:
-        columns["NODE"] = lambda row: str(row.node)
-    if _any(rows, "step"):
-        columns["STEP"] = lambda row: "-" if row.step is None else f"{row.step:,}"
-    if _any(rows, "step_s"):
-        columns["STEP TIME"] = lambda row: duration(row.step_s)
-    if width >= MIDDLE and _any(rows, "phases"):
-        columns[PHASES] = lambda row: _bar(row, max(bar, 12))
-    if width >= WIDE and _any(rows, "own_s"):
-        columns["OWN"] = lambda row: duration(row.own_s)
-    if width >= WIDE and _any(rows, "device_share"):
-        columns["GPU"] = lambda row: _percent(row.device_share)
-    if width >= WIDE and _any(rows, "memory_bytes"):
-        columns["MEMORY"] = lambda row: _size(row.memory_bytes)
-    for name in columns:
-        table.add_column(
-            name, justify="left" if name == PHASES else "right", no_wrap=True, min_width=bar if name == PHASES else None
-        )
+    # title, the least width of the terminal, the field without which the column is left out, text
+    columns: tuple[tuple[str, int, str, Callable[[RankRow], str | Text]], ...] = (
+        ("RANK", 0, "rank", lambda row: str(row.rank)),
+        ("NODE", NARROW, "node", lambda row: str(row.node)),
+        ("STEP", 0, "step", lambda row: "-" if row.step is None else f"{row.step:,}"),
+        ("STEP TIME", 0, "step_s", lambda row: duration(row.step_s)),
+        (PHASES, MIDDLE, "phases", lambda row: _bar(row, max(bar, 12))),
+        ("OWN", WIDE, "own_s", lambda row: duration(row.own_s)),
+        ("GPU", WIDE, "device_share", lambda row: _percent(row.device_share)),
+        ("MEMORY", WIDE, "memory_bytes", lambda row: _size(row.memory_bytes)),
+    )
+    shown = {title: cell for title, least, field, cell in columns if width >= least and _any(rows, field)}
+    for title in shown:
+        is_bar = title == PHASES
+        table.add_column(title, justify="left" if is_bar else "right", no_wrap=True, min_width=bar if is_bar else None)
     table.add_column("", no_wrap=True, overflow="crop")
     for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()), _mark(row, short=width < MIDDLE))
+        table.add_row(*(cell(row) for cell in shown.values()), _mark(row, short=width < MIDDLE))
     return table
 
 
@@ -251,7 +245,7 @@ def _downsample(values: Sequence[float | None], width: int) -> list[float | None
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
-    """Divide ``width`` characters among the parts in proportion. Left-over characters go to the largest remainders."""
+    """Divide ``width`` characters among the parts in proportion. The largest remainders get the characters left."""
     whole = sum(parts.values())
     if whole <= 0:
         return {}

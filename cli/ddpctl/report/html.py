@@ -1,7 +1,4 @@
-"""The page of a report: its sections, tables and style. Pure; secrets are removed here.
-
-A single page does not need a template engine: string.Template is enough, and every value is escaped.
-"""
+"""The page of a report: its sections, tables and style. Every value is escaped, and secrets are removed here. Pure."""
 
 import signal
 import time
@@ -24,7 +21,7 @@ from ddpwire.machine import format_ranges
 
 LAST_LINES, MOST_MARKS = 40, 20
 
-# A browser that obeys this policy fetches nothing and runs nothing.
+# A browser that obeys this policy fetches nothing and runs no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 PAGE = Template("""\
 <!DOCTYPE html>
@@ -60,7 +57,7 @@ def render_page(
 ) -> str:
     """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that cannot be removed.
 
-    ``why`` is the explanation of a failure. ``checks`` has the results of bench and doctor on the run's target.
+    ``why`` is the reason of a failure. ``checks`` has the results of bench and doctor on the run's target.
     """
     known = tuple(values)
     sections = _sections(found, known, unsought)
@@ -104,18 +101,15 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
     training_s = seconds.get("training", 0.0)
     if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
         tiles.append(("samples per second, training", short(samples / training_s)))
-    productive = history.total(of_ranks.PRODUCTIVE.name)
-    goodput = of_ranks.goodput(productive, history.total_of_all(of_ranks.UNPRODUCTIVE.name))
-    tiles += [] if goodput is None else [("goodput", f"{100 * goodput:.0f} %")]
+    tiles += [] if history.goodput is None else [("goodput", f"{100 * history.goodput:.0f} %")]
     tiles.append(("restart" if found.restarts == 1 else "restarts", str(found.restarts)))
     return tiles
 
 
 def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
     begin, seconds = found.begin, found.end - found.begin
-    shown = timeline_events(found.events)
     marks = []
-    for event in shown:
+    for event in timeline_events(found.events):
         words = secrets.redact_text(one_line(describe_event(event)), known)
         marks.append(Mark(at=event.time - begin, style="bad" if event.event in BAD else "", words=words))
     sections = []
@@ -134,9 +128,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append(("The nodes", environments_table(found.environments, known)))
     sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
-        text = (
-            f"{', '.join(unsought)}: not set where this report was made, or too short: search the report for the value."
-        )
+        text = f"{', '.join(unsought)}: not set where this report was made, or too short: search the report for it."
         sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
         sections.append(("What happened", events_table(found.events, begin, known)))
@@ -173,24 +165,20 @@ _NAMES = {"number of ranks": "ranks on the node"}
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
     """Return a table with one column per node. Equal nodes share a column; rows with differences are highlighted."""
     known = tuple(values)
-    found = {
-        node: {
-            _NAMES.get(key, one_line(key)): one_line(value) for key, value in secrets.redact_mapping(had, known).items()
-        }
-        for node, had in given.items()
-    }
+    hosts: dict[int, str] = {}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for node, words in sorted(found.items()):
-        groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
-    hosts = [", ".join(dict.fromkeys(found[node].get("host", "?") for node in nodes)) for nodes in groups.values()]
+    for node, facts in sorted(given.items()):
+        shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, known).items()}
+        hosts[node] = shown.pop("host", "?")
+        groups.setdefault(tuple((_NAMES.get(key, key), value) for key, value in shown.items()), []).append(node)
     head = "".join(
         f"<th>node{'s' * (len(nodes) > 1)} {format_ranges(nodes, to=' to ', joint=', ')}</th>"
         for nodes in groups.values()
     )
-    keys = list(dict.fromkeys(key for words in groups for key, _ in words))
-    rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(host)}</td>' for host in hosts)}</tr>"]
-    for key in keys:
-        values = [dict(words).get(key, "-") for words in groups]
+    cells = (", ".join(dict.fromkeys(hosts[node] for node in nodes)) for nodes in groups.values())
+    rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"]
+    for key in dict.fromkeys(key for facts in groups for key, _ in facts):
+        values = [dict(facts).get(key, "-") for facts in groups]
         style = ' class="other"' if len(set(values)) > 1 else ""
         rows.append(f"<tr{style}><th>{escape(key)}</th>{''.join(f'<td>{escape(one)}</td>' for one in values)}</tr>")
     return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
@@ -231,7 +219,7 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with one row per event; if there are over ``MOST_EVENTS``, only the first and last ones."""
+    """Return a table with one row per event. If there are over ``MOST_EVENTS``, the middle ones are left out."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:
@@ -252,7 +240,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
 # Style, for paper and screen, light and dark
 
 
-# https://colorbrewer2.org: people who cannot see red or green can distinguish these colours, too.
+# From https://colorbrewer2.org: people who are blind to red or green can tell these colours apart.
 PHASES = {
     "data": "#80b1d3",
     "h2d": "#8dd3c7",

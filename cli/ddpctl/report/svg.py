@@ -1,6 +1,6 @@
 """Draws plots over a run's time as inline SVG: line charts, stacked areas and a Gantt chart of phases. Pure.
 
-Hovering over a plot shows its values (title elements of SVG).
+A plot shows its values when the pointer is over it (title elements of SVG).
 """
 
 import math
@@ -16,19 +16,17 @@ from ddpwire import metrics as of_ranks
 WIDTH, HEIGHT, ROW = 960, 220, 26
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
 Point = tuple[float, float]  # seconds since the run's start, and a value
-Place = Callable[[float], float]  # turns a value into its place in the picture
+Place = Callable[[float], float]  # maps a time or a value to a coordinate
 NUM_POINTS = 160
 LEAST = 2  # points that a line needs
 PHASE_WORDS = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
-ONCE_AN_EPOCH = (of_ranks.LOSS.name, f"{of_ranks.EVAL_ACCURACY.name}:test")
 
-# title, series, factor, unit, whether its axis begins at 0
+# title, series, factor, unit
 _GAUGES = (
-    ("Test accuracy", f"{of_ranks.EVAL_ACCURACY.name}:test", 100.0, " %", False),
-    ("Learning rate", of_ranks.LEARNING_RATE.name, 1.0, "", True),
-    ("GPU use", of_ranks.DEVICE_UTILIZATION.name, 100.0, " %", True),
-    ("GPU memory, of the rank with the most", f"{of_ranks.DEVICE_MEMORY.name}:allocated", 1 / (1 << 30), " GiB", True),
-)  # fmt: skip
+    ("Learning rate", of_ranks.LEARNING_RATE.name, 1.0, ""),
+    ("GPU use", of_ranks.DEVICE_UTILIZATION.name, 100.0, " %"),
+    ("GPU memory, of the rank with the most", f"{of_ranks.DEVICE_MEMORY.name}:allocated", 1 / (1 << 30), " GiB"),
+)
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -165,33 +163,36 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
     return "".join(found)
 
 
-# The plots of a report: which series of a run's history are drawn, and how; a series without values is left out
+# The plots of a report. A series without values is left out.
 
 
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Return the title, picture and key of each plot. The run started at ``begin`` and lasted ``seconds``."""
+    """Return the title, SVG and key of each plot. The run started at ``begin`` and lasted ``seconds``."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
-    loss = _changes(_points(moments, history.gauge(of_ranks.LOSS.name, moments), begin))
+    found: list[tuple[str, str, str]] = []
+
+    def add(title: str, points: Sequence[Point], *, unit: str = "", from_zero: bool = True) -> None:
+        if len(points) >= LEAST:
+            line = Line(name=title.partition(",")[0], style="", points=points)
+            chart = line_chart([line], seconds=seconds, marks=marks, unit=unit, from_zero=from_zero)
+            found.append((title, chart, ""))
+
+    def gauge(name: str, factor: float = 1.0) -> list[Point]:
+        points = _points(moments, history.gauge(name, moments), begin)
+        return [(at, value * factor) for at, value in points]
+
+    add("Loss", _changes(gauge(of_ranks.LOSS.name)))
     rate = _points(moments[1:], history.rate(of_ranks.SAMPLES.name, moments), begin)
-    found = []
-    if len(loss) >= LEAST:
-        drawn = [Line(name="loss", style="loss", points=loss)]
-        found.append(("Loss", line_chart(drawn, seconds=seconds, marks=marks), ""))
-    if len(rate) >= LEAST and any(value for _, value in rate):
-        drawn = [Line(name="throughput", style="rate", points=rate)]
-        found.append(("Throughput, samples per second", line_chart(drawn, seconds=seconds, marks=marks), ""))
+    add("Throughput, samples per second", rate if any(value for _, value in rate) else ())
     if shares := _shares(history, moments, begin):
         found.append(("Where the time of a step goes", area_chart(shares, seconds=seconds, marks=marks), _key(shares)))
-    for title, name, factor, unit, from_zero in _GAUGES:
-        points = [(at, value * factor) for at, value in _points(moments, history.gauge(name, moments), begin)]
-        points = _changes(points) if name in ONCE_AN_EPOCH else points
-        if len(points) >= LEAST:
-            drawn = [Line(name=title, style="gauge", points=points)]
-            found.append((title, line_chart(drawn, seconds=seconds, marks=marks, unit=unit, from_zero=from_zero), ""))
+    add("Test accuracy", _changes(gauge(f"{of_ranks.EVAL_ACCURACY.name}:test", 100.0)), unit=" %", from_zero=False)
+    for title, name, factor, unit in _GAUGES:
+        add(title, gauge(name, factor), unit=unit)
     return found
 
 
@@ -201,13 +202,13 @@ def _points(moments: Sequence[float], values: Sequence[float | None], begin: flo
 
 
 def _changes(points: Sequence[Point]) -> list[Point]:
-    """Return the points at which the value changes, and the last point. A value holds until it is reported again."""
+    """Return the points at which the value changes, and the last point. A value is reported once per epoch."""
     found = [point for index, point in enumerate(points) if not index or point[1] != points[index - 1][1]]
     return [*found, points[-1]] if len(found) > 1 and found[-1] != points[-1] else found
 
 
 def _shares(history: History, moments: Sequence[float], begin: float) -> list[Line]:
-    """Return each phase's share of the ranks' time in steps, in percent, at the moments at which they took steps."""
+    """Return each phase's share of the step time, in percent, at the moments at which the ranks took steps."""
     name = of_ranks.STEP_PHASE.name
     rates = {phase: history.rate(f"{name}:{phase}", moments) for phase in of_ranks.STEP_PHASES}
     sums = [sum(values[index] or 0.0 for values in rates.values()) for index in range(len(moments) - 1)]
@@ -228,7 +229,8 @@ def _shares(history: History, moments: Sequence[float], begin: float) -> list[Li
 
 
 def _key(drawn: Sequence[Line]) -> str:
-    return f'<p class="key">{"".join(f"<i class={chr(34)}{line.style}{chr(34)}></i>{line.name}" for line in drawn)}</p>'
+    items = "".join(f'<i class="{line.style}"></i>{line.name}' for line in drawn)
+    return f'<p class="key">{items}</p>'
 
 
 # Axes: where the ticks are, and how numbers are written

@@ -1,7 +1,7 @@
 """Combines the histories of the nodes into a run's metrics over time, as series at chosen moments. Pure.
 
-Counters are summed over the nodes; for gauges, the maximum is used. If a counter falls, a new ddprun has started it
-again from 0.
+A counter is the sum over the nodes, a gauge is the maximum. If a counter falls, a new ddprun has started it again
+from 0.
 """
 
 import bisect
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ddpwire import metrics
 from ddpwire.history import TIME, Row
 
 Line = tuple[float | None, ...]
@@ -32,9 +33,8 @@ class History:
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """Return ``number`` evenly spaced moments from the first row to the last, but not more than a node has rows."""
-        longest = max((len(rows) for rows in self.nodes.values()), default=0)
-        number = min(number, longest)
+        """Return evenly spaced moments from the first row to the last: ``number``, or as many as a node has rows."""
+        number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
             return ()
         step = (self.end - self.begin) / (number - 1)
@@ -58,10 +58,12 @@ class History:
         """Return the sum of the nodes' last values."""
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
-    def total_of_all(self, name: str) -> float:
-        """Return the sum of the nodes' last values of a metric with a label, over all values of the label."""
-        rows = (row for rows in self.nodes.values() for row in rows)
-        return sum(map(self.total, {column for row in rows for column in row if column.startswith(f"{name}:")}))
+    @property
+    def goodput(self) -> float | None:
+        """The run's goodput (ddpwire.metrics.goodput), or None if no step was taken yet."""
+        columns = {column for rows in self.nodes.values() for row in rows for column in row}
+        lost = (column for column in columns if column.startswith(f"{metrics.UNPRODUCTIVE.name}:"))
+        return metrics.goodput(self.total(metrics.PRODUCTIVE.name), sum(map(self.total, lost)))
 
     def last(self, name: str) -> float | None:
         """Return the largest of the nodes' last values, or None."""

@@ -1,7 +1,7 @@
-"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and what they exported before.
+"""What ``ddpctl top`` shows: a run at one moment, from the metrics of its nodes now and a little earlier.
 
-``Watcher`` queries repeatedly and keeps the answers; everything else is pure. A rank's own time of a step is the time
-of the step without the time in which the rank waited for others. It shows which ranks are slow and which only wait.
+``Watcher`` queries the nodes repeatedly and keeps their answers; everything else is pure. A rank's own time of a step
+is the duration of the step without the waits for other ranks. It tells slow ranks from ranks that only wait.
 """
 
 import statistics
@@ -31,7 +31,7 @@ _STATES: tuple[tuple[str, State], ...] = (
     ("training", "training"),
 )
 WINDOW_S = 10.0  # over which a rank's pace is measured
-ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # between status requests to the target: if the nodes answer, and if they do not
+ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # between two status requests: if the nodes answer, and if they do not
 NUM_POINTS = 60
 
 
@@ -51,13 +51,9 @@ class Reading:
             if label in present and present.items() >= labels.items()
         }
 
-    def values(self, name: str, **labels: str) -> list[float]:
-        """Return the values of a series with these ``labels``."""
-        return [value for present, value in self.samples.get(name, ()) if present.items() >= labels.items()]
-
-    def labels(self, name: str) -> Mapping[str, str]:
-        """Return the labels of the only sample of a series that is always 1, or no labels if there is no sample."""
-        return next((present for present, _ in self.samples.get(name, ())), {})
+    def values(self, name: str) -> list[float]:
+        """Return the values of a series."""
+        return [value for _, value in self.samples.get(name, ())]
 
 
 def read_metrics(seen: ProbeResult) -> Reading | None:
@@ -129,14 +125,9 @@ class Snapshot:
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
     """Return the fields of a snapshot that come from metrics. ``before`` has the same nodes a little earlier."""
     earlier = {reading.node: reading for reading in before}
-    alive = sum(sum(reading.values(of_ranks.RANKS_ALIVE.name)) for reading in now)
     saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: not reported
     saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
-    productive = sum(sum(reading.values(of_ranks.PRODUCTIVE.name)) for reading in now)
-    lost = sum(sum(reading.values(of_ranks.UNPRODUCTIVE.name)) for reading in now)
-    restarts = (sum(reading.values(of_ranks.RESTARTS.name)) for reading in now)
-    again = (sum(reading.values(of_ranks.STEPS_LOST.name)) for reading in now)
     return {
         "step": _whole(_largest(now, of_ranks.LAST_STEP.name)),
         "planned": _whole(_largest(now, of_ranks.STEPS_PLANNED.name)),
@@ -145,12 +136,14 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "loss": _largest(now, of_ranks.LOSS.name),
         "accuracy": _largest(now, of_ranks.EVAL_ACCURACY.name),
         "learning_rate": _largest(now, of_ranks.LEARNING_RATE.name),
-        "goodput": of_ranks.goodput(productive, lost),
-        "restarts": int(max(restarts, default=0)),  # every node counts all restarts of the run
-        "steps_lost": int(max(again, default=0)),
+        "goodput": of_ranks.goodput(
+            sum(_sums(now, of_ranks.PRODUCTIVE.name)), sum(_sums(now, of_ranks.UNPRODUCTIVE.name))
+        ),
+        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # every node counts all of the run
+        "steps_lost": int(max(_sums(now, of_ranks.STEPS_LOST.name), default=0)),
         "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
-        "ranks_alive": int(alive),
+        "ranks_alive": int(sum(_sums(now, of_ranks.RANKS_ALIVE.name))),
         "world_size": _whole(_largest(now, of_ranks.WORLD_SIZE.name)),
         "ranks": rows(now, earlier),
     }
@@ -205,7 +198,7 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
 def _marked(row: RankRow, typical: float | None) -> RankRow:
     if row.own_s is None or not typical or row.own_s < STRAGGLER_RATIO * typical or row.own_s - typical < STRAGGLER_S:
         return row
-    return RankRow(**{**vars(row), "slow": row.own_s / typical})
+    return replace(row, slow=row.own_s / typical)
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
@@ -256,9 +249,13 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Return whether a step ended between the readings, so that the speed is known; True if no steps are reported."""
+    """Return whether a step ended between the readings, so that the pace is known. True if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
+
+
+def _sums(readings: Sequence[Reading], name: str) -> list[float]:
+    return [sum(reading.values(name)) for reading in readings]
 
 
 def _largest(readings: Sequence[Reading], name: str) -> float | None:
@@ -274,8 +271,8 @@ def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
     return Snapshot(run=status.run, state=status.state, message=status.message, code=status.code, time=time)
 
 
-# The watcher. It reads the nodes' histories at the beginning, and then continues them by itself. It asks the target for
-# the run's status only now and then, and sooner if the nodes do not answer: a queue's server has others to serve.
+# The watcher reads the nodes' histories once, and then continues them itself. It asks the target for the run's status
+# only now and then, because many users share the server of a queue; it asks sooner if the nodes do not answer.
 
 
 class Watcher:
@@ -293,7 +290,7 @@ class Watcher:
         """Return the run now, or its last snapshot if no node answers. Raises DdpctlError if none ever did."""
         try:
             self._last = self._probe()
-        except UnavailableError as error:  # a network may fail for a moment, and watching continues
+        except UnavailableError as error:  # a network may fail for a moment
             if self._last is None:
                 raise
             return replace(self._last, silent=(f"no answer at present: {error}",))
@@ -343,16 +340,13 @@ class Watcher:
     def _after_the_end(self, status: RunStatus) -> Snapshot:
         self._probe_nodes(metrics=False)
         history = self._history()
-        planned, loss = history.last(of_ranks.STEPS_PLANNED.name), history.last(of_ranks.LOSS.name)
-        step = history.last(of_ranks.LAST_STEP.name)
-        productive, lost = history.total(of_ranks.PRODUCTIVE.name), history.total_of_all(of_ranks.UNPRODUCTIVE.name)
         snapshot = replace(
             empty_snapshot(status, history.end or time.time()),
-            step=None if step is None else int(step),
-            planned=None if planned is None else int(planned),
-            loss=loss,
+            step=_whole(history.last(of_ranks.LAST_STEP.name)),
+            planned=_whole(history.last(of_ranks.STEPS_PLANNED.name)),
+            loss=history.last(of_ranks.LOSS.name),
             accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
-            goodput=of_ranks.goodput(productive, lost),
+            goodput=history.goodput,
             restarts=_counted(history, of_ranks.RESTARTS.name),
             steps_lost=_counted(history, of_ranks.STEPS_LOST.name),
         )
@@ -360,7 +354,7 @@ class Watcher:
 
     def _keep(self, reading: Reading) -> None:
         samples = ((name, labels, value) for name, found in reading.samples.items() for labels, value in found)
-        assert self._rows is not None, "the histories are read with the first look"  # noqa: S101
+        assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
         self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
 
     def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
@@ -386,7 +380,7 @@ class Watcher:
 
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
-    """Return the remaining time at the run's average pace so far, which includes all time except in a queue."""
+    """Return the remaining seconds at the run's average pace so far. Time in a queue does not count; lost time does."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
@@ -397,20 +391,18 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
 
 def _requeued_s(history: History) -> float:
-    """Return for how long the run was in a queue between its starts. Each rank of a node counts this time."""
-    name = f"{of_ranks.UNPRODUCTIVE.name}:requeue"
-    nodes = (
-        (
-            max((row.get(name, 0.0) for row in rows), default=0.0),
-            max((row.get(of_ranks.RANKS_ALIVE.name, 0.0) for row in rows), default=0.0),
-        )
-        for rows in history.nodes.values()
-    )
-    return max((sum_s / ranks for sum_s, ranks in nodes if ranks), default=0.0)
+    """Return how many seconds the run was in a queue between its starts. Each rank of a node counts this time."""
+
+    def most(rows: Sequence[Row], name: str) -> float:
+        return max((row.get(name, 0.0) for row in rows), default=0.0)
+
+    name, alive = f"{of_ranks.UNPRODUCTIVE.name}:requeue", of_ranks.RANKS_ALIVE.name
+    found = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
+    return max(found, default=0.0)
 
 
 def _counted(history: History, name: str) -> int:
-    """Return a counter, summed over its labels, from one node: every node counts it for the complete run."""
+    """Return a counter that every node counts for the complete run, summed over its labels."""
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

@@ -1,8 +1,8 @@
-"""Finds out how a run's time was spent: its phases, one after another, and its events, from its nodes' reports.
+"""Derives from the reports of a run's nodes how its time was spent: its phases, one after another, and its events.
 
 A phase lasts until the last node has left it. The cost of a failure is one phase, ``lost``: from the last step before
 the failure until the ranks have reached that step again. If a queue starts a run again, each start has its own phases,
-and between the starts the run is in the phase of the queue.
+and between two starts the run is in the phase ``queue``.
 """
 
 import json
@@ -25,7 +25,7 @@ from ddpwire.history import HISTORY, TIME, read_history, strange_rows
 from ddpwire.run_files import ENVIRONMENT, NODE_LOG, rank_log
 
 PHASES = (
-    "queue",  # at each start, until the target gave it a place or, if that is not known, until its nodes began
+    "queue",  # at each start, until the target gave the run a place or, if that is unknown, until its nodes began
     "start",  # of the nodes: an image is pulled, a container is made
     "preflight",
     "rendezvous",
@@ -171,7 +171,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when the nodes of a start ended or, if not all did, of its last event or last row until ``before``."""
+    """Return when all nodes of a start had ended or, if some did not end, its last event or row until ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -180,7 +180,7 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
-    """Advance the clock through the phases of one start. ``again``: whether the run had an earlier start."""
+    """Advance the clock through the phases of one start. ``again``: whether the run has an earlier start."""
     has_steps = any(event.event in ("first_step", "training_began") for event in events)
     following = _NEXT if has_steps else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
@@ -244,17 +244,12 @@ def _is_later(phase: str, following: str) -> bool:
 
 def _last_step(history: History, before: float) -> float:
     """Return when the last step before a failure was taken, according to the history, or else ``before``."""
-    at, best = before, -1.0
-    for moment, step in _steps(history):
-        if moment > before:
-            break
-        if step > best:
-            at, best = moment, step
-    return at
+    known = [(time, step) for time, step in _steps(history) if time <= before]
+    return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first of several rows with that step
 
 
 def _caught_up(history: History, event: Event) -> float:
-    """Return when the ranks have reached again the step that they had reached before the failure."""
+    """Return when the ranks have again reached the last step before the failure."""
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
@@ -267,7 +262,7 @@ def _steps(history: History) -> list[tuple[float, float]]:
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
-    """Return the saved checkpoints and evaluations, and the loaded checkpoint before them, as rank 0 reports them."""
+    """Return the spans in which rank 0 saved or loaded a checkpoint or evaluated."""
     found = []
     for event in events:
         if event.rank not in (0, None):
@@ -287,7 +282,7 @@ def _seconds(value: object) -> float:
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
-    """Split the spans at ``parts``. Restores are cut out of the phase import only, other parts out of training only."""
+    """Replace the sections of ``whole`` that ``parts`` cover: restores in the phase import, others in training."""
     found: list[Span] = []
     for span in whole:
         at = span.begin
@@ -301,7 +296,7 @@ def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
     return found
 
 
-# The timeline: a run's nodes are asked once; everything else is computed from their answers
+# The timeline. A run's nodes are asked once; the rest follows from their answers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,12 +313,12 @@ class Timeline:
     last_lines: str = ""  # the last lines of the rank that failed first, else of its node
     last_lines_of: str = ""
     silent: tuple[str, ...] = ()  # nodes that did not answer, and why
-    torn: tuple[str, ...] = ()  # which lines of their files could not be read
+    torn: tuple[str, ...] = ()  # how many lines of their files could not be read
     restarts: int = 0
 
     @property
     def begin(self) -> float:
-        """The moment from which times are counted: the end of the first wait in a queue, if any, or else the launch."""
+        """The moment from which times are counted: the end of the first wait in a queue, or else the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
@@ -350,7 +345,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         events=events,
         history=history,
         spans=()
-        if (status.ended or status.state == "unknown") and not events  # another version ran it, or they were lost
+        if (status.ended or status.state == "unknown") and not events  # of another version, or they were lost
         else phase_spans(
             events,
             created=run.created,
@@ -371,7 +366,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return whose log to quote for a failed or lost run, and the end of that log, or two empty strings."""
+    """Return whose log shows why a run failed or was lost, and the end of that log, or two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
@@ -402,7 +397,7 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
     return {}
 
 
-# Events: those that a user should know of, each once even if every node reports it
+# The events for the user. An event that every node reports is shown once.
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
