@@ -108,12 +108,10 @@ CASES = {
 
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
-AGAIN = "ddprun starts killed ranks again, until three attempts in a row made no progress; then it exits with 75."
-STOPPED = "A run that was asked to stop is no success: ddprun exits with 143, and names the rank that ended first."
-OWN_STORE = (
-    "Under ddprun a single rank serves its own store, so that processes that it spawns can meet at a port of their own."
-)
-IMPORTED = "A forked rank has the libraries that ddprun has imported already."
+AGAIN = "ddprun starts killed ranks again. After three attempts without progress it exits with 75."
+STOPPED = "A stopped run is not a success: ddprun exits with 143, and names the rank that ended first."
+OWN_STORE = "Under ddprun a single rank serves its own store, so that processes that it spawns can use another port."
+IMPORTED = "A forked rank has the libraries that ddprun has already imported."
 REASONS = {
     "exit code of the launcher": OWN_CODE,
     "SIGKILL: exit code of the launcher": AGAIN,
@@ -128,20 +126,20 @@ REASONS = {
     "one rank: modules at the start": IMPORTED,
     "one rank: atexit callbacks at the start": IMPORTED,
     "one rank: warnings.filters": IMPORTED,
-    "one rank: gc.get_freeze_count() > 0": "What is imported before a fork is frozen, which leaves its pages shared.",
+    "one rank: gc.get_freeze_count() > 0": "Imports before the fork are frozen, so their pages stay shared.",
     "one rank: sys.meta_path": "A finder gives a forked rank the torch that ddprun has imported.",
     "one rank: its parent is the launcher": "The ranks' parent is a supervisor, which ends them if ddprun is killed.",
-    "one rank: signal at the parent's death": "A rank does not outlive its parent, also where that is killed.",
-    "one rank: oom_score_adj is the launcher's": "Where memory runs out, the kernel is to end a rank and not ddprun.",
+    "one rank: signal at the parent's death": "A rank ends with its parent, even if the parent is killed.",
+    "one rank: oom_score_adj is the launcher's": "If memory runs out, the kernel must kill a rank and not ddprun.",
     "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
-    "one rank: descriptors above 2": "A memory file, into which a forked rank writes its stacks for ddpctl explain.",
-    "one rank: MASTER_ADDR": "The address of the loopback needs no name service.",
+    "one rank: descriptors above 2": "A forked rank writes its stacks for ddpctl explain into a memory file.",
+    "one rank: MASTER_ADDR": "The loopback address needs no name service.",
     "one rank: OMP_NUM_THREADS": "ddprun shares the cores among the ranks; torchrun sets 1, for several ranks.",
-    "one rank: PET_NNODES": "They are for ddprun: a launcher that the script starts must not take them for its own.",
+    "one rank: PET_NNODES": "They are for ddprun: a launcher that the script starts must not read them.",
     "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts ddprun starts killed ranks again.",
-    "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun hands on all signals that ask for a stop.",
-    "one rank: further variables": "ddprun names the network interface and the files of metrics, events, heartbeats.",
-    "two ranks: hash('a') differs from rank to rank": "Forked ranks have one hash seed: a set has one order in all.",
+    "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun forwards all signals that request a stop.",
+    "one rank: further variables": "They name the network interface and the files for metrics, events and heartbeats.",
+    "two ranks: hash('a') differs from rank to rank": "Forked ranks have one hash seed: sets have the same order.",
 }
 
 
@@ -296,8 +294,8 @@ Written by `tests/e2e/test_torchrun_table.py`, which runs the same scripts under
 `ddprun --exec`, and fails if a behaviour differs without a reason. {same} behaviours are the same under all three,
 {different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page again.
 
-`FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line; `(text)` and `(value)` stand for what is long,
-or is Python's or the machine's. Two ranks run with `--no-prefix`.
+`FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)` and `(value)` replace long values and
+values that depend on Python or the machine. Two ranks run with `--no-prefix`.
 
 """
 
