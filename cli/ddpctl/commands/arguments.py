@@ -49,7 +49,7 @@ def open_context() -> "AppContext":
 
 
 def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
-    """Return the context of this process, and a run by its name or its folder. Raises NoInputError."""
+    """Return the context of this process and the run with this name or folder. Raises NoInputError."""
     from ddpctl import launcher
 
     context = open_context()

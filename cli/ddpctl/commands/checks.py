@@ -14,7 +14,7 @@ from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.commands.launch import File, Flags, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 
-DROP = 0.5  # a collective is reported if its busbw is below this share of the last bench's
+DROP = 0.5  # a collective is reported if its busbw is below this share of its busbw in the last bench
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
 
 
@@ -72,7 +72,7 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since the target's last bench. Return nothing if that one had other sizes or ranks."""
+    """Compare a result with the target's last bench. Return no line if that bench had other sizes or ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it

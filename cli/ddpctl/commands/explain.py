@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WITH_RANKS = ("running", "training", "stopping")  # the states in which there are ranks to ask
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
-PROFILE_ANSWER_S = 60.0  # beyond the seconds that are recorded
+PROFILE_ANSWER_S = 60.0  # in addition to the recorded seconds
 POLL_S = 0.5
 MAX_PROFILE_BYTES, END_BYTES = 1 << 30, 200
 MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
@@ -55,7 +55,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its nodes' answers or the files they kept. Raises UnavailableError if no node answers."""
+    """Explain a run: ask its ranks or, after its end, read its files. Raises UnavailableError if no node answers."""
     from ddpctl import explain as explaining
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
@@ -136,7 +136,7 @@ def ask(
 
 
 def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
-    """Return the ranks of the nodes that have the file ``name``."""
+    """Return the ranks that the nodes' files ``name`` describe, sorted."""
     from ddpctl.rank_view import read_answer
     from ddpwire.run_files import parse_json
 

@@ -252,7 +252,7 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 
 def target_flags(flags: Flags) -> "TargetFlags":
-    """Map each flag that is an option of some targets to the option's name and its text or texts."""
+    """Return the name and the value of the target option that each flag sets, keyed by the flag. None: not given."""
     return {
         "--kind": ("workload", flags.workload),
         "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
@@ -293,7 +293,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Return a launch request for a run's recorded job with changes by the flags, from its checkpoints.
+    """Return a launch request that continues a run from its checkpoints. The flags override its recorded job.
 
     Raises UsageError.
     """

@@ -137,7 +137,7 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 def _table(rows: Sequence[RankRow], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
-    # title, the least width of the terminal, the field without which the column is left out, text
+    # title, least width of the terminal, field (if no row has it, the column is left out), text
     columns: tuple[tuple[str, int, str, Callable[[RankRow], str | Text]], ...] = (
         ("RANK", 0, "rank", lambda row: str(row.rank)),
         ("NODE", NARROW, "node", lambda row: str(row.node)),

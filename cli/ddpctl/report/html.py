@@ -89,21 +89,21 @@ def _date(seconds: float) -> str:
 
 def _tiles(found: Timeline) -> list[tuple[str, str]]:
     history, passed_s, seconds = found.history, found.end - found.run.created, phase_totals(found.spans)
-    since = "from launch to end" if found.status.ended else "since the launch"
-    tiles = [(since, format_duration(passed_s))] if passed_s else []
-    tiles += [("in the queue", format_duration(seconds["queue"]))] if "queue" in seconds else []
     step, planned = history.last(of_ranks.LAST_STEP.name), history.last(of_ranks.STEPS_PLANNED.name)
-    if step is not None:
-        tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
+    of_planned = f" of {planned:,.0f}" if planned and planned != step else ""
     loss, accuracy = history.last(of_ranks.LOSS.name), history.last(f"{of_ranks.EVAL_ACCURACY.name}:test")
-    tiles += [] if loss is None else [("loss", number(loss))]
-    tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
-    training_s = seconds.get("training", 0.0)
-    if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
-        tiles.append(("samples per second, training", short(samples / training_s)))
-    tiles += [] if history.goodput is None else [("goodput", f"{100 * history.goodput:.0f} %")]
-    tiles.append(("restart" if found.restarts == 1 else "restarts", str(found.restarts)))
-    return tiles
+    samples, training_s = history.total(of_ranks.SAMPLES.name), seconds.get("training", 0.0)
+    tiles = {
+        "from launch to end" if found.status.ended else "since the launch": passed_s and format_duration(passed_s),
+        "in the queue": "queue" in seconds and format_duration(seconds["queue"]),
+        "steps": step is not None and f"{step:,.0f}{of_planned}",
+        "loss": loss is not None and number(loss),
+        "test accuracy": accuracy is not None and f"{100 * accuracy:.2f} %",
+        "samples per second, training": samples and training_s and short(samples / training_s),
+        "goodput": history.goodput is not None and f"{100 * history.goodput:.0f} %",
+        "restart" if found.restarts == 1 else "restarts": str(found.restarts),
+    }
+    return [(what, str(value)) for what, value in tiles.items() if value]
 
 
 def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:

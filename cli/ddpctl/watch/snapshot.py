@@ -88,7 +88,7 @@ class RankRow:
     device_share: float | None  # share of the time in which the GPU computed, 0 to 1
     memory_bytes: float | None  # GPU memory that torch holds
     slow: float | None = None  # of a straggler: its own time divided by the ranks' median
-    silent_s: float | None = None  # for how long it has taken no step, if that is too long
+    silent_s: float | None = None  # seconds since its last step, if they are too many
 
 
 @dataclass(frozen=True, kw_only=True)

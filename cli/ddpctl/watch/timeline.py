@@ -55,7 +55,7 @@ LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
 )  # fmt: skip
-OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # the events whose node is the node that reports them
+OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # when each node was given a place, in seconds since the epoch
 NOWHERE: Placed = MappingProxyType({})
 PLACE_S = 2.0  # tolerance: a queue may report whole seconds, and by its own clock
@@ -149,7 +149,7 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
-    """Return whether every node of a start has ended, starts again next, or was given a newer machine."""
+    """Return whether each node of a start has ended, starts again in ``following``, or got a newer machine."""
     last = {event.node: event for event in start if event.event in OF_NODES}
     then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
     return bool(last) and all(
@@ -201,7 +201,7 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
             if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
                 if event.event == "first_step" and (again or clock.phase == "lost"):
                     if clock.phase != "lost":
-                        clock.turn("lost", event.time)  # until its steps are new ones
+                        clock.turn("lost", event.time)  # until it takes steps that it had not taken before
                     clock.turn("training", _caught_up(history, event))
                 else:
                     clock.turn(following[event.event], event.time)
