@@ -134,7 +134,7 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """Load the configuration. If ``image`` is given, it overrides the file, which may be missing. Raises ConfigError."""
+    """Load the configuration. ``image`` overrides the image of the file, which may be missing. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}
