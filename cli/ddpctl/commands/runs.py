@@ -198,7 +198,9 @@ def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
     node: Node = 0,
 ) -> None:
-    """Run a command in the container of a node, or on its machine if there is no container.
+    """Run a command in the container or on the machine of a node.
+
+    It runs on the machine only if the node has no container.
 
     \b
     ddpctl exec night --node 1 -- nvidia-smi
@@ -211,7 +213,7 @@ def execute(
 
 
 def shell(run: RunName = None, node: Node = 0) -> None:
-    """Open a shell in the container of a node, or on its machine if there is no container."""
+    """Open a shell in the container or on the machine of a node."""
     from ddpctl import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
