@@ -53,6 +53,8 @@ LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
 NOT_BLOCKED = "; it is not blocked: it may be in an evaluation, or wait in a loop"
 RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
+SLOWER = 2.0  # this many times as long between two collectives as at first
+MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentioned
 STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
 MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
@@ -104,16 +106,20 @@ def explain_outcome(
     elif cause == "failed" and LOST_PEER.search(outcome.message):
         if early := _ended_before(events, outcome):
             cause, rank, node = "ended_early", early.rank, early.node
-            sentence = f"rank {rank} on node {node} exited with 0 while others waited for it: {sentence}"
+            sentence += f"; others waited for rank {rank} (node {node}), which had exited with 0"
         else:
             sentence += "; its connection to another rank was lost, but no other rank is known to have ended before"
     if nan := explain_not_finite(events):
         sentence += f"; {nan.sentence}"
         if outcome.code == Exit.DATA:
             cause, rank, node = nan.cause, nan.rank, nan.node
+    evidence = [*map(one_line, log.splitlines()[-LOG_LINES:])] if outcome.code else []
+    frames = [(file, int(line), name) for file, line, name in FRAME.findall(last_error(log))]
+    if evidence and (place := place_of(frames[::-1])):
+        evidence.insert(0, f"raised at {place}")
     return Explanation(
-        cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node, unknown=unknown,
-        evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
+        cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
+        evidence=tuple(evidence), unknown=unknown,
     )  # fmt: skip
 
 
@@ -139,9 +145,12 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     (re.compile(r"DDP expects same model across all ranks"), "mismatch", "the ranks have different models"),
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
+    (re.compile(r"DataLoader worker \(pid \d+\) is killed by signal"), "data_loader",
+     "a worker process of its data loader was killed by a signal, for example because the memory was full"),
 )  # fmt: skip
 
 
+FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (\S+)$', re.M)  # of a traceback
 CHAINED = re.compile(r"exception(, another exception occurred| was the direct cause of the following exception):\s*$")
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by remote|Broken pipe")
 
@@ -180,17 +189,48 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     if found is None:
         seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
-        num = len(_arrivals(ranks, world_size))
-        pace = f"no rank delayed the others in nearly all of the {num} recorded collectives"
-        pace = pace if num >= MIN_COLLECTIVES else f"too few collectives ({num}) are recorded to find a slow rank"
-        what = f"the ranks make progress; {pace}" if moves else "nothing that blocks them is found"
+        what = _progress(ranks, world_size) if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
 
+def _progress(ranks: Sequence[RankView], world_size: int) -> str:
+    """Describe ranks of which none delays the others: how often they enter collectives, and where they spend time."""
+    times = [one[-1][0] for one in _arrivals(ranks, world_size)]
+    if not any(view.group_at for view in ranks):
+        text = "no rank is known to have called init_process_group"
+    elif len(times) < MIN_COLLECTIVES:
+        text = f"the ranks make progress; too few collectives ({len(times)}) are recorded to find a slow rank"
+    else:
+        num = len(times) // 4
+        first_s, last_s = (times[num] - times[0]) / num, (times[-1] - times[-1 - num]) / num
+        text = (
+            f"the ranks make progress; none of them is usually the last to enter a collective ({len(times)} recorded)"
+        )
+        if last_s > SLOWER * first_s:
+            text += f"; they became slower: a collective every {last_s:.2g} s, {first_s:.2g} s at first"
+        if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
+            text += f"; the last collective began {format_duration(ago_s)} ago"
+    stacks = [stack for view in ranks for stack in view.stacks if stack]
+    places = Counter(map(place_of, stacks)).most_common(1)
+    if places and places[0][0] and places[0][1] > MOSTLY * len(stacks):
+        text += f"; their code is at {places[0][0]} in {places[0][1]} of {len(stacks)} samples"
+    if volume := _volume(ranks):
+        text += f"; {volume}"
+    return text
+
+
+def _volume(ranks: Sequence[RankView]) -> str:
+    """Return how much data the collectives of rank 0 move, or an empty string if it is little or not known."""
+    sizes = [one.num_bytes for one in ranks[0].collectives.values()] if ranks else []
+    if not sizes or sum(sizes) < MIN_VOLUME * len(sizes):
+        return ""
+    return f"a collective has {sum(sizes) / len(sizes) / 1e6:.1f} MB on average: see COMMUNICATION in ddpctl profile"
+
+
 def _line(view: RankView) -> str:
     waits = view.waits_in
-    since = f"; it has been in {waits.name} for {format_duration(max(0.0, view.read_at - waits.at))}" if waits else ""
+    since = f"; it entered {waits.name} {format_duration(max(0.0, view.read_at - waits.at))} ago" if waits else ""
     return f"{view.who}: {view.doing()}{since}"
 
 
@@ -270,8 +310,9 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
             continue
         most, *_, fewest = sorted(calls.values(), key=len, reverse=True)
         (_, usual), (odd, its) = most[0], fewest[0]
+        others = [view.rank for call in calls.values() if call is not fewest for view, _ in call]
         text = (
-            f"{odd.who} is in {its.name} with {its.shape}, while {_count(len(entered) - len(fewest))} in {usual.op} "
+            f"{odd.who} is in {its.name} with {its.shape}, while {_ranks(others, 'is', 'are')} in {usual.op} "
             f"#{usual.seq} with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
             f"{odd.doing()}"
         )
@@ -279,8 +320,11 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     return None
 
 
-def _count(number: int, verb: str = "are") -> str:
-    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else 'has been waiting'}"
+def _ranks(numbers: Sequence[int], singular: str, plural: str) -> str:
+    """Return the subject and verb of a sentence about these ranks: ``ranks 1 and 3 are`` or ``6 ranks are``."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]} {singular}"
+    return f"{f'ranks {numbers[0]} and {numbers[1]}' if len(numbers) == 2 else f'{len(numbers)} ranks'} {plural}"
 
 
 def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -302,13 +346,13 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     if not roots:
         return None
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
-    waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
-    for_s = f"for which {_count(waiters, 'have been waiting')} for {format_duration(waited_s)}"
+    waiters = [other.rank for other, found, _ in waiting if other is not view and found.name == one.name]
+    for_s = f"for which {_ranks(waiters, 'has', 'have')} been waiting for {format_duration(waited_s)}"
     if view.rank in blocked:
         own = next(found for other, found, _ in waiting if other is view)
         text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: their order differs between the ranks"
         return _about(view, "order", text)
-    more = f" (nor have {len(roots) - 1} more)" if len(roots) > 1 else ""
+    more = f" (and {_ranks(roots[1:], 'has', 'have')} not either)" if len(roots) > 1 else ""
     text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
     has_ended = view.state in ("", "Z", "X")
     fault = has_ended or (waited_s >= HANG_S and not view.runs)
@@ -320,13 +364,13 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     without = [view for view in ranks if view.group_at is None]
-    met = [view for view in ranks if not view.collectives and view.share(COLLECTIVES) == 1]
-    meeting = [view.read_at - view.group_at for view in met if view.group_at is not None]
+    met = [view for view in ranks if not view.collectives and view.share(COLLECTIVES) == 1 and view.group_at]
+    meeting = [view.read_at - (view.group_at or 0.0) for view in met]
     if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]
-    more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
-    waits = f"{_count(len(meeting), 'have been waiting')} for {format_duration(max(meeting))}"
+    more = f" (and {_ranks([one.rank for one in without[1:]], 'has', 'have')} not either)" if len(without) > 1 else ""
+    waits = f"{_ranks([one.rank for one in met], 'has', 'have')} been waiting for {format_duration(max(meeting))}"
     text = f"{view.who} has not called init_process_group{more}, in which {waits}; {view.doing()}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"

@@ -4,6 +4,7 @@ The collectives are from torch's flight recorder, the stacks from faulthandler, 
 """
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ COLLECTIVES = "torch/distributed/distributed_c10d.py"
 WAITING = re.compile(rf"/lib/python\d[.\d]*/(?!(site|dist)-packages/)|{LOADER}$|^<")
 BUSY_CORES, WAKES_PER_S = 0.5, 10  # a blocked rank wakes up for each sample
 TICKS_PER_S = 100
+ITEM_SIZES = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Bool": 1}  # torch's names
 # The kernel functions in which a process waits, and what they mean.
 WAITS = (
     (re.compile(r"nanosleep"), "is sleeping"),
@@ -56,6 +58,12 @@ class Collective:
         group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
         named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
         return one_line(f"{self.op} #{self.seq} of {group}{named}")
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the collective's inputs in bytes; a type that is not known counts as 4 bytes."""
+        shapes = zip(self.sizes.split("] ["), self.dtypes.split(), strict=False)
+        return sum(math.prod(map(int, re.findall(r"\d+", sizes))) * ITEM_SIZES.get(one, 4) for sizes, one in shapes)
 
     @property
     def shape(self) -> str:
@@ -127,10 +135,11 @@ class RankView:
 
     @property
     def runs(self) -> bool:
-        """Whether the rank was at several places outside the code in which libraries wait, or often woke up."""
+        """Whether the rank computed, was at several places outside the code in which libraries wait, or often woke."""
         woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
         places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
-        return len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
+        computes = not self.unknown and 2 * sum(one.get("state") == "R" for one in self.states) > len(self.states)
+        return computes or len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
 
     @property
     def saves(self) -> bool:

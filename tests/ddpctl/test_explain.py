@@ -88,6 +88,26 @@ def test_ranks_that_go_on_are_not_accused():
     assert facts(found) == ("unknown", None, False)  # it computes, and may hang
 
 
+@pytest.mark.parametrize(
+    ("late_s", "size", "text"),
+    [
+        (0.0, 25_000_000, r"a collective has 100\.0 MB on average"),
+        (1.0, 13, r"they became slower: a collective every 1\.5 s, 0\.5 s at first"),
+    ],
+)
+def test_ranks_that_are_all_slow_are_described_and_not_accused(late_s, size, text):
+    every = [entered(seq, NOW - 60 + 0.5 * seq + late_s * max(0, seq - 20), size=size) for seq in range(1, 41)]
+    found = explained(rank(0, every, IN_SCRIPT, state="R"), rank(1, every, IN_SCRIPT, state="R"))
+    assert facts(found) == ("none", None, False)
+    assert "their code is at dataset.py:88 (read) in 4 of 4 samples" in found.sentence
+    assert re.search(text, found.sentence)
+
+
+def test_a_rank_that_computes_is_not_blocked():
+    found = explained(rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT, state="R"))
+    assert facts(found) == ("missing", 1, False)
+
+
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"size": 7}])
 def test_a_mismatch_names_the_rank_that_differs_and_both_calls(wording, other):
     odd = [*BEFORE, entered(8, NOW - 40, done=False, **other)]

@@ -35,6 +35,7 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
         os.kill(rank.pid, signal.SIGSTOP)
         found = explained("hangs")
         assert (found["cause"], found["rank"], found["node"], found["fault"]) == ("stopped_process", 2, 1, True)
+        assert f"why: {found['sentence']}" in ddpctl("timeline", "hangs").stdout
     finally:
         ddpctl("stop", "--kill", "hangs")
     found = explained("hangs")

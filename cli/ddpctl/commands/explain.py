@@ -87,9 +87,9 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
-    """Return why an ended run hung or failed. Return "" if it did not, or if that is unknown or in its message."""
+    """Return why a run hangs, hung or failed. Return "" if it does not, or if that is unknown or in its message."""
     with suppress(DdpctlError):
-        found = explain_run(context, run, state) if state.outcome and state.outcome.code else None
+        found = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
         if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
             return found.sentence
     return ""
