@@ -125,7 +125,7 @@ ROWS = (
     ),
     Row(number=14, title="the port is taken", act=port_is_taken, bars=Bars(ended_s=3)),
     Row(number=15, title="the master's name does not resolve", act=master_has_no_name, bars=REFUSED),
-    Row(number=15, title="the master's address is no node's", act=master_is_another, bars=REFUSED),
+    Row(number=15, title="the master's address belongs to no node", act=master_is_another, bars=REFUSED),
     Row(
         number=17,
         title="another torch version (simulated)",

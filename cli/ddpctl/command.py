@@ -115,7 +115,7 @@ def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) 
 
 
 def once(command: Command) -> Verb[Output]:
-    """Run a single command, and return its output. This is a verb."""
+    """Yield a single command to the executor, and return its output."""
     (output,) = yield (command,)
     return output
 

@@ -30,7 +30,11 @@ KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that ar
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
 SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # torch has no slice of what outlasts the recording
 SHARES = ("compute", "communication", "exposed", "data", "idle")
-PHRASES = {"compute": "compute", "data": "its data loader", "idle": "neither compute, collectives nor a data loader"}
+PHRASES = {
+    "compute": "in compute",
+    "data": "in its data loader",
+    "idle": "outside compute, collectives and its data loader",
+}
 Window = tuple[float, float]
 
 
@@ -177,11 +181,11 @@ def _slowest(
     activities = slow.activities(window)
     seen = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]
     places = Counter(filter(None, map(place_of, seen))).most_common(1)
-    where = "".join(f"; it was then in {place} in {count} of {len(seen)} samples" for place, count in places)
+    where = "".join(f", at {place} in {count} of {len(seen)} samples" for place, count in places)
     return slow.rank, (
-        f"{slow.who} is the slowest: it waits in collectives {100 * own['exposed']:.0f} % of the time, the others "
-        f"{100 * others['exposed']:.0f} %; it spends {100 * own[most]:.0f} % in {PHRASES[most]}, the others "
-        f"{100 * others[most]:.0f} %{where}"
+        f"{slow.who} is the slowest: it waits in collectives {100 * own['exposed']:.0f} % of the time (the others: "
+        f"{100 * others['exposed']:.0f} %); it is {PHRASES[most]} {100 * own[most]:.0f} % of the time (the others: "
+        f"{100 * others[most]:.0f} %){where}"
     )
 
 

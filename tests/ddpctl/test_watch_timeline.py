@@ -216,7 +216,7 @@ def test_a_stop_that_was_asked_for_is_no_loss(wording: Wording) -> None:
     assert drawn([*START, *stopped, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
     ranks = [event(148, "stopping", rank=0), *stopped]
     assert drawn([*START, *ranks, *both(152, "node_ended")])[5:] == [("training", 122, 148), ("end", 148, 152)]
-    wording(describe_event(event(150, "failed", cause="stopped", message="asked to")))
+    wording(describe_event(event(150, "failed", cause="stopped", message="stopped by SIGTERM")))
     wording(describe_event(event(150, "failed", cause="killed", message="it died")))
 
 

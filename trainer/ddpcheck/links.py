@@ -72,7 +72,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure the pairs of each group in parallel, and one group after another. Return the figures on every rank."""
+    """Measure one group after another, and the pairs of a group in parallel. Return the figures on every rank."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()

@@ -127,7 +127,7 @@ def interface_of(address: str) -> tuple[str, int]:
 
 
 def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
-    """Check which container runtimes the node has. Warning: containers cannot use the node's GPUs."""
+    """Check which container runtimes the node has. The check warns if containers cannot use the node's GPUs."""
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
         return Finding("container runtime", "not looked at", "this is inside a container")

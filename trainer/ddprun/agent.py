@@ -121,7 +121,9 @@ class NodeAgent(SimpleElasticAgent):
         rendezvous.on_join = self._join
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
-        node.workers.on_exec_fallback = lambda why: log(f"ranks are started with exec, slower than a fork: {why}")
+        node.workers.on_exec_fallback = lambda why: log(
+            f"ranks are started with exec, which is slower than a fork: {why}"
+        )
         node.workers.on_supervisor_lost = self._report_lost_supervisor
 
     def _report_lost_supervisor(self) -> None:

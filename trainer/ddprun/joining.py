@@ -184,7 +184,7 @@ def _full_error(config: NodeConfig) -> NodeError:
 
 
 def _address_on_network(config: NodeConfig) -> str:
-    """Return the endpoint's host, or this machine's address if the host is its name and resolves to the loopback."""
+    """Return the endpoint's host. If it is this machine's name and resolves to the loopback, return an address."""
     host = config.master_addr
     names = [name.partition(".")[0] for name in (host, socket.gethostname())]
     if names[0] == names[1] and not machine.is_loopback(host):

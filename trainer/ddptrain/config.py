@@ -330,7 +330,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """How the ranks meet, and DDP. ddprun and torchrun set the variables of a rank, so no option is needed there."""
+    """Options for the rendezvous and for DDP. Under ddprun and torchrun, no option for the rendezvous is needed."""
 
     rank: int | None = option("rank of this process, if no launcher sets RANK", type=whole(0), default=None)
     world_size: int | None = option("number of ranks, if no launcher sets WORLD_SIZE", type=whole(1), default=None)

@@ -75,7 +75,7 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
     name = lowest_precision(choices)
     if world.rank_info.is_first and len(set(choices)) > 1:
-        line = f"ddptrain: every rank computes in {name}, the fastest precision of rank {choices.index(name)}"
+        line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} has nothing faster"
         print(f"{line}; --precision chooses another", file=sys.stderr, flush=True)
     return replace(options, precision=name)
 

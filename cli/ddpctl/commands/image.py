@@ -54,7 +54,9 @@ def build(
     found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
     if found is None or not found.is_file():
         looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
-        raise NoInputError(f"no {looked} found: write one (docs/image.md has one of three lines), or name it with -f")
+        raise NoInputError(
+            f"no {looked} found: write one (docs/image.md shows one with three lines), or name it with -f"
+        )
     argv = images.build_line(
         engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
     )
@@ -134,7 +136,7 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """Load the configuration. ``image`` overrides the image of the file, which may be missing. Raises ConfigError."""
+    """Load the configuration, if it has a file. ``image`` overrides the file's image. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}

@@ -128,9 +128,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append(("The nodes", environments_table(found.environments, known)))
     sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
-        text = (
-            f"{', '.join(unsought)}: not set where this report was made, or too short: search the report for its value."
-        )
+        text = f"{', '.join(unsought)}: not masked (not set here, or too short): search the report for its value."
         sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
         sections.append(("What happened", events_table(found.events, begin, known)))

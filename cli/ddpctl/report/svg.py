@@ -71,7 +71,7 @@ def line_chart(
 
 
 def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = ()) -> str:
-    """Draw shares over time as stacked areas. All lines must have the same moments."""
+    """Draw shares over time as stacked areas. All lines must have the same points in time."""
     across, up = _across(seconds), _up(0, 100)
     moments = [at for at, _ in drawn[0].points]
     below = [0.0] * len(moments)

@@ -134,7 +134,7 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """Return the events of each start of the complete run. A node that rejoins a running run is not a new start."""
+    """Return the events of each start of all nodes. A node that rejoins a running run is not a new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []

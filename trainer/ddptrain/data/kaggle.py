@@ -84,7 +84,7 @@ def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
 
 
 def _mnist_file(path: Path, name: str) -> Path | None:
-    """Return the path of an MNIST file; it may be compressed, have a dot in its name, or be in a folder of its name."""
+    """Return the path of an MNIST file. It may be compressed, named with ``.idx``, or in a folder of the same name."""
     dotted = name.replace("-idx", ".idx")
     candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")
     return next((file for file in candidates if file.is_file()), None)

@@ -103,7 +103,7 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Save what a timeline and a report need in the local folder of the run."""
+    """Save to the run's local folder what a timeline and a report need."""
     seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
     nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
     asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})

@@ -87,7 +87,7 @@ def items(output: Output) -> list[dict[str, Any]]:
 def _quota(asked: str, used: str, allowed: str) -> str:
     """Describe each exhausted resource of a quota. The arguments are texts such as ``pods=1,requests.cpu=2``."""
     numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
-    return ", ".join(
+    return "; ".join(
         f"{name}: {number} requested, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
         for name, number in numbers[0].items()
     )
@@ -126,8 +126,8 @@ _REFUSED: Explanations = {
         "the namespace admits only pods of Pod Security {m[1]}: {m[2]}: set profile: restricted, mount no path of a "
         "machine, or use another namespace",
     r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
-        lambda m: f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: request less, or wait for "
-        "other jobs",
+        lambda m: f"the namespace's quota '{m[1]}' is used up ({_quota(m[2], m[3], m[4])}): request less, or wait "
+        "for other jobs",
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets "
         "you need the Role in k8s/rbac-secrets.yaml, or name an existing Secret in env_secrets",

@@ -161,7 +161,9 @@ class SlurmTarget(Target):
         if str(path) == run.folder and not self._host:
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
-            raise ConfigError(f"run '{run.name}' was not removed: its record names {path}: rename the folder back")
+            raise ConfigError(
+                f"run '{run.name}' was not removed: its record says that its folder is {path}: rename it to that"
+            )
         return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:

@@ -157,7 +157,7 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 def judge(
     options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
 ) -> Judgement:
-    """Find what is wrong with each host. ``uid`` identifies the launch, whose own ticket is no obstacle."""
+    """Find what is wrong with each host. ``uid`` identifies this launch, which does not conflict with itself."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
