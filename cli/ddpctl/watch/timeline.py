@@ -426,8 +426,8 @@ def describe_event(event: Event) -> str:
         case "node_started":
             return f"started again, {_seconds(facts.get('requeued_s')):.0f} s after the last event"
         case "failed":
-            happened = "was stopped" if facts.get("cause") == "stopped" else "failed"
-            return f"attempt {event.attempt} {happened}: {facts.get('message', who)}"
+            happened = "" if facts.get("cause") == "stopped" else " failed"
+            return f"attempt {event.attempt}{happened}: {facts.get('message', who)}"
         case "recovered":
             return (
                 f"training again, {event.seconds or 0:.1f} s after the failure; {facts.get('steps_lost', 0)} steps lost"
