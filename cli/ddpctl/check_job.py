@@ -95,7 +95,7 @@ class _Output:
 
 
 def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
-    """Return a check's newest result on a target, with its ``time`` and its ``lines`` for a person, or None."""
+    """Return a check's newest result on a target, with its ``time`` and its readable ``lines``, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         one: Any = parse_json(read_record(_kept(context, target, check)))
         return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}

@@ -381,7 +381,7 @@ class JobSpec:
             yield (
                 "job.ranks",
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
-                "give a divisor, or leave out ranks to get one rank per GPU",
+                "give a divisor, or do not set ranks, to get one rank per GPU",
             )
         if self.checkpoint_copies > self.max_nodes:
             yield "job.checkpoint_copies", f"{self.checkpoint_copies}, but nodes is {self.nodes}: one copy per node"

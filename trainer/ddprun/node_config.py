@@ -93,7 +93,7 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
 def watch_deadline(
     deadline: Deadline, *, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
 ) -> None:
-    """Start a thread that calls ``request_stop`` once, earlier than the deadline by the grace period and a margin."""
+    """Start a thread that calls ``request_stop`` once, the grace period and a margin before the deadline."""
 
     def expire() -> None:
         left_s = max(0, math.ceil(deadline.at - time.time()))
@@ -394,7 +394,7 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
         return None
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
-        hint = f"expected local ranks separated by commas; this node has {_numbers_below(local_world_size)}"
+        hint = f"expected local ranks separated by commas: {_numbers_below(local_world_size)}"
         raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
     return ranks
 

@@ -35,7 +35,7 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
     try:
         return make(json.loads(value))
     except (ValueError, TypeError, KeyError, AttributeError):
-        message = f"the key {key} of the run's store has the value {reprlib.repr(value)}, which no ddprun writes"
+        message = f"the key '{key}' of the run's store has the value {reprlib.repr(value)}, which no ddprun writes"
         hint = "another program reaches the run's port: give the run another port, or close this one to others"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
 
@@ -146,7 +146,7 @@ class SignedStore:
             return value
         what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
         hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
-        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key {key} of the run's store has {what}", hint=hint)
+        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {what}", hint=hint)
 
 
 def connect(address: str, port: int) -> TimeoutStore:

@@ -157,7 +157,7 @@ def _train(
     if resumed:
         progress.log(resume_message(state, *resumed))
     elif before := steps_before(environ):
-        progress.log(f"no checkpoint yet: the training starts from its beginning, after step {before}")
+        progress.log(f"no checkpoint yet: the training starts again at its beginning; it had reached step {before}")
         events.emit("started_over", steps=before)
     stop = StopVote(rank_info, signals, guard, after_s=60 * options.callbacks.stop_after, started=goodput.started)
     callbacks = Callbacks(

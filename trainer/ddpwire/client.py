@@ -118,7 +118,7 @@ def _report_start_over() -> None:
     """If an earlier attempt took steps, report that this attempt repeats them from the first one."""
     before = os.environ.get(names.STEPS_BEFORE, "")
     if before.isdecimal() and int(before):
-        text = f"no checkpoint yet: the script starts from its beginning, after step {before}"
+        text = f"no checkpoint yet: the script starts again at its beginning; it had reached step {before}"
         print(f"ddpwire: {text}", file=sys.stderr)
         events_of(os.environ).emit("started_over", steps=int(before))
 

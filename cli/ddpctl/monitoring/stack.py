@@ -284,7 +284,9 @@ def _wait(service: str, url: str, where: str) -> None:
     deadline = time.monotonic() + READY_S
     while not is_reachable(url):
         if time.monotonic() > deadline:
-            raise UnavailableError(f"{service} does not answer at {url} after {READY_S:g} s: {where} shows why")
+            raise UnavailableError(
+                f"{service} does not answer at {url} after {READY_S:g} s; for the cause, run {where}"
+            )
         time.sleep(0.2)
 
 

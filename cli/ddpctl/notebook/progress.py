@@ -145,7 +145,7 @@ class Lines:
         self._printed = time.monotonic()
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Print the text if it is the last one, or if the last line was printed more than ``LINE_S`` ago."""
+        """Print the text if it is the final one, or if the previous line was printed more than ``LINE_S`` ago."""
         del points
         if last or time.monotonic() - self._printed > LINE_S:
             self._printed = time.monotonic()

@@ -148,7 +148,7 @@ def _key(marks: Sequence[Mark]) -> str:
 _CAUSES = {  # ddpwire.run_files.Cause
     "ok": "done",
     "error": "an error of the script",
-    "killed": "killed by a signal from outside",
+    "killed": "a signal from outside",
     "oom": "out of memory",
     "hang": "it hung",
     "stopped": "a requested stop",

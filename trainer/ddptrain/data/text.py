@@ -111,4 +111,4 @@ def refuse_image_options(options: Options) -> None:
     if wrong := next((flag for flag, value in given.items() if value), None):
         raise config_error(f"{wrong} is for images, not for --data text", hint="leave it out")
     if options.data.input == "loader":
-        raise config_error("--input loader is for images; a text is on the device", hint="give auto")
+        raise config_error("--input loader is only for images; text is always kept on the device", hint="give auto")

@@ -199,7 +199,7 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError unless the run was never pushed: only the website can stop a session."""
+        """Raise UnavailableError if the run was pushed, because only the website can stop a session."""
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")

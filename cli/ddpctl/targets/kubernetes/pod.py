@@ -110,7 +110,7 @@ class Draft:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of all objects of the run. A spec that is only rendered has no uid."""
+        """The labels of all objects of the run. A label for the uid is missing if the spec is only rendered."""
         ours = {"app.kubernetes.io/managed-by": "ddpctl", "app.kubernetes.io/name": self.plan.job.name}
         launch = {UID_LABEL: self.plan.uid} if self.plan.uid else {}
         return {**self.options.labels, **ours, **self.selector, **launch}

@@ -232,7 +232,7 @@ class SshTarget(Target):
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def has_spares(self, run: Run) -> bool:
-        """Return whether the record lists the hosts that have nodes and there is a host that has none."""
+        """Return whether a host has no node. False if the record does not list the hosts that have nodes."""
         return "hosts" in run.handle and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
@@ -317,7 +317,7 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
-        """Return the folder of runs on each host of the run. The target's checkpoint_dir is elsewhere, and stays."""
+        """Return the folder of runs on each host of the run. It does not contain the target's checkpoint_dir."""
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         root = f"{self.options.home.rstrip('/')}/runs"
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
