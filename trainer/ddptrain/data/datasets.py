@@ -1,7 +1,7 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
 """The data sets, which are selected by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
 
-To add a data set, write a function that loads it, and add a line to SOURCES.
+To add a data set, write a function that loads it, add a line to SOURCES, and a recipe to ``ddptrain/recipes``.
 """
 
 import contextlib
