@@ -24,7 +24,7 @@ from typing import Any
 
 import measuring
 import torch
-from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, Case
+from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, MEETING_S, Case
 from trial import BOUND_S, ROOT, Result, run
 
 PAGE = ROOT / "docs" / "faults.md"
@@ -93,9 +93,9 @@ def table(results: Results, cases: list[Case]) -> str:
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
         f"Measured with {what}, --join-timeout {JOIN_TIMEOUT_S} ({LONGER_S} for two machines with the same node "
-        f"rank); torchrun, {AT_ONCE} rows at a time, was given up after {BOUND_S:g} s. The seconds count from the "
-        f"start of the last node's process, Python's start in them; the import of torch alone took {alone} on this "
-        f"machine meanwhile.\n\n"
+        f"rank, {MEETING_S} for nodes that all join); torchrun, {AT_ONCE} rows at a time, was given up after "
+        f"{BOUND_S:g} s. The seconds count from the start of the last node's process, Python's start in them; the "
+        f"import of torch alone took {alone} on this machine meanwhile.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     return text + "".join(row(case, results) for case in cases)

@@ -9,6 +9,7 @@ import lab
 PORT = "61234"
 JOIN_TIMEOUT_S = 2
 LONGER_S = 10  # than it takes to see that two nodes are alive in one place
+MEETING_S = 60  # for nodes that all join, so that a slow machine does not look like the mistake
 SKEWED = "import time; time.time = lambda real=time.time: real() + 60"
 OLDER = "import torch; torch.__version__ = '2.10.0'"
 SCRIPT = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()"
@@ -95,23 +96,42 @@ CASES = (
         title="the nodes count differently",
         nodes=(Node(machine=0, rank=0, nnodes=2), Node(machine=1, rank=1, nnodes=3)),
         speaker=1,
+        join_timeout_s=MEETING_S,
     ),
     Case(
         title="other numbers of ranks on each node",
         nodes=(BOTH[0], Node(machine=1, rank=1, nproc=2)),
         speaker=0,
+        join_timeout_s=MEETING_S,
     ),
-    Case(title="another torch version (simulated)", nodes=(BOTH[0], Node(machine=1, rank=1, startup=OLDER)), speaker=0),
+    Case(
+        title="another torch version (simulated)",
+        nodes=(BOTH[0], Node(machine=1, rank=1, startup=OLDER)),
+        speaker=0,
+        join_timeout_s=MEETING_S,
+    ),
     Case(
         title="another image",
         nodes=(Node(machine=0, rank=0, image="train:2@sha256:a1"), Node(machine=1, rank=1, image="train:1@sha256:b2")),
         speaker=0,
+        join_timeout_s=MEETING_S,
     ),
-    Case(title="another script", nodes=(BOTH[0], Node(machine=1, rank=1, script=f"{SCRIPT}  # edited")), speaker=0),
+    Case(
+        title="another script",
+        nodes=(BOTH[0], Node(machine=1, rank=1, script=f"{SCRIPT}  # edited")),
+        speaker=0,
+        join_timeout_s=MEETING_S,
+    ),
     Case(
         title="the script is given something else",
         nodes=tuple(Node(machine=rank, rank=rank, arguments=("--lr", f"0.{rank}")) for rank in (0, 1)),
         speaker=1,
+        join_timeout_s=MEETING_S,
     ),
-    Case(title="a clock 60 s ahead", nodes=(BOTH[0], Node(machine=1, rank=1, startup=SKEWED)), speaker=1),
+    Case(
+        title="a clock 60 s ahead",
+        nodes=(BOTH[0], Node(machine=1, rank=1, startup=SKEWED)),
+        speaker=1,
+        join_timeout_s=MEETING_S,
+    ),
 )
