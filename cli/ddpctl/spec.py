@@ -378,10 +378,12 @@ class JobSpec:
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield the key and a sentence for each setting that is impossible on every target."""
         if self.ranks is not None and self.gpus % self.ranks:
+            todo = "give a divisor, or do not set ranks, to get one rank per GPU"
+            if self.device == "cpu":
+                todo = f"for {self.ranks} ranks without GPUs, set gpus to {self.ranks}, and do not set ranks"
             yield (
                 "job.ranks",
-                f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
-                "give a divisor, or do not set ranks, to get one rank per GPU",
+                f"gpus ({self.gpus}) is not divisible by {self.ranks}: a node's ranks share its GPUs evenly; {todo}",
             )
         if self.checkpoint_copies > self.max_nodes:
             yield "job.checkpoint_copies", f"{self.checkpoint_copies}, but nodes is {self.nodes}: one copy per node"

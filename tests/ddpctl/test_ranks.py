@@ -129,11 +129,12 @@ def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
     [
         (None, {"gpus": "4", "ranks": "3"}, UsageError),
         (None, {"ranks": "2"}, UsageError),
+        (None, {"ranks": "3", "device": "cpu"}, UsageError),
         ("job:\n  gpus: 4\n  ranks: 8\n", {}, ConfigError),
         ("job: {gpus: 4, ranks: 2}\n", {"gpus": "3"}, ConfigError),
         (None, {"ranks": "0"}, UsageError),
     ],
-    ids=["flags", "ranks alone", "file", "a flag over the file", "none"],
+    ids=["flags", "ranks alone", "on a CPU", "file", "a flag over the file", "none"],
 )
 def test_ranks_that_do_not_divide_the_gpus(
     text: str | None, flags: dict[str, str], error: type[DdpctlError], tmp_path: Path, wording: Wording,
