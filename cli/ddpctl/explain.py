@@ -123,12 +123,23 @@ def explain_outcome(
     )  # fmt: skip
 
 
+def of_last_start(events: Sequence[Event]) -> list[Event]:
+    """Return the events since each node's ddprun was started last. Earlier starts count their attempts from 1, too."""
+    started: dict[int, float] = {}
+    for one in events:
+        if one.event == "node_started":
+            started[one.node] = max(one.time, started.get(one.node, one.time))
+    return [one for one in events if one.time >= started.get(one.node, one.time)]
+
+
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
     """Return the step and the rank of the first NaN or infinity that was reported in the last attempt, or None."""
-    found = [one for one in events if one.event == "not_finite" and None not in (one.step, one.rank)]
+    attempt = max((one.attempt for one in events), default=0)
+    reports = [one for one in events if one.event == "not_finite" and one.attempt == attempt]
+    found = [one for one in reports if None not in (one.step, one.rank)]
     if not found:
         return None
-    first = min(found, key=lambda one: (-one.attempt, one.step, one.rank))
+    first = min(found, key=lambda one: (one.step, one.rank))
     num_ranks = sum((one.attempt, one.step) == (first.attempt, first.step) for one in found)
     who, more = f"rank {first.rank} (node {first.node})", f" (and of {num_ranks - 1} more)" * (num_ranks > 1)
     text = f"the {first.facts.get('what')} of {who}{more} is NaN or infinite, first reported in step {first.step}"

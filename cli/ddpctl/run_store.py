@@ -32,6 +32,7 @@ from ddpwire.run_files import (
     RECORD,
     Outcome,
     node_name,
+    open_regular,
     parse_json,
     read_outcome,
     read_record,
@@ -460,7 +461,7 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file, suppress(OSError):  # a file system without locks
+    with suppress(OSError), open_regular(path) as file:  # a file system without locks, or no regular file
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,7 +11,7 @@ from tests.ddpctl.test_run_store import make
 from tests.in_process import ddpctl
 from tests.wording import Wording
 
-from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks
+from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks, of_last_start
 from ddpctl.rank_view import read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
@@ -255,6 +255,10 @@ def test_where_nan_began(wording):
     assert found is not None
     assert facts(found) == ("nan", 1, True)
     wording(found.sentence)
+    restarted = Event(event="ranks_started", time=NOW + 1, node=0, attempt=2)
+    assert explain_not_finite([seen(0, 12), restarted]) is None
+    started_again = Event(event="node_started", time=NOW + 1, node=0)
+    assert of_last_start([seen(0, 12), started_again]) == [started_again]
     both = explain_not_finite([seen(0, 12), seen(1, 12)])
     assert both is not None
     assert both.rank is None

@@ -215,3 +215,11 @@ def test_what_a_person_reads(wording: Wording) -> None:
     wording("\n".join(formatting.removed_lines(ON_HOSTS, (there, here), dry_run=True)))
     shared = replace(ON_HOSTS, checkpoint_dir="box1:/data/night")
     wording("\n".join(formatting.removed_lines(shared, (here,), dry_run=False)))
+
+
+def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    (folder / "node-0").mkdir(parents=True)
+    os.mkfifo(folder / "node-0" / "ddprun.lock")
+    assert run_store.local_disk_usage(str(folder), dry_run=False).path == str(folder)
+    assert not folder.exists()

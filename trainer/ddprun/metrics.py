@@ -37,6 +37,8 @@ from ddpwire.version import __version__
 RANK_PREFIX = "rank-"
 KEPT_KINDS = ("counter", "histogram", "summary")
 LAST_GAUGE_SUFFIX = ".last"
+# What prometheus_client raises for damaged files. Scripts may write into the folder, and must not end the run by that.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
 FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
 CACHE_S = 0.25  # for how long a page is reused
 SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
@@ -56,8 +58,21 @@ def prepare_rank_dir(folder: Path) -> None:
     """Prepare the folder of a rank that is about to be started and whose earlier processes have ended."""
     for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError, RuntimeError, struct.error):  # a torn file: then nothing is merged
+    with contextlib.suppress(*UNREADABLE):  # then nothing is merged
+        for path in folder.glob("*.db"):
+            if not _is_sound(path):
+                path.rename(path.with_suffix(".bad"))
         merge_rank_files(folder)
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a file of prometheus_client can be read. It begins with how many of its bytes are used."""
+    try:
+        used = int.from_bytes(path.read_bytes()[:4], sys.byteorder, signed=True)
+        compat.merge_files([str(path)])
+    except UNREADABLE:
+        return False
+    return 8 <= used <= path.stat().st_size
 
 
 def merge_rank_files(folder: Path) -> None:
@@ -103,10 +118,13 @@ def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
     patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
     try:
         with FILES_LOCK:
-            files = [str(path) for pattern in patterns for path in folder.glob(pattern)]
-            return compat.merge_files(files)
-    except (OSError, ValueError, KeyError, RuntimeError, struct.error):
-        return []  # a file that is being created: the next scrape will have it
+            files = [path for pattern in patterns for path in folder.glob(pattern)]
+            try:
+                return compat.merge_files(map(str, files))
+            except UNREADABLE:  # a file is damaged, or is being created
+                return compat.merge_files(map(str, filter(_is_sound, files)))
+    except UNREADABLE:
+        return []
 
 
 def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:

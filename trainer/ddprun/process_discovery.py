@@ -45,7 +45,7 @@ def take_lock(node_dir: Path) -> int | None:
 def is_locked(node_dir: Path) -> bool:
     """Return whether the node's ddprun or its supervisor is alive."""
     try:
-        descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -67,7 +67,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
         kept = read_answers(seen, name) if outcome.cause == "hang" else []
         words = next((one.files[log] for one in seen for log in logs if log in one.files), "")[-LOG_CHARS:]
-        events = read_events(*(one.files.get(EVENTS, "") for one in seen))
+        events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
         if outcome.node in lost and lost[outcome.node] != outcome.node:
@@ -80,7 +80,8 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     found = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
     seen = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
-    nan = explaining.explain_not_finite(read_events(*(one.files.get(EVENTS, "") for one in seen)))
+    events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
+    nan = explaining.explain_not_finite(events)
     if nan and found.cause in ("none", "unknown"):
         found = replace(nan, evidence=found.evidence, unknown=found.unknown)
     return found
