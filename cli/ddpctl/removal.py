@@ -153,7 +153,7 @@ for d; do
     [ "$dry_run" ] || failure=$(rm -f -- "$d" 2>&1) || say "$d" failed "$failure"
   elif [ -d "$d" ]; then
     for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
-      if [ -e "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then
+      if [ -f "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then
         say "$d" held ""
         continue 2
       fi
