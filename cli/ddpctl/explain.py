@@ -405,6 +405,9 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
         number, times, share = _last(whole, owners)
         views = [view for view in ranks if owners[view.rank] == number]
         is_late = times >= STRAGGLER_LAST * len(whole) and share >= STRAGGLER_SHARE
+        others = [state for view in ranks if view not in views for state in view.states]
+        if sum("nanosleep" in str(state.get("wchan")) for state in others) > MOSTLY * len(others):
+            continue  # they sleep themselves: asynchronous collectives do not make a rank wait
         if is_late and sum(view.share(COLLECTIVES) for view in views) <= MOSTLY * len(views):
             break
     else:

@@ -246,6 +246,16 @@ def test_a_slow_node_is_named_if_its_ranks_are_last_by_turns(wording):
     wording(found.sentence)
 
 
+def test_ranks_that_sleep_do_not_wait_for_the_last_one():
+    def steps(late_s: float) -> list[dict[str, Any]]:
+        return [entered(seq, NOW - 60 + seq * 0.2 + late_s) for seq in range(1, 30)]
+
+    late = rank(1, steps(0.1), IN_SCRIPT)
+    assert facts(explained(rank(0, steps(0)), late)) == ("straggler", 1, True)
+    asleep = rank(0, steps(0), IN_SCRIPT, wchan="hrtimer_nanosleep")
+    assert facts(explained(asleep, late))[1:] == (None, False)
+
+
 def test_where_nan_began(wording):
     def seen(number: int, step: int, attempt: int = 1) -> Event:
         told = {"what": "loss"}
