@@ -82,7 +82,8 @@ def test_a_variable_has_the_effect_that_it_has_under_python(runs, name, tmp_path
     node = runs.start(str(script), env={"OMP_NUM_THREADS": "1"})
     assert node.end() == 0
     assert node.log(0) == plain.stdout
-    said = f"with exec, which is slower than a fork: the script sets {name} before it imports torch"
+    said = "[node0] ranks are started with exec, which is slower than a fork: "
+    said += f"the script sets {name} before it imports torch"
     assert (said in node.said()) == (not is_forked)
 
 
