@@ -32,7 +32,6 @@ from ddpwire.run_files import (
     RECORD,
     Outcome,
     node_name,
-    open_regular,
     parse_json,
     read_outcome,
     read_record,
@@ -461,11 +460,15 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
 
 
 def _is_locked(path: Path) -> bool:
-    with suppress(OSError), open_regular(path) as file:  # a file system without locks, or no regular file
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO does not block
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
     return False
 
 
