@@ -45,6 +45,11 @@ class Node:
     def state(self) -> NodeState:
         return read_node((self.folder / "node.json").read_text())
 
+    def rank_pid(self, local_rank: int) -> int:
+        """The process of a rank. ddprun records it after it has started all ranks, so a rank may be ready earlier."""
+        until(lambda: self.state().ranks)
+        return self.state().ranks[local_rank].pid
+
     def outcome(self) -> Outcome:
         return read_outcome((self.folder / "outcome.json").read_text())
 

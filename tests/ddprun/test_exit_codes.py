@@ -78,5 +78,5 @@ def test_144(runs, wording):
     """Of node 1: test_restarts.py."""
     nodes = runs.pair("steps.py", "--steps", "100000", options=("--max-restarts", "0", "--hang-timeout", "1"))
     runs.until(lambda: (runs.run_dir / "steps" / "1.5.0").exists())
-    os.kill(nodes[0].state().ranks[0].pid, signal.SIGSTOP)
+    os.kill(nodes[0].rank_pid(0), signal.SIGSTOP)
     assert ended(wording, *nodes) == (144, "hang", 0, 0)

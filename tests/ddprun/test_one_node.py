@@ -19,7 +19,7 @@ def test_whichever_process_is_killed_nothing_is_left(runs, wording, victim):
     runs.wait_until_ready(node)
     runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
     supervisor = psutil.Process(node.process.pid).children()[0]
-    pids = {"ddprun": node.process.pid, "supervisor": supervisor.pid, "rank": node.state().ranks[0].pid}
+    pids = {"ddprun": node.process.pid, "supervisor": supervisor.pid, "rank": node.rank_pid(0)}
     os.kill(pids[victim], signal.SIGKILL)
     if victim == "ddprun":
         assert runs.nothing_is_left()

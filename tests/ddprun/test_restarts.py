@@ -73,7 +73,7 @@ def test_a_stopped_rank_is_named_and_killed(runs, wording):
     options = ("--hang-timeout", "1", "--max-restarts", "0")
     first, second = runs.pair("steps.py", "--steps", "10000", local_world_size=2, options=options)
     runs.until(lambda: len(list((runs.run_dir / "steps").glob("1.*.3"))) > 5)
-    os.kill(second.state().ranks[1].pid, signal.SIGSTOP)
+    os.kill(second.rank_pid(1), signal.SIGSTOP)
     assert (first.end(), second.end()) == (144, 144)
     outcome = first.outcome()
     assert second.outcome() == outcome

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.driver import SCRIPTS, ddpctl, node_log, outcome_of, processes_of, start, wait_until
@@ -22,6 +23,18 @@ def ranks_up(tmp_path: Path, run: str, nodes: int) -> list[int]:
     ]
 
 
+def status_with_ranks(run: str) -> Any:
+    """What ``ddpctl status`` says once each node has recorded its ranks, which it does after all of them have started."""
+    status: Any = {}
+
+    def recorded() -> bool:
+        status.update(json.loads(ddpctl("status", run, "--json").stdout))
+        return all(report["state"]["ranks"] for report in status["node_reports"])
+
+    wait_until(recorded, "the ranks in each node's state")
+    return status
+
+
 def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: Wording) -> None:
     launched = ddpctl("launch", "--nodes", "2", "--gpus", "4", "--detach", "--name", "eight", "--", IDLE)
     assert (launched.returncode, launched.stdout) == (0, "eight\n")
@@ -33,7 +46,7 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: W
     assert listed[0].split() == ["RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM"]
     assert re.fullmatch(rf"eight  running  -     -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
 
-    status = json.loads(ddpctl("status", "eight", "--json").stdout)
+    status = status_with_ranks("eight")
     assert (status["state"], status["code"]) == ("running", None)  # its ranks report no steps
     assert [[rank["rank"] for rank in report["state"]["ranks"]] for report in status["node_reports"]] == [
         [0, 1, 2, 3],
@@ -67,7 +80,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
     config.write_text("job: {max_restarts: 0}\n")
     process = start("launch", "-f", str(config), "--nodes", "2", "--gpus", "2", "--name", "killed", "--", IDLE)
     wait_until(lambda: len(ranks_up(tmp_path, "killed", 2)) == 4, "four ranks")
-    (report, _) = json.loads(ddpctl("status", "killed", "--json").stdout)["node_reports"]
+    (report, _) = status_with_ranks("killed")["node_reports"]
     pid = {"ddpctl": process.pid, "ddprun": report["state"]["pid"], "rank": report["state"]["ranks"][1]["pid"]}[victim]
     os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
