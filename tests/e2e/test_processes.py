@@ -24,7 +24,7 @@ def ranks_up(tmp_path: Path, run: str, nodes: int) -> list[int]:
 
 
 def status_with_ranks(run: str) -> Any:
-    """What ``ddpctl status`` says once each node has recorded its ranks, which it does after all of them have started."""
+    """What ``ddpctl status`` says once each node has recorded its ranks: after all of them have started."""
     status: Any = {}
 
     def recorded() -> bool:
