@@ -175,8 +175,7 @@ class NodeAgent(SimpleElasticAgent):
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         with node.stop.starting:
-            if node.stop.requested:
-                self.consensus.post_failure(self._unstarted())
+            if self._gives_up_start():
                 return {}
             for worker in worker_group.workers:
                 if worker.world_size == 1:
@@ -208,7 +207,6 @@ class NodeAgent(SimpleElasticAgent):
         return {process.local_rank: process.pid for process in processes}
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
-        """Start a rank; pass it ``lost``, the text from Downtime.started. Raises NodeError and SupervisorLostError."""
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
         log = node.node_dir / run_files.rank_log(rank)
@@ -237,19 +235,11 @@ class NodeAgent(SimpleElasticAgent):
     def _gives_up_start(self) -> bool:
         """Return whether a stop was requested. If it was, tell all nodes that this node starts no ranks."""
         if number := self._node.stop.requested:
-            self.consensus.post_failure(self._unstarted())
+            node, reason = self._node.config.node_rank, self._node.stop.reason
+            self.consensus.post_failure(
+                Failure(node=node, rank=None, status=-number, stopped_by=number, stop_reason=reason, unstarted=True)
+            )
         return bool(number)
-
-    def _unstarted(self) -> Failure:
-        stop = self._node.stop
-        return Failure(
-            node=self._node.config.node_rank,
-            rank=None,
-            status=-stop.requested,
-            stopped_by=stop.requested,
-            stop_reason=stop.reason,
-            unstarted=True,
-        )
 
     def _was_stopped(self, rank: int) -> bool:
         """Return whether a requested stop made this rank exit with 0 before its training was complete."""

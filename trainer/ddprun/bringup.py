@@ -44,7 +44,11 @@ def bring_up(
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
     node_dir = folder.path
-    silence_torch()
+    # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
+    if module := sys.modules.get("torch"):  # already imported for the ranks: a change of the variable has no effect
+        set_cpp_log_level("FATAL", str(module.__file__))
+    else:
+        os.environ[CPP_LOG_LEVEL] = "FATAL"
 
     preflight.check_limits(config, report)
 
@@ -149,11 +153,3 @@ def route_signals(
         stop.forward(number)
 
     signals.on_stop, signals.on_forward = on_stop, on_forward
-
-
-def silence_torch() -> None:
-    """Turn off torch's C++ log in this process, because ddprun itself reports problems with a store."""
-    if module := sys.modules.get("torch"):  # already imported for the ranks: a change of the variable has no effect
-        set_cpp_log_level("FATAL", str(module.__file__))
-    else:
-        os.environ[CPP_LOG_LEVEL] = "FATAL"

@@ -153,7 +153,6 @@ def _modified_at(path: Path) -> float | None:
 
 
 def _state(pid: int) -> dict[str, Any]:
-    """Return what /proc reports about a process (proc(5)), or an empty dict if the process has ended."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
