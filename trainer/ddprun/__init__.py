@@ -1,1 +1,1 @@
-"""The node agent: it starts the ranks of one node, supervises them, and leaves no process behind."""
+"""The node agent: it starts and supervises the ranks of one node. When it ends, none of their processes is left."""

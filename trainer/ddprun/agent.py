@@ -1,8 +1,9 @@
-"""The node agent: torch elastic's loop with ddprun's own ranks, rendezvous and restart policy.
+"""The node agent: torch elastic's agent loop with ddprun's own ranks, rendezvous and restart policy.
 
-elastic calls ``_rendezvous`` and ``_start_workers``. Then it calls ``_monitor_workers`` until this returns success or
-failure, and ``_stop_workers``. It repeats all of this while restarts are left. ``_monitor_workers`` waits for the
-decision that node 0 makes for all nodes; the decision includes whether the ranks are restarted.
+In each attempt, torch elastic calls ``_rendezvous`` and ``_start_workers``. Then it calls ``_monitor_workers`` until
+that method returns success or failure. After a failure it calls ``_stop_workers``, and starts another attempt if
+restarts are left. ``_monitor_workers`` waits for node 0's decision, which ends the attempt on all nodes. The decision
+also says whether the ranks are restarted.
 """
 
 import shutil
@@ -47,10 +48,10 @@ from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import HEARTBEAT, Outcome, RankProcess
 
-MONITOR_S = 0.25  # between two reads of the heartbeats while ranks train
-RECOVERY_MONITOR_S = 0.02  # the same after a restart, until the first step
-ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not be 0
-PEER_GRACE_S = 5.0  # short, because the peers of a failed rank wait in a collective that never ends
+MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
+RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
+ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it must not be 0
+PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 20.0
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
@@ -59,11 +60,11 @@ EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """The objects that the agent of a node works with."""
+    """The settings and objects that a ``NodeAgent`` uses."""
 
     config: NodeConfig
     node_dir: Path
-    environ: Mapping[str, str]  # ddprun's own environment, from which the ranks' is made
+    environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
     resources: ResourceAllocation
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
@@ -78,7 +79,7 @@ class NodeContext:
 
 
 class NodeAgent(SimpleElasticAgent):
-    """Runs the ranks of one node, attempt after attempt, until all nodes have the same final outcome."""
+    """Runs the ranks of one node, and restarts them until node 0 decides that the run ends."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus: Consensus,
         start_consensus: Callable[..., Consensus],
     ) -> None:
-        """``start_consensus`` creates a new Consensus for the store of a new node 0."""
+        """If node 0 is replaced, ``start_consensus`` is called with the store of the new node 0."""
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -104,7 +105,7 @@ class NodeAgent(SimpleElasticAgent):
         self._start_consensus = start_consensus
         self._first_rank = 0
         self._num_succeeded = 0
-        self._log_at = 0.0  # when to log next that this node's ranks are done
+        self._log_at = 0.0  # when to log next that this node's ranks have ended
         self._is_restart = False
         self._processes: tuple[RankProcess, ...] = ()
         self._recovery = Recovery(node.series, node.journal, node.previous_step)
@@ -127,8 +128,8 @@ class NodeAgent(SimpleElasticAgent):
         node.workers.on_supervisor_lost = self._report_lost_supervisor
 
     def _report_lost_supervisor(self) -> None:
-        if not self._node.stop.requested:  # else it ends with the ranks
-            self._node.journal.log("the supervisor of the ranks was killed, and the ranks with it")
+        if not self._node.stop.requested:  # during a stop, the supervisor ends with the ranks
+            self._node.journal.log("the supervisor of the ranks was killed, so the ranks were killed too")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
@@ -147,7 +148,7 @@ class NodeAgent(SimpleElasticAgent):
                 break
             except RuntimeError:  # torch's DistError: a store, or a key in it, did not appear in time
                 if not self._node.config.is_replaced:
-                    message = "a node was lost while the ranks were being numbered"
+                    message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
         self._node.journal.update(attempt=self._rendezvous_handler.attempt)
@@ -174,8 +175,7 @@ class NodeAgent(SimpleElasticAgent):
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         with node.stop.starting:
-            if node.stop.requested:
-                self.consensus.post_failure(self._unstarted())
+            if self._gives_up_start():
                 return {}
             for worker in worker_group.workers:
                 if worker.world_size == 1:
@@ -184,7 +184,7 @@ class NodeAgent(SimpleElasticAgent):
                 try:
                     processes.append(self._start_rank(worker_group, worker, lost))
                 except SupervisorLostError as error:
-                    if node.workers.alive:  # the ends of these ranks were not reported
+                    if node.workers.alive:  # the supervisor did not report how these ranks ended
                         raise node_error(Exit.KILLED, "killed", str(error)) from None
                     return {}  # the exits of the ranks have been posted
         self._processes = tuple(processes)
@@ -207,7 +207,6 @@ class NodeAgent(SimpleElasticAgent):
         return {process.local_rank: process.pid for process in processes}
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
-        """Start a rank. ``lost``: the time lost since ranks last trained. Raises NodeError and SupervisorLostError."""
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
         log = node.node_dir / run_files.rank_log(rank)
@@ -229,29 +228,21 @@ class NodeAgent(SimpleElasticAgent):
             cores = node.resources.cores(local_rank)
             pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
         finally:
-            streams.close()  # only the rank and its children keep them open, so they end with these processes
+            streams.close()  # so that the streams end when the rank and its children end
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
-        """Return whether a stop was requested. If so, no ranks are started, and this is posted for all nodes."""
+        """Return whether a stop was requested. If it was, tell all nodes that this node starts no ranks."""
         if number := self._node.stop.requested:
-            self.consensus.post_failure(self._unstarted())
+            node, reason = self._node.config.node_rank, self._node.stop.reason
+            self.consensus.post_failure(
+                Failure(node=node, rank=None, status=-number, stopped_by=number, stop_reason=reason, unstarted=True)
+            )
         return bool(number)
 
-    def _unstarted(self) -> Failure:
-        stop = self._node.stop
-        return Failure(
-            node=self._node.config.node_rank,
-            rank=None,
-            status=-stop.requested,
-            stopped_by=stop.requested,
-            stop_reason=stop.reason,
-            unstarted=True,
-        )
-
     def _was_stopped(self, rank: int) -> bool:
-        """Return whether a rank that exited with 0 did so because of a stop, before its training was complete."""
+        """Return whether a requested stop made this rank exit with 0 before its training was complete."""
         requested = self._node.stop.requested
         if requested == signal.SIGINT:
             return True
@@ -290,7 +281,7 @@ class NodeAgent(SimpleElasticAgent):
         start, in_order = logs.starts[rank], logs.in_order
         error = last_error(self._node.node_dir, rank, status, start=start, in_order=in_order) if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
-            error += f" (this rank has no stdin: give it this terminal's with ddprun --debug-rank {rank})"
+            error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,
@@ -314,7 +305,9 @@ class NodeAgent(SimpleElasticAgent):
         if decision is None:
             if self._num_succeeded == self._node.config.local_world_size and time.monotonic() > self._log_at:
                 self._log_at += PROGRESS_INTERVAL_S
-                self._node.journal.log("the ranks of this node are done; waiting for those of the others")
+                self._node.journal.log(
+                    "all ranks of this node have exited with 0; waiting for the ranks of other nodes"
+                )
             self._report_no_group()
             self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
@@ -340,10 +333,9 @@ class NodeAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _no_group(self) -> bool:
-        """Return whether node 0 knows that no rank of the run has created a process group or met another rank.
+        """Return whether this node knows that no rank of the run has a process group. Only node 0 can know it.
 
-        Ranks on node 0 that create a process group record it in files. Ranks of other nodes would have met in the
-        attempt's store.
+        A rank of node 0 records its process group in a file. A rank of another node first uses the attempt's store.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
@@ -360,7 +352,7 @@ class NodeAgent(SimpleElasticAgent):
         return f"{number} ranks ran and none called init_process_group: {what}"
 
     def _report_no_group(self) -> None:
-        """Log once, after NO_GROUP_S, that no rank has a process group: then several ranks are no faster than one."""
+        """If no rank has a process group after NO_GROUP_S, log once that the ranks train separately."""
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group, number = True, self._world_size
             if self._no_group():
@@ -382,7 +374,10 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End this node's ranks. They get time to save unless a rank hung, a node was lost or they are restarted."""
+        """End this node's ranks.
+
+        They are killed at once if a rank hung, a node was lost, or a failure is followed by a restart.
+        """
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
@@ -405,13 +400,13 @@ class NodeAgent(SimpleElasticAgent):
         self._node.workers.clear()
 
     def _exit_barrier(self) -> None:
-        """Do not wait: the nodes have already agreed that all succeeded."""
+        """Do nothing, because the nodes have already agreed that all ranks succeeded."""
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        """Return an event without the host's full name, which elastic looks up in DNS each time: this can hang."""
+        """Return an event without the host's name. torch elastic would look the name up in DNS, which can hang."""
         return Event(f"ddprun.{state}", source)
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
-        """Record nothing: nobody reads elastic's durations."""
+        """Do nothing, because nobody reads the durations that torch elastic records."""
         yield

@@ -1,6 +1,7 @@
-"""Bring up a node: create its parts, run the ranks to their end, and return the outcome.
+"""Connect a node to the other nodes, run its ranks until they end, and return the outcome.
 
-main.py imports this module after the fork, so this module and its imports may use prometheus_client, torch and threads.
+main.py imports this module after it has forked the supervisor. Therefore this module and its imports may use
+prometheus_client, torch and threads.
 """
 
 import os
@@ -40,10 +41,14 @@ def bring_up(
     report: PreflightReport,
     downtime: Downtime,
 ) -> Outcome:
-    """Meet the other nodes, run the ranks to their end, and return the outcome. Raises NodeError."""
-    environ = dict(os.environ)  # the base of the ranks' environment: a copy, because ddprun changes its own below
+    """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
+    environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
     node_dir = folder.path
-    silence_torch()
+    # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
+    if module := sys.modules.get("torch"):  # already imported for the ranks: a change of the variable has no effect
+        set_cpp_log_level("FATAL", str(module.__file__))
+    else:
+        os.environ[CPP_LOG_LEVEL] = "FATAL"
 
     preflight.check_limits(config, report)
 
@@ -130,7 +135,7 @@ def bring_up(
 def route_signals(
     config: NodeConfig, signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal
 ) -> None:
-    """Forward signals to the ranks from now on."""
+    """From now on, forward the signals that ddprun receives to its ranks."""
 
     def record(number: int) -> None:
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
@@ -148,11 +153,3 @@ def route_signals(
         stop.forward(number)
 
     signals.on_stop, signals.on_forward = on_stop, on_forward
-
-
-def silence_torch() -> None:
-    """Turn off torch's C++ log in this process: ddprun itself reports that it waits for a store or has lost it."""
-    if module := sys.modules.get("torch"):  # already imported for the ranks, with the old value
-        set_cpp_log_level("FATAL", str(module.__file__))
-    else:
-        os.environ[CPP_LOG_LEVEL] = "FATAL"

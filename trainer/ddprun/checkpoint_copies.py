@@ -1,12 +1,13 @@
 """Copies of node 0's checkpoint folder on other nodes, for a run whose nodes do not share that folder.
 
-When a rank of node 0 has reported a checkpoint (the event ``checkpoint_saved``), node 0 lists the folder's files in a
-manifest. It announces the manifest in the run's store, where values are signed: its size and SHA-256, a port and a
-nonce. Other nodes fetch the files that they lack from node 0 by their SHA-256; a request needs an HMAC of the nonce and
-the SHA-256 with the run's secret. A file is received as ``.NAME.part``, and so is the manifest. When all are verified,
-the manifest is renamed first, then each file (after a kill, ``finish_copy`` renames the rest). So a manifest describes
-a complete checkpoint. Files that only the previous manifest has are deleted. A copy that fails does not end the
-training. Nothing is encrypted.
+When a rank of node 0 has saved a checkpoint (the event ``checkpoint_saved``), node 0 lists the folder's files in a
+manifest. Node 0 writes the manifest's size and SHA-256, a port and a nonce into the run's store, where values are
+signed. The other nodes request the manifest and the files that they lack by their SHA-256 from this port. Each request
+contains an HMAC of the nonce and the SHA-256; its key is the run's secret. The content is not encrypted.
+
+A node saves the manifest and each file as ``.NAME.part``. When all of them are verified, the node renames the manifest
+and then the files. If it is killed before the last file is renamed, ``finish_copy`` renames the others when ddprun
+starts again. Files that are only in the previous manifest are deleted. A failed copy does not end the training.
 """
 
 import contextlib
@@ -34,10 +35,11 @@ from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
 from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, read_end, read_regular, sync_folder, write_atomic
 
-BYTES_PER_S = 50e6  # of all copies together, while ranks train
-LAST_COPY_S, STOPPED_COPY_S = 60.0, 4.0  # wait for the last copy; after a stop or failure, less than ddpctl stop waits
+BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
+LAST_COPY_S = 60.0  # how long to wait for the copy of the last checkpoint
+STOPPED_COPY_S = 4.0  # the same after a stop or failure: less than ddpctl stop waits
 POLL_S, LAST_POLL_S, RETRY_S = 1.0, 0.05, 5.0
-SILENT_S = 2.0  # a longer wait is announced
+SILENT_S = 2.0  # a longer wait is logged
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"
@@ -54,14 +56,14 @@ class File(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The files of a checkpoint folder, the oldest first, and the step of its newest checkpoint, if known."""
+    """The files of a checkpoint folder, sorted from old to new, and the step of the newest checkpoint if known."""
 
     step: int | None = None
     files: tuple[File, ...] = ()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest in a file, or an empty one if there is none in which each path is below the folder."""
+    """Return a file's manifest, which is empty if the file is missing or invalid or has a path outside the folder."""
     try:
         values = json.loads(read_regular(path))
         files = tuple(File(str(name), int(size), int(at), str(sha)) for name, size, at, sha in values["files"])
@@ -73,9 +75,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
-    """Return the manifest of a folder's files, without hidden ones; ``known`` has the hashes of unchanged files.
+    """Return the manifest of the files in a folder, except hidden files. Raises OSError if a file cannot be read.
 
-    Raises OSError if a file cannot be read: if the manifest left it out, its copies would be deleted.
+    The hash of a file that has not changed since the manifest ``known`` is taken from there.
     """
     hashes = {file[:3]: file.sha256 for file in known.files}
     found = []
@@ -93,7 +95,7 @@ def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Raise the error unless it means that there is no regular file, or none any more."""
+    """Raise the error, except if it means that the path does not exist or is not a regular file."""
     if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.ENXIO):
         raise error
 
@@ -103,12 +105,12 @@ def _sha256(data: Any) -> str:
 
 
 def part_path(folder: Path, path: str) -> Path:
-    """Return the path that a file has until its checkpoint is complete."""
+    """Return the path of a file until all files of its checkpoint are complete."""
     return (folder / path).with_name(f".{Path(path).name.lstrip('.')}.part")
 
 
 def finish_copy(folder: Path) -> None:
-    """Complete a copy that has its manifest, and remove what is left of one that has none. Raises OSError."""
+    """Rename the files of a copy whose manifest is in place; delete the files of an incomplete copy. Raises OSError."""
     for file in read_manifest(folder / COPY).files:
         with contextlib.suppress(FileNotFoundError), open_regular(part := part_path(folder, file.path)) as data:
             if _sha256(data) == file.sha256:
@@ -118,33 +120,35 @@ def finish_copy(folder: Path) -> None:
 
 
 class CheckpointCopies:
-    """One node's side of the copies, in threads that end with the store: node 0 announces and sends, others fetch."""
+    """Threads that copy checkpoints: node 0 sends them, and the other nodes fetch them, until the store ends."""
 
     def __init__(
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
         node_dir: Path,
     ) -> None:  # fmt: skip
-        """``address``: node 0's. ``members`` returns the nodes of the attempt, the first of which keep copies.
+        """Start to copy from node 0 at ``address``. Raises OSError and RuntimeError.
 
-        Raises OSError and RuntimeError.
+        ``members`` returns the nodes of the current attempt. The other nodes with the lowest numbers keep copies.
         """
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
         self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
         self._store, self._journal, self._said = store.clone(), journal, ""
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
-        self._number = 0  # of the last announcement that this node has made, or of which it has a copy
+        self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
         self._manifest = read_manifest(self._folder / COPY)
         self._nonce, self._saved, self._content = secrets.token_hex(32), cast(Event | None, None), dict[str, Path]()
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
         if self._node:
-            self._store.set(f"{DONE}{self._node}", "0")  # another host may have been this node, and have had a copy
+            self._store.set(
+                f"{DONE}{self._node}", "0"
+            )  # on another host, a previous node with this number may have had a copy
         else:
             self._port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
         self._thread.start()
 
     def finish(self, *, succeeded: bool) -> None:
-        """Once the ranks have ended, wait a limited time for the copy of the last checkpoint."""
+        """Wait a limited time until the last checkpoint is copied. Call this after the ranks have ended."""
         self._ranks_ended.set()
         limit_s = LAST_COPY_S if succeeded else STOPPED_COPY_S
         self._thread.join(SILENT_S)
@@ -152,7 +156,7 @@ class CheckpointCopies:
             self._journal.log(f"waiting for the copy of the last checkpoint, for at most {limit_s:g} s")
             self._thread.join(limit_s - SILENT_S)
         if self._thread.is_alive() and not self._node:
-            self._failed(OSError(f"the last one took longer than {limit_s:g} s"))
+            self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
 
     def _run(self) -> None:
         with contextlib.suppress(RuntimeError):
@@ -184,12 +188,15 @@ class CheckpointCopies:
             self._journal.emit("checkpoint_failed", message=f"it was not copied: {why}")
 
     def proof(self, nonce: str, sha256: str) -> str:
-        """Return the proof that whoever requests this content has the run's secret."""
+        """Return the HMAC with which a node proves that it has the run's secret when it requests a file."""
         text = "\0".join(("checkpoint copy", self._run_id, nonce, sha256))
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
     def _announce(self, *, is_last: bool) -> None:
-        """On node 0, announce the folder's state after a save, or if a file is gone that a node may still fetch."""
+        """On node 0, write a new manifest into the store after a checkpoint was saved.
+
+        Do so as well if a file of the manifest is missing and a node has not fetched all files.
+        """
         saved, known = self._last_saved(), self._manifest
         is_whole = all((self._folder / file.path).exists() for file in known.files)
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
@@ -197,7 +204,7 @@ class CheckpointCopies:
             manifest = scan(self._folder, saved.step if saved else known.step, known)
             if manifest.files and (manifest != known or not self._content):
                 self._manifest, self._number = manifest, self._number + 1
-                # ddpctl's shell reads the line of the step.
+                # The indentation puts the step on its own line, which ddpctl reads with a shell command.
                 text = f"{json.dumps(manifest._asdict(), indent=1)}\n".encode()
                 write_atomic(self._folder / COPY, text)
                 name = hashlib.sha256(text).hexdigest()
@@ -217,7 +224,6 @@ class CheckpointCopies:
         return next((one for one in reversed(read_events(*texts)) if one.event == "checkpoint_saved"), None)
 
     def _send(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request to node 0."""
         sha256, proof = request.path[1:], request.headers.get(PROOF, "")
         if sha256 not in self._content or not hmac.compare_digest(proof, self.proof(self._nonce, sha256)):
             request.send_error(HTTPStatus.NOT_FOUND)
@@ -226,15 +232,12 @@ class CheckpointCopies:
             request.send_response(HTTPStatus.OK)
             request.end_headers()
             while chunk := data.read(CHUNK_BYTES):
-                with self._pacing:  # of all requests
+                with self._pacing:  # limits the rate of all requests together
                     self._ranks_ended.wait(len(chunk) / BYTES_PER_S)
                 request.wfile.write(chunk)
 
     def _copy(self) -> None:
-        """On another node, fetch what was announced, if it is new and this node keeps a copy.
-
-        If this fails, the previous copy stays.
-        """
+        """On other nodes, fetch a new checkpoint if this node keeps copies. If this fails, the previous copy stays."""
         if self._node not in self._holders() or not self._store.check([ANNOUNCED]):
             return
         place = stores.decode(ANNOUNCED, self._store.get(ANNOUNCED), dict)
@@ -252,7 +255,7 @@ class CheckpointCopies:
         (folder / COPY_PART).replace(folder / COPY)
         sync_folder(folder)
         for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
-            (folder / path).unlink(missing_ok=True)  # first, because a folder may have become a file
+            (folder / path).unlink(missing_ok=True)  # before the renames, because a folder may have become a file
             for parent in Path(path).parents[:-1]:
                 with contextlib.suppress(OSError):
                     (folder / parent).rmdir()
@@ -264,7 +267,7 @@ class CheckpointCopies:
         self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)
 
     def _fetch(self, file: File, port: int, nonce: str) -> None:
-        """Write a file's part, synced and verified."""
+        """Fetch a file from node 0, save it as ``.NAME.part``, and compare its SHA-256."""
         part, digest = part_path(self._folder, file.path), hashlib.sha256()
         with contextlib.closing(HTTPConnection(self._address, port, timeout=TIMEOUT_S)) as connection:
             connection.request("GET", f"/{file.sha256}", headers={PROOF: self.proof(nonce, file.sha256)})
@@ -273,19 +276,22 @@ class CheckpointCopies:
                 raise OSError(f"node 0 answers {answer.status} for {file.path}")
             part.parent.mkdir(parents=True, exist_ok=True)
             part.unlink(missing_ok=True)
-            with part.open("xb") as data:  # O_EXCL: it follows no link
+            with part.open("xb") as data:  # O_EXCL does not follow links
                 while chunk := answer.read(min(CHUNK_BYTES, file.size - data.tell())):
                     data.write(chunk)
                     digest.update(chunk)
                 data.flush()
                 os.fsync(data.fileno())
         if digest.hexdigest() != file.sha256:
-            raise OSError(f"what came of {file.path} is not what node 0 announced")
+            raise OSError(f"the content of {file.path} has another SHA-256 than node 0 announced")
         os.utime(part, ns=(file.modified_ns, file.modified_ns))
 
 
 def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
-    """Complete an interrupted copy, and start CheckpointCopies if the run has copies. Raises NodeError."""
+    """Complete an interrupted copy. If the run copies checkpoints, start CheckpointCopies with ``more`` arguments.
+
+    Raises NodeError.
+    """
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
     if is_copied and not (config.checkpoint_dir and config.secret):
         raise config_error(f"--checkpoint-copies needs {names.CHECKPOINT_DIR} and {names.SECRET_FILE}")
@@ -295,7 +301,7 @@ def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
         finish_copy(folder)
         if is_copied:
             return CheckpointCopies(config, *more)
-        (folder / COPY).unlink(missing_ok=True)  # it does not describe what node 0 saves from now on
+        (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None

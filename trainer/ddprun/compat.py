@@ -1,6 +1,6 @@
-"""Every private interface of CPython, torch and prometheus_client that ddprun uses, each with a check and a fallback.
+"""The private interfaces of CPython, torch and prometheus_client that ddprun uses. Each has a check and a fallback.
 
-No library is imported before it is used, because a process that is forked should have imported as little as possible.
+This module imports a library only when a function needs it, because a process that forks should import little.
 """
 
 import atexit
@@ -25,10 +25,7 @@ WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_
 
 
 def missing_for_fork() -> str:
-    """Return what this Python lacks to make a forked rank behave like one started by exec, or an empty string.
-
-    If something is missing, ranks are executed instead of forked.
-    """
+    """Return the missing functions of this Python without which a forked rank differs from an executed one, or ""."""
     return ", ".join(f"{module.__name__}.{name}" for module, name in FORK_NAMES if not hasattr(module, name))
 
 
@@ -38,20 +35,20 @@ def run_module_as_main(name: str, *, alter_argv: bool = True) -> None:
 
 
 def finalizers() -> Sequence[Callable[[], object]]:
-    """Return the functions that Py_FinalizeEx calls first: one joins the threads, one calls the exit functions."""
+    """Return the functions that CPython calls when it ends: one joins threads, the other calls atexit functions."""
     return threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo, which otherwise takes each rank a second. The fallback is to let each rank import it."""
-    with contextlib.suppress(Exception):  # a rank that needs it reports the error
+    """Import torch._dynamo before the fork, which saves a second in each rank. If this fails, do nothing."""
+    with contextlib.suppress(Exception):  # the rank that imports it reports the error
         import torch._dynamo  # noqa: F401
 
 
 def before_process_group(call: Callable[[], None]) -> bool:
-    """Call ``call`` before this process creates its first process group of any kind.
+    """Arrange that ``call`` is called before this process creates its first process group.
 
-    Return False, without calling ``call``, if this torch has no function to wrap.
+    Return False if this version of torch lacks the function that has to be wrapped.
     """
     from torch.distributed import distributed_c10d
 
@@ -69,9 +66,9 @@ def before_process_group(call: Callable[[], None]) -> bool:
 
 
 def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
-    """Call ``check`` with the URL, rank and world size before this process meets others in init_process_group.
+    """Arrange that init_process_group calls ``check`` with the URL, rank and world size before the rendezvous.
 
-    If this torch has no function to wrap, ``check`` is never called.
+    Do nothing if this version of torch lacks the function that has to be wrapped.
     """
     from torch.distributed import distributed_c10d
 
@@ -87,7 +84,7 @@ def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
 
 
 def flight_recorder() -> bytes:
-    """Return torch's record of this process's collectives, as JSON keyed by backend, or an empty object."""
+    """Return this process's records of collectives from torch's flight recorders, as a JSON object keyed by backend."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found = []
     for backend, name, args in (
@@ -100,14 +97,14 @@ def flight_recorder() -> bytes:
 
 
 def has_profiler() -> bool:
-    """Return whether a torch profiler is prepared or runs in this process."""
+    """Return whether a torch profiler is ready to start, or runs, in this process."""
     module: Any = sys.modules["torch.autograd.profiler"]
     found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
     return module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
 
 
 def before_profiler(call: Callable[[], None]) -> None:
-    """From now on, call ``call`` before a torch profiler is prepared or started in this process."""
+    """Arrange that ``call`` is called each time before a torch profiler is prepared or started in this process."""
     module: Any = sys.modules.get("torch.autograd.profiler")
 
     def call_first(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +118,7 @@ def before_profiler(call: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def profile_all_threads() -> Iterator[Any]:
-    """Run torch's profiler for all threads. It does not use GPUs that the process has not used before."""
+    """Run torch's profiler for all threads. Record GPUs only if this process already uses CUDA."""
     torch: Any = sys.modules["torch"]
     device = "cuda" if torch.cuda.is_initialized() else None
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -131,12 +128,14 @@ def profile_all_threads() -> Iterator[Any]:
     try:
         yield recording
     finally:
-        recording.use_device = None  # or it would wait for this thread's GPU, the first one, and use memory there
+        recording.use_device = (
+            None  # otherwise it would synchronize with GPU 0, this thread's default, and use memory there
+        )
         recording.__exit__(None, None, None)
 
 
 def store_keys(store: Any) -> list[str] | None:
-    """Return the keys in a store that this process serves, or None if this torch cannot list them."""
+    """Return the keys in a store that this process serves, or None if this version of torch cannot list keys."""
     try:
         return list(store.list_keys())
     except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
@@ -144,17 +143,16 @@ def store_keys(store: Any) -> list[str] | None:
 
 
 def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
-    """Return the sum of the metrics in prometheus_client's files, one per process. Raises its errors on torn files."""
+    """Return the sum of the metrics in prometheus_client's files. A damaged file raises prometheus_client's errors."""
     from prometheus_client.multiprocess import MultiProcessCollector
 
     return list(MultiProcessCollector.merge(files, accumulate=accumulate))  # type: ignore[no-untyped-call]
 
 
 def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
-    """Write metrics in prometheus_client's format into ``path``, an existing file with enough zero bytes.
+    """Write metrics in prometheus_client's file format into ``path``, an existing file of zero bytes.
 
-    Return False if this version's format is not known. The files are then left unmerged, and each scrape reads them one
-    by one.
+    Return False, without writing, if the installed version may have another format.
     """
     from prometheus_client import mmap_dict
 
@@ -173,5 +171,5 @@ def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
 
 
 def file_base() -> type:
-    """Return the base class of all files. A check against ``io.IOBase`` may run code of the checked object."""
+    """Return the C base class of all file objects. A check against ``io.IOBase`` may run Python code of the object."""
     return getattr(getattr(io, "_io", None), "_IOBase", io.IOBase)

@@ -1,15 +1,15 @@
-"""How the nodes agree on the end of an attempt: each node posts how its ranks end, and node 0 decides for all nodes.
+"""The consensus of the nodes on how an attempt ends: nodes report how their ranks end, and node 0 decides for all.
 
-The agreement uses the control store, with its own threads and connections. It waits for keys, so that a decision
-reaches all nodes within milliseconds. ``restart_policy`` determines which failure counts and whether there is another
-attempt; the agent acts on the decision.
+The nodes exchange reports and decisions in the control store, from threads and connections of their own. They wait for
+keys, so that a decision reaches all nodes within milliseconds. ``restart_policy`` determines which failure counts and
+whether the ranks are restarted. The agent carries out the decision.
 
-Keys of attempt N: ``N/news`` counts and thereby orders the posts. ``N/news/I`` is one post: a failure, or a rank that
-exited with 0. ``N/verdict`` is the decision, and ``N/gone`` counts the nodes that have acted on it. ``beat/NODE`` is a
-node's heartbeat: it has the status of the node's ranks, and changes for as long as the node's ddprun lives.
+Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, or a rank that exited with
+0. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
+``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
 
 If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` has all failed attempts.
-Each node keeps a copy of ``history``: after the loss of node 0, the others write it into the next node 0's store.
+Each node keeps a copy of ``history``. If node 0 is lost, the other nodes write it into the store of the next node 0.
 """
 
 import json
@@ -42,7 +42,7 @@ POLL_S = 0.05
 
 @dataclass(kw_only=True)
 class NodeLiveness:
-    """The last heartbeat of a node, and for how long it has not changed."""
+    """The last heartbeat of a node, and the time for which the heartbeat has not changed."""
 
     value: bytes = b""
     silent_s: float = 0.0
@@ -64,11 +64,11 @@ def _read_post(value: Any) -> Failure | tuple[int, int | None]:
 
 
 class LivenessTracker:
-    """Node 0's view of the nodes: which of them are alive, and the status of their ranks.
+    """Tracks on node 0 which nodes are alive, and the status of their ranks.
 
-    A node whose heartbeat does not change for too long is lost: its claim is deleted, so that a new ddprun can join in
-    its place. Time in which node 0 itself could not run is no silence of the others: from one update to the next, at
-    most twice the update interval is counted.
+    A node is lost if its heartbeat has not changed for NODE_LOST_S. Then its claim is deleted, so that a new ddprun can
+    take its number. Between two updates, at most twice the update interval counts as silence, because node 0 itself
+    may have been paused.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:
@@ -81,29 +81,29 @@ class LivenessTracker:
         self.step: int | None = None  # the highest step in the attempt
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt. All its members have just responded, so none of them counts as silent."""
+        """Start an attempt. Its nodes have just responded, so set their silence to 0."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
         for node in members:
             self._nodes[node].silent_s = 0.0
 
     def mark_failure(self) -> None:
-        """Record that a failure occurred: a node whose heartbeat changes from now on was alive after the failure."""
+        """Record how many heartbeats each node had sent when a rank or node failed."""
         for liveness in self._nodes.values():
             liveness.changes_at_failure = liveness.num_changes
 
     def all_alive_since_failure(self) -> bool:
-        """Return whether every other member has sent two heartbeats since the failure; the first may predate it."""
+        """Return whether every other node has sent two heartbeats since the failure; one may have been under way."""
         others = (self._nodes[node] for node in self._members if node)
         return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
 
     @property
     def silent_s(self) -> dict[int, float]:
-        """The seconds for which each other member has been silent, keyed by node."""
+        """The seconds since each other node of the attempt last sent a heartbeat, keyed by node."""
         return {node: self._nodes[node].silent_s for node in self._members if node}
 
     def update(self, now_s: float) -> None:
-        """Read the heartbeats of all nodes. Called every HEARTBEAT_INTERVAL_S."""
+        """Read the heartbeats of all nodes. Call this every HEARTBEAT_INTERVAL_S."""
         passed_s = min(now_s - self._updated_at, 2 * HEARTBEAT_INTERVAL_S)
         self._updated_at = now_s
         statuses: list[RankStatus] = []
@@ -126,7 +126,7 @@ class LivenessTracker:
 
 
 class Consensus:
-    """One node's part in the agreement: it posts failures and waits for the decision, which is made on node 0."""
+    """Reports how the ranks of this node end, and waits for node 0's decision. On node 0, it also decides."""
 
     def __init__(
         self,
@@ -144,11 +144,13 @@ class Consensus:
     ) -> None:
         """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
 
-        ``is_replaced``: whether a new node replaces a node that ends. ``history``: the attempts that failed while an
-        earlier node 0 served the store.
+        ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
         """
         try:
-            self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
+            self._store, self._wait_store = (
+                store.clone(),
+                store.clone(),
+            )  # a connection that waits for a key cannot be used for other calls
         except RuntimeError:
             raise store_lost_error() from None
         self._node = node
@@ -165,14 +167,14 @@ class Consensus:
         self._decided = threading.Event()
         self._num_loops = 0
         self._heartbeat_due = 0.0
-        self.node_0_lost = False  # if so, the store is lost too
-        self._leaves = False  # whether this node was stopped and another is started in its place
+        self.node_0_lost = False  # then its store is lost, too
+        self._leaves = False  # whether this node was stopped and a new node replaces it
         self.history = [*history]  # all failed attempts; nodes other than node 0 keep them only if nodes are replaced
         self._step: int | None = None  # the highest step of this node's ranks in the attempt
         self._deciding = threading.Lock()
         self._attempt = 0
         self._members: tuple[int, ...] = ()
-        self.decision: Decision | None = None  # what all nodes agreed on; None: the attempt is still running
+        self.decision: Decision | None = None  # None while the attempt runs
         self._failures: list[Failure] = []
         self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
@@ -184,7 +186,7 @@ class Consensus:
 
     @classmethod
     def started(cls, store: Store, **rest: Any) -> "Consensus":
-        """Return a Consensus that sends heartbeats until the process ends or node 0 is lost. Raises NodeError."""
+        """Return a Consensus whose threads run until the process ends or node 0 is lost. Raises NodeError."""
         consensus = cls(store, **rest)
         threading.Thread(target=consensus._run, name="consensus", daemon=True).start()
         if not consensus._is_leader:
@@ -213,15 +215,15 @@ class Consensus:
         return self.decision
 
     def post_failure(self, failure: Failure) -> None:
-        """Post a failure of this node. Call this at once, because the order of the failures matters."""
+        """Report a failure on this node to node 0. Call this at once, because the order of failures matters."""
         self._try_store(lambda: self._post({"failure": asdict(failure)}))
 
     def post_success(self, rank: int, *, is_last: bool) -> None:
-        """Post that a rank exited with 0. ``is_last``: whether it is the last rank of this node to do so."""
+        """Report that a rank exited with 0. ``is_last``: whether all ranks of this node now have."""
         self._try_store(lambda: self._post({"exited": rank, "done": self._node if is_last else None}))
 
     def post_leaving(self) -> None:
-        """Post, before the ranks end, that this node was stopped. If node 0 does not answer, return after a moment."""
+        """Report, before the ranks end, that this node was stopped. Wait at most LEAVE_TIMEOUT_S for node 0."""
         self._leaves = True
         key = f"{self._attempt}/leaving/{self._node}"
         posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
@@ -229,11 +231,11 @@ class Consensus:
         posting.join(LEAVE_TIMEOUT_S)
 
     def post_gone(self) -> None:
-        """Post that this node's ranks have ended, after the decision was made."""
+        """Report that this node's ranks have ended. Call this after the decision."""
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
-        """On node 0, wait at most ``timeout_s`` until no other living node needs the stores any more."""
+        """On node 0, wait at most ``timeout_s`` until the ranks of all nodes that are alive have ended."""
         deadline = time.monotonic() + timeout_s
         lost_after_s = restart_policy.NODE_LOST_AFTER_FAILURE_S
         while self._is_leader and time.monotonic() < deadline:
@@ -249,7 +251,7 @@ class Consensus:
         self._store.set(f"{self._attempt}/news/{number}", json.dumps(post))
 
     def _try_store(self, act: Callable[[], object]) -> None:
-        """Call ``act``, which uses the store; do nothing once node 0, which serves it, is lost."""
+        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because it serves the store."""
         if self.node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
             return
         try:
@@ -274,9 +276,9 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect that node 0 disappeared without closing its connections (power cut, cable): then every call blocks.
+        """Detect that calls of the store block, because node 0 ended without closing its connections (power failure).
 
-        This loop counts its own iterations, not seconds: time in which this process could not run does not count.
+        Count the iterations of this loop instead of seconds, because this process may have been paused.
         """
         last, num_stalled = -1, 0
         while not self.node_0_lost:
@@ -305,7 +307,7 @@ class Consensus:
                 self._mark_node_0_lost()
                 return
             except DistStoreError:
-                pass  # no new post, but a time limit may still lead to a decision
+                pass  # no new report, but a time limit may have passed
             if attempt == self._attempt:
                 self._try_store(self._decide if self._is_leader else self._receive_decision)
 
@@ -361,7 +363,7 @@ class Consensus:
             if self._is_replaced:
                 self._store.set("history", self._encoded_history())
             for node in leaving if decision.restart else ():
-                if node:  # so that its successor does not have to wait until the node is silent
+                if node:  # so that a new node need not wait until this one counts as lost
                     self._store.delete_key(f"claim/{node}")
             if self._requeues and not decision.restart:
                 decision = Decision(outcome=self._requeues.limit(decision.outcome))

@@ -1,7 +1,7 @@
-"""ddprun's stdout and stderr: one thread writes what the ranks and ddprun itself print.
+"""ddprun's stdout and stderr: one thread writes the output of the ranks and of ddprun itself.
 
-The reader may be slow, or stop reading (a paused terminal), so text waits in a bounded queue. When the queue is full,
-text is dropped and counted, so that the training is not blocked.
+The program or terminal that reads the output may be slow or paused. Therefore text waits in a bounded queue. While the
+queue is full, new text is dropped and counted, so that the training is not blocked.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ NUM_LAST_LINES = 15
 
 
 class Console:
-    """ddprun's stdout and stderr; the method ``start`` starts the thread that writes to them."""
+    """Writes to ddprun's stdout and stderr, in a thread that the method ``start`` starts."""
 
     def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes) -> None:
         self._name = name
-        self._on_log = on_log  # gets ddprun's own lines
+        self._on_log = on_log  # called with each line from ddprun itself
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
@@ -34,33 +34,33 @@ class Console:
 
     @property
     def is_one_place(self) -> bool:
-        """Whether stdout and stderr lead to the same file, pipe or terminal."""
+        """Whether stdout and stderr are the same file, pipe or terminal."""
         return self._files[1] == self._files[2]
 
     def start(self) -> None:
-        """Start the thread that writes the queued texts. Call this after the fork: no thread may exist before it."""
+        """Start the thread that writes queued text. Call this after the fork, before which no thread may exist."""
         with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name="console", daemon=True)
                 self._thread.start()
 
     def log(self, text: str) -> None:
-        """Write a line from ddprun itself to stderr."""
+        """Queue a line from ddprun itself for stderr."""
         self._on_log(f"{text}\n".encode())
         self.put(2, f"[{self._name}] {text}\n".encode())
 
     def log_now(self, text: str) -> None:
-        """Write a line at once from this thread, if ``start`` was not called yet and the streams do not block."""
+        """Queue a line. Write it at once if ``start`` was not called yet and neither stream would block."""
         self.log(text)
         with contextlib.suppress(OSError, ValueError):  # a stream is closed
             while not self._thread and self._texts.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:
                 self._write()
 
     def put(self, descriptor: int, text: bytes, source: object = None) -> None:
-        """Queue ``text`` from ``source``: a stream of a rank, or None for ddprun itself, which writes complete lines.
+        """Queue ``text`` from ``source``, which is a stream of a rank, or None for ddprun itself.
 
-        If the queue is full, wait one second for the reader, but only once until the reader continues. If a line of
-        another source is unfinished, ``text`` begins on a new line.
+        If the queue is full, wait at most READER_TIMEOUT_S, then drop the text. After a drop, do not wait again until
+        text could be queued. If the last line of another source is incomplete, ``text`` begins on a new line.
         """
         try:
             self._texts.put((descriptor, text, source), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
@@ -70,17 +70,17 @@ class Console:
         if source is not None:
             self._last.extend(text.splitlines(keepends=True))
         if self._num_dropped:
-            note = f"[{self._name}] {self._num_dropped} lines were left out here; the ranks' logs have them\n"
+            note = f"[{self._name}] {self._num_dropped} lines were dropped here, but they are in the ranks' logs\n"
             with contextlib.suppress(queue.Full):
                 self._texts.put_nowait((2, note.encode(), None))
                 self._num_dropped = 0
 
     def recently_shown(self, line: str) -> bool:
-        """Return whether ``line`` is among the last lines of the ranks."""
+        """Return whether ``line`` is one of the last NUM_LAST_LINES lines that the ranks printed."""
         return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all is written, or nothing was accepted for ``timeout_s``; report how much was dropped."""
+        """Wait until all text is written, or none for ``timeout_s``. If text was dropped, print how much."""
         self.start()
         left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         while left and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ class Console:
                 left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         lost = self._num_dropped + left
         if lost and select.select([], [2], [], 0)[1]:
-            note = f"{lost} pieces of output were left out: nothing read them; the ranks' logs have them"
+            note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"
             with contextlib.suppress(OSError):
                 os.write(2, f"[{self._name}] {note}\n".encode())
 
@@ -103,7 +103,7 @@ class Console:
         if self._unfinished.get(file) not in (None, source):
             text = b"\n" + text
         self._unfinished[file] = None if text.endswith(b"\n") else source
-        with contextlib.suppress(OSError):  # the reader is gone: only the ranks' log files have the output
+        with contextlib.suppress(OSError):  # nobody reads the output any more; the ranks' logs have it
             while text:
                 try:
                     text = text[os.write(descriptor, text) :]

@@ -1,9 +1,8 @@
-"""Evidence for ``ddpctl explain`` of what this node's ranks are doing, collected on request and before a kill.
+"""Data for ``ddpctl explain`` about what this node's ranks do. It is collected on request, and after a hang.
 
-ddpctl writes a unique word into ``diagnosis.request``; ddprun queries its ranks and writes ``diagnosis.json``, which
-contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. A rank that hangs or
-is stopped may not answer, so every query has a timeout, and a missing answer is evidence too. The answers are JSON,
-which is read field by field, because ranks are not trusted.
+ddpctl writes a unique word into ``diagnosis.request``. Then ddprun queries its ranks and writes ``diagnosis.json``,
+which contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. Each query has
+a timeout, because a rank that hangs or is stopped may not answer. That there is no answer is reported as well.
 """
 
 import base64
@@ -29,26 +28,29 @@ from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_he
 NUM_SAMPLES = 5
 SAMPLE_INTERVAL_S = 0.3
 STACKS_TIMEOUT_S = 1.0
-SETTLED_S = 0.1  # the dump has no end mark: it is complete when it has not grown for this long
+SETTLED_S = 0.1  # a dump that has not grown for this long is complete: it has no end mark
 POLL_S = 0.01
 FLIGHT_TIMEOUT_S = 1.0
-TRACE_TIMEOUT_S = 30.0  # beyond the seconds that are recorded
+TRACE_TIMEOUT_S = 30.0  # in addition to the recorded seconds
 MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
 NO_SERVER = "it has no process group, or was not forked by ddprun (--exec)"
 MAX_STACKS_BYTES = 1 << 18
-MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the last ones of each rank; torch keeps 2000
+MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the newest of each rank; torch keeps 2000
 MAX_THREADS, MAX_FRAMES = 8, 24
 MAX_CHILDREN = 6
 MAX_REQUEST_CHARS = 64
 PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
 MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-TCP_STATES, TCP_RESENDS = ("01", "02"), "01:"  # of /proc/net/tcp: established and connecting; the timer
+TCP_STATES, TCP_RESENDS = (
+    ("01", "02"),
+    "01:",
+)  # in /proc/net/tcp: the states established and SYN_SENT; the retransmission timer
 Frame = tuple[str, int, str]  # file, line, function
 
 
 class Diagnosis:
-    """Collects evidence from the ranks of the current attempt."""
+    """Collects data about what the ranks of the current attempt do."""
 
     def __init__(self, node_dir: Path, node: int) -> None:
         self._node_dir, self._node = node_dir, node
@@ -64,11 +66,11 @@ class Diagnosis:
             (node_dir / DIAGNOSIS_REQUEST).write_text("")
 
     def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
-        """Collect evidence from these ranks from now on."""
+        """From now on, collect data from these ranks."""
         self._ranks, self._attempt = ranks, attempt
 
     def answer_request(self) -> None:
-        """Answer a request that ddpctl has written, in a thread, because the ranks may take seconds to answer."""
+        """If ddpctl has written a request, answer it in a thread, because the ranks may take seconds to answer."""
         if self._thread and self._thread.is_alive():
             return
         try:
@@ -83,14 +85,14 @@ class Diagnosis:
             self._thread.start()
 
     def keep(self) -> None:
-        """Save the evidence of the current attempt, before its ranks are killed because of a hang."""
+        """Save the data of the current attempt. Call this before its ranks are killed because of a hang."""
         self._write(run_files.diagnosis_file(self._attempt), num_samples=2)
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
         ranks = collect(self._ranks, self._node_dir, num_samples)
         found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
         data = json.dumps(found).encode()
-        for most in (20, 2, 0):  # with very many ranks, their present state matters more than their past
+        for most in (20, 2, 0):  # with very many ranks, keep their current state and drop older data
             if len(data) > MAX_DIAGNOSIS_BYTES:
                 for rank in ranks:
                     _shorten(rank, most)
@@ -99,7 +101,7 @@ class Diagnosis:
             write_atomic(self._node_dir / name, data)
 
     def _profile(self, seconds: float, request: str) -> None:
-        """Profile all ranks at the same time; the answer ends with ``request``, by which ddpctl recognises it."""
+        """Profile all ranks at the same time. ddpctl recognises the answer by ``request``, which is written last."""
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
 
             def record(rank: RankProcess) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Diagnosis:
 
 
 def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
-    """Return the evidence from these ranks, as JSON: the process states, stacks at several moments, and collectives."""
+    """Return the data of each rank as JSON: process states and stacks at several moments, and its last collectives."""
     found: list[dict[str, Any]] = []
     for rank in ranks:
         group_at = _modified_at(node_dir / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
@@ -124,7 +126,9 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
         stacks = read_stacks([rank.pid for rank in ranks])
         for one, state, stack in zip(found, states, stacks, strict=True):
             one["samples"].append(state | {"time": time.time(), "threads": stack})
-    for place in range(max(map(len, children), default=0)):  # a rank's children share its file: ask one at a time
+    for place in range(
+        max(map(len, children), default=0)
+    ):  # a rank and its children share one file: ask one child at a time
         asked = [(one, pids[place]) for one, pids in zip(found, children, strict=True) if place < len(pids)]
         states = [_state(pid) for _, pid in asked]
         for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
@@ -135,7 +139,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
-    """Keep the last sample of a rank, its last ``most`` collectives, as many children, and few threads and frames."""
+    """Keep a rank's last sample, at most ``most`` of its collectives and children, and some threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
     for one in (*rank["samples"], *rank["children"]):
@@ -149,35 +153,34 @@ def _modified_at(path: Path) -> float | None:
 
 
 def _state(pid: int) -> dict[str, Any]:
-    """Return what the kernel reports about a process (proc(5)), or an empty dict if it has ended."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
         fields = rest.split()
         found |= {"name": name.partition("(")[2], "state": fields[0], "ticks": int(fields[11]) + int(fields[12])}
         switches = re.search(r"(?m)^voluntary\w+:\s(\d+)", Path(f"/proc/{pid}/task/{pid}/status").read_text())
-        found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has begun to wait
+        found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has started to wait
         found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
     return found
 
 
 def read_links(process: Path) -> list[list[Any]]:
-    """Return a process's links to other machines: both addresses, the unacknowledged bytes, the number of resends."""
+    """Return a process's TCP peers on other machines: own and other address, unacknowledged bytes, retransmissions."""
     found: dict[tuple[str, str], list[int]] = {}
-    with contextlib.suppress(OSError, ValueError):  # it has ended, or this is not Linux
+    with contextlib.suppress(OSError, ValueError):  # the process has ended, or this is not Linux
         own = {str(link.readlink()) for link in (process / "fd").iterdir()}
         for line in "".join(table.read_text() for table in (process / "net").glob("tcp*")).splitlines():
             fields = line.split()
             here, there = (address.partition(":")[0] for address in fields[1:3])
             if here != there and fields[3] in TCP_STATES and f"socket:[{fields[9]}]" in own:
                 link = found.setdefault((here, there), [0, 0])
-                if fields[5].startswith(TCP_RESENDS):  # with any other timer, the other side accepts no data
+                if fields[5].startswith(TCP_RESENDS):  # with another timer, the other side does not accept data
                     link[:] = link[0] + int(fields[4].partition(":")[0], 16), max(link[1], int(fields[6], 16))
     return [[*addresses, *link] for addresses, link in found.items()]
 
 
 def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
-    """Return each process's stacks, main thread and innermost frame first; None for a process that did not answer."""
+    """Return each process's stacks, or None if it did not answer. The main thread and innermost frames come first."""
     files = {pid: descriptor for pid in pids if (descriptor := _open_stacks(pid)) is not None}
     try:
         for pid, descriptor in files.items():
@@ -192,7 +195,7 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
 
 
 def _open_stacks(pid: int) -> int | None:
-    """Open the memory file for a process's stacks. Return None if it cannot be opened, or the process is stopped."""
+    """Open the memfd to which a process writes its stacks. Return None if this fails or the process is stopped."""
     with contextlib.suppress(OSError):
         if not processes.is_stopped(pid):
             for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -202,7 +205,7 @@ def _open_stacks(pid: int) -> int | None:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Send the signal to the main thread only: otherwise it may interrupt a library's unprepared thread."""
+    """Send STACKS_SIGNAL to the main thread, because it may disturb another thread that a library has started."""
     with contextlib.suppress(OSError):
         if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
             processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
@@ -222,7 +225,7 @@ def _wait_until_settled(descriptors: Iterable[int]) -> None:
 
 
 def parse_stacks(text: str) -> list[list[Frame]]:
-    """Parse faulthandler's dump into threads; the first one is the main thread, which handles the signal."""
+    """Return the threads in faulthandler's dump. The first one is the main thread, which handled the signal."""
     threads: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
@@ -235,14 +238,14 @@ def parse_stacks(text: str) -> list[list[Frame]]:
 
 
 def _script_frames(frames: list[Frame]) -> list[Frame]:
-    """Leave out the frames of the code with which ddprun started the script."""
+    """Return at most MAX_FRAMES frames of the script, without those of ddprun's code that started it."""
     start = str(Path(__file__).with_name("fork_server.py"))
     end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
     return frames[: min(end, MAX_FRAMES)]
 
 
 def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str, Any]:
-    """Return a rank's last collectives from its flight recorder, or an empty list with the reason why it is empty."""
+    """Return a rank's last ``collectives`` from its flight recorder. If this fails, give the reason as ``unknown``."""
     try:
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
@@ -250,19 +253,19 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
     except FileNotFoundError:
         return {"collectives": [], "unknown": NO_SERVER}
     except TimeoutError:
-        return {"collectives": [], "unknown": f"its flight recorder gave no answer in {FLIGHT_TIMEOUT_S:g} s"}
+        return {"collectives": [], "unknown": f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {"collectives": [], "unknown": f"its flight recorder cannot be read: {error}"}
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return a rank's recording (rank_profiler.py) with its trace as gzip in base64, or a reason as ``unknown``."""
+    """Return a rank's profile (rank_profiler.py) and gzipped trace. If this fails, give the reason as ``unknown``."""
     try:
         found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
         if "unknown" in found:
             return found
         if trace.stat().st_size > MAX_TRACE_BYTES:
-            return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: fewer --seconds"}
+            return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: choose fewer --seconds"}
         found["collectives"] = read_collectives(heartbeat, MAX_PROFILED_COLLECTIVES)["collectives"]
         return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
     except (OSError, ValueError, TypeError) as error:
@@ -270,7 +273,7 @@ def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """Condense an entry of the flight recorder, version 2.10. With gloo, only ``retired`` shows completion."""
+    """Return the fields that are kept of an entry of the flight recorder (format version 2.10)."""
     name, description = entry["process_group"]
     return {
         "group": f"{name}",
@@ -280,6 +283,6 @@ def _collective(entry: dict[str, Any]) -> dict[str, Any]:
         "sizes": entry["input_sizes"],
         "dtypes": entry["input_dtypes"],
         "p2p": bool(entry["is_p2p"]),
-        "done": bool(entry["retired"]) or entry["state"] == "completed",
+        "done": bool(entry["retired"]) or entry["state"] == "completed",  # gloo sets only retired
         "at": int(entry["time_created_ns"]) / 1e9,
     }

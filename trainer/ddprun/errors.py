@@ -1,14 +1,14 @@
-"""NodeError, the error that ends ddprun with an outcome before its ranks have ended."""
+"""The errors that end ddprun before its ranks have ended."""
 
 from ddpwire.exits import Exit, worth_a_retry
 from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """The error that ends this node with ``outcome``, whose message is one line that includes the hint."""
+    """An error that ends this node with ``outcome``. The outcome's message is one line and includes the hint."""
 
     def __init__(self, outcome: Outcome, *, hint: str = "", leaves: bool = False) -> None:
-        """``leaves``: whether only this node ends, and a new node takes its place."""
+        """``leaves``: whether only this node ends and a new node replaces it."""
         super().__init__(outcome.message)
         self.outcome = outcome
         self.hint = hint
@@ -21,22 +21,22 @@ class NodeError(Exception):
 
     @property
     def message(self) -> str:
-        """The message, which states what is wrong, without the hint."""
+        """The outcome's message without the hint."""
         return self.outcome.message.removesuffix(f": {self.hint}") if self.hint else self.outcome.message
 
 
 def node_error(code: Exit, cause: Cause, message: str, *, hint: str = "", node: int | None = None) -> NodeError:
-    """Return the error that ends a node with ``code``."""
+    """Return an error that ends this node with the exit code ``code``. ``node`` is the node that caused it."""
     line = f"{message}: {hint}" if hint else message
     outcome = Outcome(code=code, cause=cause, message=line, node=node, retry=worth_a_retry(code))
     return NodeError(outcome, hint=hint)
 
 
 def config_error(message: str, *, hint: str = "") -> NodeError:
-    """Return the error for a configuration that contradicts itself or another node's."""
+    """Return the error for invalid settings, or settings that differ between nodes."""
     return node_error(Exit.CONFIG, "config", message, hint=hint)
 
 
 def store_lost_error() -> NodeError:
-    """Return the error for a node 0 that ended or is silent while other nodes need its store."""
+    """Return the error of a node that can no longer reach the store on node 0."""
     return node_error(Exit.KILLED, "node_lost", "node 0 was lost: its store no longer answers", node=0)

@@ -1,8 +1,7 @@
-"""Watches the node's folder: whether the folder still exists, and whether its file system answers.
+"""Checks whether the node's folder still exists and whether its file system answers.
 
-One thread touches the node's lock file; this blocks for as long as the file system does (NFS without its server,
-fsfreeze). The other thread does not use the disk: it measures how long the first thread has been blocked, and may end
-the node.
+One thread touches the node's lock file. This blocks while the file system does not answer (NFS without its server,
+fsfreeze). A second thread, which uses no files, measures how long the first thread is blocked, and may end the node.
 """
 
 import os
@@ -23,8 +22,8 @@ GIVE_UP_AFTER_S = 45.0
 class FolderWatch:
     """Calls ``stop`` if the folder was deleted, and ``give_up`` if its file system does not answer for too long.
 
-    The watch begins with the ``with`` block; the end of the block raises NodeError if the folder was deleted. The file
-    system is watched until the process ends, because writing the outcome may block as well.
+    Both checks begin with the ``with`` block. The end of the block raises NodeError if the folder was deleted. The
+    check of the file system goes on until the process ends, because writing the outcome may block as well.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class FolderWatch:
             self._stop()
 
     def _is_there(self) -> bool:
-        """Return whether the folder still contains the lock of this node. Blocks if the file system does not answer."""
+        """Return whether the folder still contains this node's lock file. Blocks while the file system hangs."""
         path = self._folder.path / LOCK
         try:
-            os.utime(path)  # a write, because a frozen file system still answers reads
+            os.utime(path)  # a write: a frozen file system still answers reads
             return os.path.samestat(path.stat(), os.fstat(self._folder.lock_fd))
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -77,7 +76,7 @@ class FolderWatch:
     def _watch(self) -> None:
         last, num_silent, is_warned = -1, 0, False
         while not self._is_gone:
-            # This loop counts its own iterations: if this process could not run, the file system is not to blame.
+            # Count iterations of this loop instead of seconds, because this process may have been paused.
             num_silent = num_silent + 1 if last == self._num_answers else 0
             last = self._num_answers
             silent_s = num_silent * INTERVAL_S
@@ -86,7 +85,7 @@ class FolderWatch:
                 self._log(f"the file system of {self._folder.path} answers again")
             if silent_s >= WARN_AFTER_S and not is_warned:
                 is_warned = True
-                limit = f"the node is ended after {GIVE_UP_AFTER_S:g} s"
+                limit = f"this node ends after {GIVE_UP_AFTER_S:g} s"
                 self._log(f"the file system of {self._folder.path} has not answered for {silent_s:.0f} s; {limit}")
             if silent_s >= GIVE_UP_AFTER_S:
                 message = f"the file system of {self._folder.path} has not answered for {silent_s:.0f} s"

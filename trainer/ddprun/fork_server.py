@@ -1,11 +1,11 @@
-"""The fork server: a supervisor that ddprun forks after the import of torch, so that the start of a rank is one fork.
+"""The supervisor as a fork server: it has imported torch, so that it starts each rank with a fork.
 
-ddprun imports torch before it starts a thread, and forks; the forked process imports further modules while ddprun meets
-the other nodes. Variables that Python reads at its start, or torch at its import, are those of ddprun for all ranks; so
-only variables that are read later may differ between ranks (rank_environment.py). CUDA must not be initialised before
-the fork.
+ddprun imports torch before it starts threads, and forks the supervisor. The supervisor imports further modules while
+ddprun connects to the other nodes. All ranks share the values of the environment variables that Python reads at its
+start or torch reads at its import. Other variables may differ between ranks (rank_environment.py). CUDA must not be
+initialised before the fork.
 
-The import of torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
+The import of torch (tested with 2.15) starts no threads except those of OpenBLAS, which ends them before a fork.
 """
 
 import builtins
@@ -36,15 +36,15 @@ from ddprun.torch_import import FirstTorchImport
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
 
-HARMLESS_OPTIONS = ("-P", "-u")  # options of the interpreter whose effect is set up again for each rank
+HARMLESS_OPTIONS = ("-P", "-u")  # the interpreter's options that do not prevent a fork
 
 
 class CannotForkError(Exception):
-    """Raised if ddprun cannot be forked; the message says why."""
+    """ddprun cannot be forked. The message gives the reason."""
 
 
 def preload_torch(num_threads: int) -> None:
-    """Import torch as a rank would, with thread pools of ``num_threads`` unless the environment sets another size."""
+    """Import torch with ``num_threads`` threads, unless OMP_NUM_THREADS is set."""
     unset = "OMP_NUM_THREADS" not in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     import torch.distributed  # noqa: F401
@@ -54,10 +54,7 @@ def preload_torch(num_threads: int) -> None:
 
 
 def fork_supervisor(lock_fd: int, control: socket.socket) -> int:
-    """Fork the supervisor, which holds the node's lock and serves ``control``; return its pid.
-
-    Raises CannotForkError.
-    """
+    """Fork the supervisor, which holds the lock and serves ``control``. Return its pid. Raises CannotForkError."""
     if threads := threading.enumerate()[1:]:
         raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
     parent = os.getpid()
@@ -69,7 +66,7 @@ def fork_supervisor(lock_fd: int, control: socket.socket) -> int:
         try:
             _run_supervisor(parent, lock_fd, control)
         finally:
-            os._exit(1)  # never return into ddprun's own frames
+            os._exit(1)  # never return to the code of ddprun that called this
     return pid
 
 
@@ -77,7 +74,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
-    for number in supervisor.BLOCKED_SIGNALS:  # blocked here; the ranks get Python's defaults
+    for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     first, second = sorted((lock_fd, control.fileno()))
@@ -85,19 +82,19 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.closerange(first + 1, second)
     os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    processes.die_with_parent(parent)  # because the control socket is not read during the imports
+    processes.die_with_parent(parent)  # during the imports, the supervisor would not notice that ddprun ended
     compat.import_dynamo()
-    with contextlib.suppress(Exception):  # a rank that needs it reports the error
+    with contextlib.suppress(Exception):  # the rank that imports it reports the error
         import torch.nn.parallel  # noqa: F401
     processes.die_with_parent(None)
-    gc.freeze()  # otherwise a garbage collection in a rank copies every page
+    gc.freeze()  # otherwise a garbage collection in a rank would copy all shared memory pages
     supervisor.serve(control, fork_rank)
 
 
 def fork_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork a rank that runs ``argv``, or execute it if a fork would differ. Return its pid, and why it was executed."""
+    """Fork a rank that runs ``argv``, or execute it if there is an obstacle. Return its pid and the obstacle or ""."""
     if reason := fork_obstacle(argv, cwd):
         return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
     supervisor_pid = os.getpid()
@@ -118,7 +115,7 @@ def _run_rank(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        threading.excepthook = threading.__excepthook__  # ddprun's own hook ends the node
+        threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
         supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         run_python(argv, env)
@@ -127,11 +124,11 @@ def _run_rank(
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(Exit.SOFTWARE)  # never return into the supervisor's own frames
+        os._exit(Exit.SOFTWARE)  # never return to the supervisor's code
 
 
 def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
-    """Return why a forked rank would differ from one that is started with exec, or an empty string if it would not."""
+    """Return why a forked rank would behave unlike one started with exec, or an empty string if it would not."""
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
@@ -155,7 +152,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
 
 
 def _source(argv: Sequence[str], cwd: str) -> Path:
-    """Return the file that the rank runs first. For a module outside ``cwd``, return a path that does not exist."""
+    """Return the file that the rank runs as ``__main__``. It need not exist if this is a module outside ``cwd``."""
     if argv[1] != "-m":
         script = Path(cwd, argv[1])
         return script / "__main__.py" if script.is_dir() else script.resolve()
@@ -172,16 +169,16 @@ def _is_from(folder: Path, module: object) -> bool:
     return file is not None and folder in Path(file).resolve().parents
 
 
-# ---- Running a forked rank like ``python script.py``: what an interpreter does from its start to its end.
+# ---- Running a forked rank like ``python script.py``
 #
-# This follows CPython's pymain_run_python and Py_FinalizeEx; tests/ddprun/test_fork_server.py compares the output and
+# This follows CPython's pymain_run_python and Py_FinalizeEx. tests/ddprun/test_fork_server.py compares the output and
 # the exit code with those of ``python``. One difference is intended: the process ends with os._exit, so that no C++
-# destructor runs (7 of 32 gloo processes that ran them aborted). Also, ``__del__`` is not called on objects that are
-# still alive, which Python does not promise either.
+# destructors run (they aborted 7 of 32 processes that used gloo) and ``__del__`` is not called on objects that are
+# still alive. Python does not guarantee this call either.
 
 
 def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Behave like the interpreter that ``argv`` would have started, until its end."""
+    """Run ``argv`` as a new Python interpreter would, with the environment ``env``, and end this process."""
     os.environ.clear()
     os.environ.update(env)
     _, *words = argv
@@ -189,7 +186,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
     sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
-        del sys.path[0]  # ddprun's own entry
+        del sys.path[0]  # the entry for ddprun
     _reopen_streams()
     _reset_state(env)
     if env.get("PYTHONFAULTHANDLER"):
@@ -232,7 +229,7 @@ def _run_script(words: Sequence[str], safe: bool) -> None:
 
 
 def _new_main() -> ModuleType:
-    """Install an empty module ``__main__``, where pickle and multiprocessing look for it."""
+    """Replace the module ``__main__`` in sys.modules by an empty one, and return it."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=BuiltinImporter)
     sys.modules["__main__"] = main
@@ -241,7 +238,7 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Create the streams that Python would create with -u, the option with which ranks are executed."""
+    """Replace sys.stdin, stdout and stderr by streams like those of ``python -u``, with which ranks are executed."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)
@@ -260,7 +257,7 @@ def _reopen_streams() -> None:
 
 
 def _reset_state(env: Mapping[str, str]) -> None:
-    """Reset the values that a new process seeds or reads at its start. Python's own ``random`` reseeds itself."""
+    """Reset what a new Python process would seed or read at its start. The module ``random`` does this itself."""
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if multiprocessing := sys.modules.get("multiprocessing"):
@@ -312,14 +309,14 @@ def _report_uncaught(error: BaseException) -> int:
 
 
 def describe_uncaught(error: BaseException) -> str:
-    """Describe an uncaught exception as Python does (``ValueError: bad label 17``); return "" for a plain exit.
+    """Return an uncaught exception as Python prints it (``ValueError: bad label 17``), or "" for a plain exit.
 
-    If the script exits while it handles an exception, that exception is described.
+    If the script exits while it handles an exception, return that exception's description.
     """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             return str(error.code)
-        handled = error.__context__  # hydra prints an exception, and exits while it handles it
+        handled = error.__context__  # as in hydra, which prints an exception and exits
         return describe_uncaught(handled) if handled and not error.__suppress_context__ else ""
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."

@@ -1,7 +1,6 @@
-"""``python -m ddprun.healthcheck``, the image's HEALTHCHECK, checks whether the ddprun of this container answers.
+"""``python -m ddprun.healthcheck``, the HEALTHCHECK of the image: checks whether ddprun in this container answers.
 
-It finds the node's folder through the process that holds the node's lock. It uses only the standard library and
-ddpwire.
+It looks for processes that have a node's lock file open, and requests the metrics of these nodes.
 """
 
 import contextlib
@@ -26,10 +25,10 @@ def main() -> int:
 
 
 def locked_nodes(proc: Path) -> set[Path]:
-    """Return the folders of the nodes whose lock a process of this container holds."""
+    """Return the folders of the nodes whose lock file is open in a process under ``proc``."""
     found = set()
     for link in proc.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process or its descriptor is gone, or not visible to us
+        with contextlib.suppress(OSError):  # the process or descriptor no longer exists, or is not visible
             target = link.readlink()
             if target.name == LOCK:
                 found.add(target.parent)
@@ -37,7 +36,7 @@ def locked_nodes(proc: Path) -> set[Path]:
 
 
 def find_problem(node_dir: Path) -> str:
-    """Return what is wrong with a node, or an empty string. A node without metrics is starting, so it is healthy."""
+    """Return the problem of a node, or an empty string. A node that has no metrics yet counts as healthy."""
     try:
         url = read_node((node_dir / NODE).read_text()).metrics
         if url is not None:

@@ -1,8 +1,8 @@
-"""Heartbeats and process states of this node's ranks, the search for a rank that hangs, and stack dumps.
+"""Heartbeats and process states of this node's ranks, the detection of hung ranks, and stack dumps.
 
-A rank's silence is measured from its last heartbeat. If a rank that has sent no heartbeat is stopped (SIGSTOP), its
-silence is measured from the moment at which ddprun noticed the stop. A running rank that has sent no heartbeat may take
-as long as it needs to import, compile and load.
+A rank is silent since its last heartbeat. A rank that was stopped (SIGSTOP) before its first heartbeat is silent since
+ddprun noticed the stop. A running rank is not silent before its first heartbeat, because imports and compilation may
+take any time.
 """
 
 import contextlib
@@ -24,19 +24,21 @@ from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, uses a full core
+BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
-SPAWN_IDLE_CORES = 0.05  # used by all processes together: a process that only retries to connect uses less
-SPAWN_MAIN = "multiprocessing.spawn import spawn_main"  # in the command line of a process of multiprocessing's spawn
+SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
+SPAWN_MAIN = (
+    "multiprocessing.spawn import spawn_main"  # in the command line of a process that multiprocessing has spawned
+)
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The current state of a rank, as its node sees it. The fields are posted in the node's heartbeat."""
+    """The current state of a rank. The node sends it to node 0 as part of its heartbeat."""
 
     rank: int
     node: int
@@ -65,7 +67,7 @@ class HeartbeatMonitor:
         self._ranks: tuple[RankProcess, ...] = ()
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
-        """Watch the ranks of a new attempt."""
+        """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
         self._changes = {}
         self._ranks = ranks
 
@@ -75,7 +77,7 @@ class HeartbeatMonitor:
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return which rank received the stop signal according to ``rank``, or None if ``rank`` has recorded none."""
+        """Return the rank that received the stop signal, as ``rank`` has recorded it, or None without a record."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
@@ -87,11 +89,11 @@ class HeartbeatMonitor:
         return read_beat(self._node_dir / rank_heartbeat(rank))
 
     def beats(self) -> dict[int, Beat]:
-        """Return the last heartbeat of each rank of this attempt that has sent one."""
+        """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
         return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
 
     def running_beats(self) -> dict[int, Beat]:
-        """Return the last heartbeat of each rank that has not ended."""
+        """Return the last heartbeats of the ranks that have not ended, keyed by rank."""
         running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
         return {rank: beat for rank, beat in self.beats().items() if rank in running}
 
@@ -117,7 +119,7 @@ class HeartbeatMonitor:
 
 
 def _stat(pid: int) -> tuple[bool, float] | None:
-    """Return whether a process is stopped, and its CPU seconds (proc(5)); None if it has ended or /proc is missing."""
+    """Return whether a process is stopped, and its CPU seconds. Return None if it has ended or /proc is missing."""
     try:
         fields = read_stat(pid)
         return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
@@ -126,10 +128,10 @@ def _stat(pid: int) -> tuple[bool, float] | None:
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
-    """Return the rank that hangs and blocks the others, or None if no rank hangs or the rank cannot be determined.
+    """Return the rank that probably caused a hang, or None if no rank hangs.
 
-    Ranks wait for each other, so when one hangs, all fall silent: no rank counts as hung while any rank sends
-    heartbeats. A stopped rank counts as hung even if the others are not silent.
+    A rank that hangs blocks the others, so there is a hang only if all ranks have been silent for ``timeout_s``. A
+    stopped rank counts as hung even if other ranks still send heartbeats.
     """
     if not timeout_s:
         return None
@@ -140,23 +142,23 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
     last = min((status.step for status in stopped or beating if status.step is not None), default=None)
     behind = [status for status in stopped or beating if status.step == last]
     num_busy = sum(status.busy for status in behind)
-    odd = 2 * num_busy < len(behind) and num_busy > 0  # one computes while the others wait, or vice versa
+    odd = 2 * num_busy < len(behind) and num_busy > 0  # a minority of the ranks is busy
     return min(behind, key=lambda status: (not status.stopped, status.busy != odd, status.rank))
 
 
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
-    """Describe the symptoms of a hang in one sentence."""
+    """Return a message about a hung rank: how long it was silent, its last step and whether it uses CPU time."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
     what = "has been stopped by SIGSTOP" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
 class SpawnWatch:
-    """Detects that each executed rank of a node starts ranks of its own with torch.multiprocessing.spawn.
+    """Detects that each executed rank of a node starts further ranks with torch.multiprocessing.spawn, and these block.
 
-    If the script chooses the address, the started ranks never meet: they wait for a store that no process serves,
-    because their environment says that an agent serves it. The signs are that each rank has started processes, and that
-    for a while no process of any rank has a connection or uses CPU time.
+    They block if the script chooses the address: their environment says that an agent serves the store, so none of
+    them serves it. The criteria are that each rank has spawned processes, and that for SPAWN_IDLE_S no process of any
+    rank has a TCP connection or uses CPU time.
     """
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
@@ -165,7 +167,7 @@ class SpawnWatch:
         self._cpu_s = 0.0
 
     def find(self) -> str:
-        """Return a message that names the idle ranks, or an empty string. Check at most once every SPAWN_PROBE_S."""
+        """Return a message if the ranks block, otherwise an empty string. Checks at most once per SPAWN_PROBE_S."""
         now, before_s = time.monotonic(), self._cpu_s
         since_s = now - self._probed_at
         if since_s < SPAWN_PROBE_S:
@@ -190,11 +192,10 @@ class SpawnWatch:
 
 
 def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
-    """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
+    """Write each rank's /proc files and Python stacks into ``path``. This ends the ranks.
 
-    The ranks print the stacks themselves: ddprun sets PYTHONFAULTHANDLER, with which a Python process that receives
-    SIGABRT writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A stopped rank does
-    so when it is continued. If the disk is full, only the file is lost; the ranks still end.
+    Because of PYTHONFAULTHANDLER, a rank that receives SIGABRT writes its stacks to stderr and ends, even if its main
+    thread runs C++ code. A stopped rank is continued to do so. If ``path`` cannot be written, the ranks still end.
     """
     notes = [_proc_state(rank) for rank in processes]
     logs = [Path(rank.log) for rank in processes]
@@ -221,7 +222,7 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
 
 
 def _proc_state(rank: RankProcess) -> str:
-    """Return what /proc shows about a rank. Only root can read the kernel's stack."""
+    """Return lines from the PROC_FILES of a rank. Only root can read ``stack``, the kernel stack."""
     lines = []
     for name in PROC_FILES:
         try:

@@ -1,6 +1,6 @@
-"""Metrics of a node's machine, read again at each scrape: cores, memory, network, and GPUs if NVML finds any.
+"""Metrics of a node's machine, read at each scrape: CPU, memory, network, and GPUs if NVML finds any.
 
-Nodes on the same machine report the same values. This module does not use ranks.
+Nodes on the same machine report the same values. The values do not depend on the ranks.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ MAX_DEVICES = 16  # four series each
 
 
 class HostSeries(Collector):
-    """The machine's metrics, without those of GPUs."""
+    """The metrics of the machine except those of GPUs."""
 
     def collect(self) -> Iterator[Family]:
         """Yield each metric family with its current values."""
@@ -32,7 +32,7 @@ class HostSeries(Collector):
 
 
 def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
-    """Return the family of ``metric``, which has one label; ``values`` are pairs of a label value and a number."""
+    """Return ``metric``, which has one label, as a metric family. ``values`` are pairs of label value and number."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     made = kind(metric.name, metric.help, labels=tuple(metric.labels))
     for label, value in values:
@@ -41,7 +41,7 @@ def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Famil
 
 
 def cpu_seconds() -> list[tuple[str, float]]:
-    """Return pairs of a CPU mode and its seconds; the seconds are 0 for modes that the system does not count."""
+    """Return the CPU seconds of each mode, which are 0 for a mode that the system does not count."""
     times = psutil.cpu_times()
     return [(mode, getattr(times, mode, 0.0)) for mode in metrics.HOST_CPU.labels["mode"]]
 
@@ -60,13 +60,13 @@ def network_bytes() -> list[tuple[str, float]]:
 
 
 class DeviceSeries(Collector):
-    """Metrics of the machine's GPUs, which have their NVML index as label. Unsupported metrics are left out."""
+    """Metrics of the machine's GPUs, labelled with the NVML index. Metrics that a GPU does not support are omitted."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._devices = {}
         for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)):
-            with contextlib.suppress(nvml.NVMLError):  # lost, or not permitted: the others are read
+            with contextlib.suppress(nvml.NVMLError):  # the GPU is lost or not permitted
                 self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def collect(self) -> Iterator[Family]:
@@ -83,7 +83,7 @@ class DeviceSeries(Collector):
         for index, device in self._devices.items():
             try:
                 values.append((str(index), read(device)))
-            except self._nvml.NVMLError:  # not supported here, or the device is lost
+            except self._nvml.NVMLError:  # not supported, or the GPU is lost
                 continue
         return family(metric, values)
 
@@ -95,5 +95,5 @@ def collectors() -> list[Collector]:
 
         pynvml.nvmlInit()
         return [HostSeries(), DeviceSeries(pynvml)]
-    except Exception:  # no driver, or no library: NVML has an error for each
+    except Exception:  # the driver or the library is missing, which raises different errors
         return [HostSeries()]

@@ -1,9 +1,8 @@
-"""How a node reaches node 0, and gets its number if no launcher assigns numbers. This module does not import torch.
+"""How a node connects to node 0, and gets its number if no launcher assigns one. This module does not import torch.
 
-With --rdzv-backend=c10d, torchrun's command is the same on every node. Then node 0 is the node whose machine has the
-endpoint's address; if several nodes run on that machine, node 0 is the one that takes the port first. Each other node
-claims the lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its
-ddprun lives.
+With --rdzv-backend=c10d, all nodes run the same command. Then node 0 is the node whose machine has the address of the
+endpoint. If several nodes run on that machine, node 0 is the one that first binds the port. Each other node claims the
+lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it until its ddprun ends.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from ddprun.preflight import PreflightReport, Route, node_label
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
-TOKEN = uuid.uuid4().hex  # identifies this ddprun: no other has the same token
+TOKEN = uuid.uuid4().hex  # identifies this ddprun process
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 FULL_POLL_S = 1.0  # while all numbers are claimed
@@ -33,7 +32,7 @@ CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
 class Wait:
-    """A wait for other nodes, with its time limit and its progress lines."""
+    """A wait for other nodes that has a time limit and logs its progress."""
 
     def __init__(
         self,
@@ -60,10 +59,9 @@ class Wait:
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Return whether the time limit has passed. If it has not, sleep briefly.
+        """Return whether the time limit has passed. If it has not, call ``pause`` with ``key`` first.
 
-        From time to time a line is logged that names the ``missing`` nodes and adds ``why``. The sleep ends early when
-        ``key`` is set.
+        Every PROGRESS_INTERVAL_S, log a line with the numbers of the ``missing`` nodes and ``why`` they are missing.
         """
         self._check_stop()
         if self.passed_s >= self._limit_s:
@@ -77,7 +75,7 @@ class Wait:
 
 
 def format_nodes(nodes: tuple[int, ...]) -> str:
-    """Format node numbers for messages."""
+    """Return node numbers as text, such as ``nodes 1, 2 and 3``."""
     *most, last = map(str, nodes)
     return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
 
@@ -89,7 +87,7 @@ def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") ->
 
 
 def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
-    """Return why node 0's port cannot be reached at the moment, or an empty string if a process listens on it."""
+    """Return why this node cannot connect to node 0's port, or an empty string if it can."""
     address, port = route.address, config.master_port
     try:
         network.check_reachable(address, port, timeout_s=timeout_s)
@@ -99,12 +97,12 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
 
 
 def run_facts(config: NodeConfig) -> dict[str, str]:
-    """Return the facts that must be the same in the claims of all nodes of a run."""
+    """Return the settings that must be the same on all nodes of a run, keyed by their name in messages."""
     return {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
 
 
 def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
-    """Raise NodeError if node 0's claim belongs to another run."""
+    """Raise NodeError if the run_facts in ``node_0``, the claim of node 0, differ from those of this node."""
     who = "this node" if config.node_rank == UNNUMBERED else f"node {config.node_rank}"
     for name, value in run_facts(config).items():
         if value != node_0[name]:
@@ -112,14 +110,14 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
 
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
-    """Return the outcome of the other nodes if ``node`` ends with ``outcome`` before there are any ranks."""
+    """Return the outcome of the other nodes after ``node`` has ended with ``outcome`` before ranks were started."""
     return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
 def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 why this node cannot start, so that it stops waiting. Do nothing if node 0 cannot be reached.
+    """Tell node 0 why this node cannot start, so that node 0 does not wait for it. Give up after REFUSAL_S.
 
-    The arguments are unchecked user input and may be wrong. A run that has already begun is not affected. Raises
+    ``node``, ``host``, ``port`` and ``run_id`` may be invalid, because they come unchecked from the user. Raises
     NodeError if the store at that address does not belong to this run.
     """
     from ddprun import stores
@@ -141,8 +139,7 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
     """Return the configuration with this node's number. Raises NodeError.
 
-    ``log`` is called with progress lines. ``preload`` is called if another node is node 0; it imports torch, which a
-    claim needs.
+    ``log`` is called with progress lines. ``preload`` imports torch. It is called only if another node is node 0.
     """
     config = replace(config, master_addr=_address_on_network(config))
     route = preflight.find_route(config, PreflightReport(log, quiet=True))
@@ -159,8 +156,10 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
             reason = reason or f"{route.address}:{config.master_port} closed the connection"
         elif not said_full:
             said_full = True
-            log(f"all {config.max_nodes} nodes of the run are there: this node waits to replace a lost one")
-        if reason and said_full:  # as a new node 0, this node would start the same training again
+            log(
+                f"all {config.max_nodes} nodes of the run have joined: this node waits until it can replace a lost node"
+            )
+        if reason and said_full:  # otherwise this node could become node 0 and start the training again
             raise _full_error(config)
         if wait.is_over((0,) if reason else (), reason, key="" if reason else "full"):
             raise absent_error(config, (0,), reason) if reason else _full_error(config)
@@ -169,7 +168,7 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
 
 
 def _becomes_host(config: NodeConfig, route: Route) -> bool:
-    """Return whether this ddprun becomes node 0, because the address belongs to this machine and the port is free."""
+    """Return whether this node is node 0. It is if the address belongs to this machine and the port is free."""
     is_here = machine.is_loopback(route.address) or network.interface_of(route.address) is not None
     try:
         return is_here and config.may_host and network.lock_port(route.address, config.master_port)
@@ -179,12 +178,12 @@ def _becomes_host(config: NodeConfig, route: Route) -> bool:
 
 
 def _full_error(config: NodeConfig) -> NodeError:
-    message = f"all {config.max_nodes} nodes of the run are there, and this is one more"
+    message = f"all {config.max_nodes} nodes of the run have joined, and this is one more"
     return config_error(message, hint="start fewer nodes, or give all of them a larger --nnodes")
 
 
 def _address_on_network(config: NodeConfig) -> str:
-    """Return the endpoint's host. If it is this machine's name and resolves to the loopback, return an address."""
+    """Return the endpoint's host, or this machine's address if the host is its name and resolves to the loopback."""
     host = config.master_addr
     names = [name.partition(".")[0] for name in (host, socket.gethostname())]
     if names[0] == names[1] and not machine.is_loopback(host):
@@ -195,10 +194,10 @@ def _address_on_network(config: NodeConfig) -> str:
 
 
 def _claim_number(config: NodeConfig, route: Route) -> int | None:
-    """Claim and return the lowest free number; return 0 if none is free, or None if node 0 did not answer.
+    """Claim and return the lowest free number. Return 0 if none is free, or None if node 0 did not answer.
 
-    This is done in a forked process, because the client of a store may wait forever, and this process must not have
-    threads yet (fork_server.py). Raises NodeError.
+    A forked process does this, because a store's client may block forever, and this process must not start threads yet
+    (fork_server.py). Raises NodeError.
     """
     read, write = os.pipe()
     parent = os.getpid()
@@ -211,7 +210,7 @@ def _claim_number(config: NodeConfig, route: Route) -> int | None:
             processes.die_with_parent(parent)
             os.write(write, json.dumps(_claim(config, route)).encode())
         finally:
-            os._exit(0)  # never return into ddprun's own frames
+            os._exit(0)  # never return to the code of ddprun that called this
     os.close(write)
     try:
         ready, _, _ = select.select([read], [], [], CLAIM_TIMEOUT_S)

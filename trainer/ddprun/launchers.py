@@ -1,8 +1,7 @@
-"""How launchers give a node its place in the run: one function per launcher turns its environment into ``Settings``.
+"""Reads a node's settings from the environment of its launcher, with one function per launcher.
 
-Pure. Each setting has its source, which node_config.py names in an error. If several sources set a value, the first of
-these counts: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own variables,
-Kaggle.
+Each setting includes its source for error messages (node_config.py). If several sources set a value, the first of these
+counts: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, RANK and WORLD_SIZE, Kaggle.
 """
 
 import argparse
@@ -44,11 +43,11 @@ TORCHRUN_NAMES: dict[Setting, str] = {
 }
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
-SLURM_NO_SRUN = 4_294_967_290  # step ids from this one on mean the batch script or salloc's shell
+SLURM_NO_SRUN = 4_294_967_290  # this and higher step ids mean the batch script or salloc's shell
 
 
 def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Return all settings that are given. Raises NodeError."""
+    """Return all settings in flags and environment variables. Raises NodeError."""
     flags = _from_torchrun(lambda name: (f"--{name.replace('_', '-')}", getattr(options, name)))
     known = from_pet(environ) | flags
     for launcher in (from_slurm, from_elastic_pod, from_indexed_job, from_plain, from_kaggle):
@@ -57,7 +56,7 @@ def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
 
 def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float:
-    """Return how many seconds to wait for other nodes: as long as their launcher may need; 60 s for SSH."""
+    """Return how many seconds to wait for other nodes, which depends on the time that the launcher may need."""
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -66,7 +65,7 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
 
 
 def from_pet(environ: Mapping[str, str]) -> Settings:
-    """Return the settings from torchrun's own variables (set by ddpctl and Kubeflow's operators) and the run's id."""
+    """Return the settings from torchrun's variables, which ddpctl and Kubeflow's operators set, and from DDP_RUN_ID."""
     settings = _from_torchrun(lambda name: (f"PET_{name.upper()}", environ.get(f"PET_{name.upper()}")))
     return settings | ({"run_id": (names.RUN_ID, environ[names.RUN_ID])} if environ.get(names.RUN_ID) else {})
 
@@ -96,7 +95,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
 
 
 def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
-    """Parse ``is_host=1,join_timeout=60``; other keys of torchrun's --rdzv-conf have no effect here."""
+    """Return the settings from --rdzv-conf, such as ``is_host=1,join_timeout=60``. Other keys are ignored."""
     settings: Settings = {}
     for key, _, value in (pair.partition("=") for pair in (text or "").split(",") if pair):
         if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
@@ -114,7 +113,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
 
 
 def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings of a Slurm step with one task per node. If a node has several, only the first is used."""
+    """Return the settings of a Slurm step. If a node has several tasks, only the first task starts the ranks."""
     nnodes = environ.get("SLURM_NNODES", "")
     most = known.get("nnodes", ("", nnodes))[1].rpartition(":")[2]
     if not nnodes or "SLURM_JOB_ID" not in environ or most != nnodes:
@@ -135,19 +134,19 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
             raise config_error(f"{started} and SLURM_GPUS_PER_TASK hides their GPUs from each other", hint=hint)
         if environ.get("SLURM_LOCALID", "0") != "0":
             message = f"Slurm started {num_tasks} tasks on this node"
-            raise node_error(Exit.OK, "ok", message, hint="the first one starts all ranks, so this one ends")
+            raise node_error(Exit.OK, "ok", message, hint="the first task starts all ranks, so this task ends")
     settings |= {"nnodes": ("SLURM_NNODES", nnodes), "node_rank": ("SLURM_NODEID", str(node))}
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if nnodes != "1":
         job = slurm_number(environ, "SLURM_JOB_ID", 0)
         settings["master_port"] = ("SLURM_JOB_ID", str(FREE_PORT_RANGE[job % len(FREE_PORT_RANGE)]))
-        if nodes:  # a container may lack the list: then the batch script has set the address
+        if nodes:  # without a list, as in some containers, the batch script has set the address
             settings["master_addr"] = ("SLURM_NODELIST", first_host(nodes))
     return settings
 
 
 def slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number that Slurm has set. Raises NodeError."""
+    """Return the number in a variable of Slurm, or ``default`` if it is not set. Raises NodeError."""
     text = environ.get(name) or str(default)
     if not text.isdecimal():
         raise config_error(f"{name} is {text!r}: expected a whole number of at least 0, as Slurm sets it")
@@ -174,7 +173,7 @@ def slurm_tasks(text: str) -> tuple[int, ...]:
 
 
 def from_elastic_pod(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the node rank in an elastic PyTorchJob from the pod's name: JOB-worker-0 is node 0 with the endpoint."""
+    """Return the node rank of a pod JOB-worker-N of an elastic PyTorchJob, whose endpoint is JOB-worker-0."""
     source, endpoint = known.get("master_addr", ("", ""))
     stem, _, zero = endpoint.partition(".")[0].rpartition("-")
     pod, _, index = environ.get("HOSTNAME", "").rpartition("-")
@@ -184,19 +183,19 @@ def from_elastic_pod(environ: Mapping[str, str], known: Settings) -> Settings:
 
 
 def from_indexed_job(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the node rank of an Indexed Job's pod if the number of nodes is given (without it, pods are unrelated)."""
+    """Return the node rank of an Indexed Job's pod. If the number of nodes is not set, the pods are separate runs."""
     index = environ.get("JOB_COMPLETION_INDEX")
     return {"node_rank": ("JOB_COMPLETION_INDEX", index)} if index and "nnodes" in known else {}
 
 
 def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings from a rank's variables set by hand. If no launcher is known, the node has one rank."""
+    """Return the settings from MASTER_ADDR and MASTER_PORT. Without a launcher, also use RANK and WORLD_SIZE."""
     variables: dict[Setting, str] = {"master_addr": names.MASTER_ADDR, "master_port": names.MASTER_PORT}
     settings: Settings = {setting: (name, environ[name]) for setting, name in variables.items() if environ.get(name)}
     rank, world_size = environ.get(names.RANK), environ.get(names.WORLD_SIZE)
     has_launcher = "nnodes" in known or "node_rank" in known or any(name.startswith("PET_") for name in environ)
     if has_launcher or "TORCHELASTIC_RUN_ID" in environ or not (rank or world_size):
-        return settings  # inside a rank, the variables describe the rank, not a node that it starts
+        return settings  # if a rank started this ddprun, the variables describe that rank
     if not rank or not world_size:
         given, missing = (names.RANK, names.WORLD_SIZE) if rank else (names.WORLD_SIZE, names.RANK)
         raise config_error(f"{given} is set, but {missing} is not: set both, or give --nnodes and --node-rank")
@@ -204,7 +203,7 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
         message = f"RANK and WORLD_SIZE make this a node of one rank, but {' is '.join(known['local_world_size'])}"
         raise config_error(message, hint="unset them, or give --nnodes and --node-rank")
     if environ.get(names.LOCAL_RANK, "0") != "0":
-        hint = "one process per rank was already started; start ddprun once per node"
+        hint = "start ddprun once per node, not once per rank"
         raise config_error(f"LOCAL_RANK is {environ[names.LOCAL_RANK]}", hint=hint)
     return settings | {"nnodes": (names.WORLD_SIZE, world_size), "node_rank": (names.RANK, rank)}
 
