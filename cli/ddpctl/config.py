@@ -196,11 +196,9 @@ class _File:
     )  # (line, column, text); a set, because an alias repeats an error
 
     def lines(self) -> list[str]:
-        """Return one line for each error, in the order of the file."""
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
 
     def report(self, path: tuple[Any, ...], text: str) -> None:
-        """Add an error of the value at ``path``, which consists of keys and indices."""
         self.errors.add((*self.places[path], text))
 
     def value(self, node: yaml.Node, path: tuple[Any, ...] = ()) -> Any:
@@ -273,7 +271,6 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
 
 
 def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarget | None:
-    """Return the kind and the options of a target. If they have errors, report the errors and return None."""
     path = ("targets", name)
     values = dict(file.table(value, path, f"target {quote(name)}"))
     if "kind" not in values:

@@ -168,7 +168,8 @@ class Executor:
                     _handle_interrupt(on_interrupt, error)
         except BaseException:
             self._remote.close()  # commands that wait for an answer will not get one
-            self._kill_children()
+            for process in tuple(self._children):
+                _kill_session(process)
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -267,10 +268,6 @@ class Executor:
                 if stream:
                     with suppress(OSError):
                         stream.close()
-
-    def _kill_children(self) -> None:
-        for process in tuple(self._children):
-            _kill_session(process)
 
     def _hand_over(self, command: Command) -> Output:
         interrupts = []

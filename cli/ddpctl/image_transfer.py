@@ -111,7 +111,7 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
 
 
 def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tuple[Survey, ...]]:
-    """Find out which layers each host already has, for all hosts in parallel."""
+    """Return what each host already has, after asking all hosts in parallel."""
     outputs = yield tuple(
         command
         for host in hosts

@@ -49,12 +49,8 @@ def _exit(_number: int, _frame: FrameType | None) -> None:
 def _terminate(number: int, _frame: FrameType | None) -> None:
     for end in _ENDS:
         if signal.getsignal(end) is _terminate:
-            signal.signal(end, _pass_over)
+            signal.signal(end, lambda *_: None)  # unlike SIG_IGN, not inherited by child processes
     from ddpwire.streams import leave_lost
 
     leave_lost()  # the terminal may be gone, and a message would then fail
     raise Terminated(number)
-
-
-def _pass_over(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal. Unlike SIG_IGN, this handler is not inherited by child processes."""

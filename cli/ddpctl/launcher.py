@@ -80,11 +80,11 @@ class Request:
 
 def open_context(environ: Mapping[str, str]) -> AppContext:
     """Return the context of this process. Its ``emit`` prints to stderr."""
-    return AppContext(executor=Executor(environ), root=run_store.state_dir(environ), emit=_emit)
-
-
-def _emit(line: str) -> None:
-    print(plain(line), file=sys.stderr)  # the line may contain a program's output
+    return AppContext(
+        executor=Executor(environ),
+        root=run_store.state_dir(environ),
+        emit=lambda line: print(plain(line), file=sys.stderr),
+    )
 
 
 # The run that a verb is about

@@ -333,9 +333,9 @@ def load_all(root: Path) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
-def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, ...]:
+def unreadable(root: Path, runs: Collection[Run]) -> tuple[Path, ...]:
     """Return the folders with an unreadable record. ``runs`` is the result of ``load_all``."""
-    whole = {run.name for run in (load_all(root) if runs is None else runs)}
+    whole = {run.name for run in runs}
     return tuple(folder for folder in _folders(root) if folder.name not in whole and (folder / RECORD).exists())
 
 

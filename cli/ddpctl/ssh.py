@@ -187,7 +187,6 @@ class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
     known: KnownKeys
 
     def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:  # noqa: ARG002
-        """Raise _HostKeyError."""
         raise _HostKeyError(_refusal(self.host, hostname, self.known, key))
 
 
@@ -332,7 +331,6 @@ class Connector:
 
 
 def _open(hop: _Hop) -> None:
-    """Open the connections to the jump hosts and to the host. Raises NoConnectionError."""
     if hop.before is not None:
         try:
             _open(hop.before)
