@@ -1,6 +1,6 @@
-"""Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, and removes the run.
+"""Launches a check (ddpcheck) as a run, prints the output of rank 0, reads the result, and removes the run.
 
-The newest result for each target is kept beside the runs, so that the next check can be compared with it.
+The newest result for each target is saved, so that the next result can be compared with it.
 """
 
 import json
@@ -29,7 +29,7 @@ CHECKS = ".checks"  # a folder in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has a result: the result as data, and the lines that rank 0 printed for a person."""
+    """The result of a check as data, and the lines that rank 0 printed for the user."""
 
     run: Run
     result: dict[str, Any]
@@ -37,7 +37,7 @@ class CheckRun:
 
 
 class NoResultError(DdpctlError):
-    """A check that produced no result. The exit code is that of its run."""
+    """A check ended without a result. The exit code of the check's run is the exit code of the error."""
 
     def __init__(self, run: Run, state: RunStatus, code: int) -> None:
         kept = "" if state.state == "stopped" else f"ddpctl logs {run.name}"
@@ -48,8 +48,8 @@ class NoResultError(DdpctlError):
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
     """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
 
-    ``show`` is called with each line of rank 0's output as it arrives. Ctrl-C stops the run, as in an attached launch.
-    The run is removed if it has a result or was stopped.
+    ``show`` is called with each line that rank 0 prints. Ctrl-C stops the run, as in an attached launch. The run is
+    removed if it has a result or was stopped.
     """
     name = request.job.command[2]
     command = (*request.job.command, "--record")
@@ -76,7 +76,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
 
 
 class _Output:
-    """Filters the streamed logs of a run: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
+    """Filters the streamed logs of a run: stores the lines of the result, and shows the other lines of rank 0."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record, self.lines = list[str](), list[str]()
@@ -95,7 +95,7 @@ class _Output:
 
 
 def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
-    """Return a check's newest result on a target, with its ``time`` and its readable ``lines``, or None."""
+    """Return the newest result of a check on a target, with its ``time`` and its ``lines`` for the user, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         one: Any = parse_json(read_record(_kept(context, target, check)))
         return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}
@@ -103,7 +103,7 @@ def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] 
 
 
 def keep_result(context: AppContext, target: str, result: dict[str, Any], lines: Sequence[str]) -> None:
-    """Keep the result for the next check and for reports. An error while writing it is ignored."""
+    """Save the result for the next check and for reports. A write error is ignored."""
     path = _kept(context, target, result["check"])
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)

@@ -1,8 +1,7 @@
-"""The commands that a target asks for, and their outputs, as values. This module runs nothing itself.
+"""The commands that a target runs, and their outputs, as values.
 
 Each operation of a target (a "verb") is a generator. It yields commands that may run in parallel, receives their
-outputs in the same order, and finally returns its result. ``executor`` runs a verb; a dry run prints its commands; a
-test sends it recorded outputs.
+outputs in the same order, and finally returns its result. The module ``executor`` runs the commands.
 """
 
 import shlex
@@ -21,7 +20,7 @@ Mode = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Another machine, as given to ssh. A field that is None takes its value from ~/.ssh/config."""
+    """Another machine. If a field is None, its value is taken from ~/.ssh/config."""
 
     address: str  # a name in ~/.ssh/config, a name in the network, or an IP address
     user: str | None = None
@@ -43,16 +42,16 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Data that a command moves between machines. Its progress is shown while the command runs.
+    """Data that a command moves between machines. The progress is shown while the command runs.
 
-    The ``timeout_s`` of such a command is the longest time without progress. OpenSSH's own client transfers the data
-    instead of Fabric, because it is several times as fast.
+    The ``timeout_s`` of such a command is the longest time without progress. OpenSSH's client transfers the data,
+    because it is several times as fast as Fabric.
     """
 
     num_bytes: int
     num_files: int
-    reads: str | None = None  # a file on this machine that is the command's stdin
-    writes: tuple[FilePart, ...] = ()  # its stdout goes into these, one after another; their folders are created
+    reads: str | None = None  # the file on this machine from which stdin is read
+    writes: tuple[FilePart, ...] = ()  # stdout is written to these parts in order; their folders are created
     rsync_to: Host | None = None  # if argv runs rsync on this machine: the machine that rsync logs in to
 
 
@@ -62,21 +61,21 @@ class Command:
 
     argv: tuple[str, ...]
     host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
-    env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
-    stdin: str | None = None  # the text that it reads (capture, hold, and a host's stream); None: nothing
-    part: FilePart | None = None  # capture, on a host: what it reads instead of stdin
+    stdin: str | None = None  # the text of its stdin (capture, hold, and stream on a host); None: empty
+    part: FilePart | None = None  # capture, on a host: the content of its stdin, instead of a text
     transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, not even by a dry run
     mode: Mode = "capture"
     output: str | None = None  # background: the file for its output; its folder is created
-    stdin_inherited: bool = False  # background: it reads from ddpctl's own stdin instead of nothing
+    stdin_inherited: bool = False  # background: its stdin is ddpctl's stdin, not /dev/null
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
-    kills_orphans: bool = False  # tty: after Ctrl-C, the processes that it left behind are killed
+    kills_orphans: bool = False  # tty: after Ctrl-C, processes that the command left are killed
     timeout_s: float | None = 30.0  # None: no limit (stream, tty)
-    probe: bool = False  # it only reads and changes nothing, so a dry run performs it too
-    say: str = ""  # a message for the user before it runs, printed once for consecutive commands
-    placeholder: str = ""  # replaces its stdout in a dry run that does not perform it
+    probe: bool = False  # it changes nothing, so a dry run runs it too
+    say: str = ""  # a message that is printed before the command; not repeated if it is the same as the last one
+    placeholder: str = ""  # its stdout in a dry run that does not run it
 
 
 # The return codes of commands that could not run to their end, as used by shells, timeout(1) and ssh.
@@ -89,7 +88,7 @@ class Output:
     """The result of a command.
 
     The return code is NOT_FOUND if the program does not exist, TIMED_OUT if it took too long, and UNREACHED if the host
-    could not be reached or was lost. In each case, stderr is a sentence.
+    could not be reached or was lost. In each of these cases, stderr is one sentence.
     """
 
     returncode: int
@@ -97,7 +96,7 @@ class Output:
     stderr: str = ""
 
     def last_line(self, otherwise: str = "") -> str:
-        """Return the last line of stderr. If empty, return ``otherwise`` or, if that is empty too, the exit code."""
+        """Return the last line of stderr. If stderr is empty, return ``otherwise``, or else the exit code."""
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
@@ -115,18 +114,18 @@ def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) 
 
 
 def once(command: Command) -> Verb[Output]:
-    """Yield a single command to the executor, and return its output."""
+    """Run a single command, and return its output."""
     (output,) = yield (command,)
     return output
 
 
 def path_word(path: str) -> str:
-    """Return a path on a host, quoted for its shell. ``~`` is the home folder of the user who logs in there."""
+    """Return a path on a host, quoted for the host's shell. ``~/`` means the home folder of the user on the host."""
     return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def process_line(command: Command) -> str:
-    """Return the environment, the folder and the arguments as a user would type them into a shell on that machine."""
+    """Return the command, with its folder and its variables, as a line for a shell on the command's machine."""
     line = " ".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in command.env.items()), shlex.join(command.argv)]
     )
@@ -134,13 +133,13 @@ def process_line(command: Command) -> str:
 
 
 def brief(command: Command) -> str:
-    """Return the program and its arguments for an error message, without variables, cut to ``BRIEF`` characters."""
+    """Return the arguments for an error message, cut to ``BRIEF`` characters."""
     line = shlex.join(command.argv)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
 
 
 def shell_line(command: Command) -> str:
-    """Return the command as a user would type it into a shell on this machine."""
+    """Return the command as a line for a shell on this machine."""
     line = process_line(command)
     if command.host:
         tty = ("-t",) if command.mode == "tty" else ()

@@ -1,9 +1,8 @@
-"""Reads ddpctl.yaml and the flags into Settings: which job to run on which target.
+"""Reads ddpctl.yaml and the flags, and determines which job to run on which target.
 
-A flag overrides the file, which overrides the default; a profile overrides the file's job. Everything in the file is
-checked, including unused targets and profiles, and all errors are reported at once: one line each, with file, line and
-column. YAML that could mislead or do harm is an error: a key given twice, merge keys, tags, endless nesting. The type
-of the field determines what the text of a value means (``schema``).
+A flag overrides the file, and the file overrides the default. A profile overrides the job of the file. The complete
+file is checked, including unused targets and profiles. All errors are reported together, each on one line with its
+file, line and column. Duplicate keys, merge keys, tags and deep nesting are errors.
 """
 
 import os
@@ -27,7 +26,7 @@ ChosenTarget = tuple[str, Any]  # a target's kind and options
 # Maps a flag to the option that it sets and to its text or texts; None: the flag is not given.
 TargetFlags = Mapping[str, tuple[str, str | tuple[str, ...] | None]]
 Place = tuple[int, int]  # line and column, both counted from 1
-HERE = "local"  # this machine, which no file has to define: this name never selects another target of its kind
+HERE = "local"  # this machine; the name never selects another target of the kind local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +37,17 @@ class Settings:
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Any  # an instance of the kind's options dataclass
-    why: str  # what chose the target: "--target", the file's name, or the reason for the default
+    why: str  # where the target was set: "--target", the file's name, or the reason for the default
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
     """Return the file to load: the given file (-f, DDPCTL_FILE), or else ddpctl.yaml in ``cwd`` if it exists.
 
-    The path of ddpctl.yaml is relative if ``cwd`` is the working directory, because error messages show it. Raises
-    NoInputError if the given file is missing.
+    Raises NoInputError if the given file is missing.
     """
     if given is not None and not os.path.lexists(given):
         raise NoInputError(one_line(f"{given}: no such file"))
-    found = Path(FILE_NAME) if cwd == Path.cwd() else cwd / FILE_NAME
+    found = Path(FILE_NAME) if cwd == Path.cwd() else cwd / FILE_NAME  # relative: error messages contain the path
     return given if given is not None else found if os.path.lexists(found) else None
 
 
@@ -66,8 +64,8 @@ def load(
 ) -> Settings:
     """Read the file, apply the profile and the flags to it, and choose the target.
 
-    ``overrides`` are fields of JobSpec, in which None means not given. Their env is merged into that of the file.
-    Raises FileError with one line per error of the file and the flags, UsageError if only flags are wrong, or
+    ``overrides`` are the values of flags for the fields of JobSpec; None means that the flag is not given. ``env`` is
+    merged with the file's ``env``. Raises FileError if the file has errors, UsageError if only flags have errors, or
     NoInputError.
     """
     parsed = _read_file(file, kinds) if file else _File(name="")
@@ -111,7 +109,7 @@ def _flag(name: str) -> str:
 
 
 def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
-    """Return the options of a target after applying the flags, and one line for each wrong flag."""
+    """Apply the flags to the options of a target. Return the options, and one line for each wrong flag."""
     cls, lines = options.__class__, []
     for flag, (option, text) in flags.items():
         if text is None:
@@ -131,10 +129,10 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
 def _choose_target(
     name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
 ) -> tuple[str, str, ChosenTarget | None]:
-    """Find a target by name, or by kind: the file's only target of that kind, or the kind itself. Raises ValueError.
+    """Return the name of the target, a note if it is the only target of its kind, and the target.
 
-    Return its name, a note if it was chosen as the only one of its kind, and the target (None if the file has errors
-    in it).
+    ``name`` is the name or the kind of a target. The returned target is None if its options in the file have errors.
+    Raises ValueError.
     """
     if name in targets:
         return name, "", targets[name]
@@ -143,7 +141,7 @@ def _choose_target(
         raise ValueError(unknown(name, "target", [*targets, *alone]))
     of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
-        raise ValueError(f"{name}: several targets are of this kind: choose {either(tuple(of_kind))}")
+        raise ValueError(f"several targets are of kind {name}: choose {either(tuple(of_kind))}")
     if of_kind:
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
     if name != HERE and None in targets.values():  # the user may mean a target that has an error
@@ -160,10 +158,10 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """Report what is wrong in the job as a whole, or in its combination with the target's options (``problems``).
+    """Report the errors of a job as a whole, and of its combination with the target's options (``problems``).
 
-    Each problem is reported at its key in the file, or at the target if the value is a default, which is not in the
-    file. Lines about flags are returned. ``flags`` maps each field or option to the flag that set it.
+    An error is reported at its key in the file or, if the file does not contain the key, at the target. Errors of
+    flags are returned. ``flags`` maps each field or option to the flag that set it.
     """
     profile, target = names
     lines = []
@@ -176,7 +174,7 @@ def _report_problems(
             lines.append(one_line(f"{flags[name]}: {text}"))
         elif place := place or (None if wrong else parsed.places.get(("targets", target))):
             parsed.errors.add((*place, f"{name}: {text}"))
-        elif not wrong:  # else it may only be the result of another error
+        elif not wrong:  # otherwise another error may have caused it
             lines.append(one_line(f"--target {target}: {name}: {text}"))
     return lines
 
@@ -193,18 +191,18 @@ class _File:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its value
     keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its key
-    errors: set[tuple[int, int, str]] = field(default_factory=set)  # (line, column, text): one for all uses of an alias
+    errors: set[tuple[int, int, str]] = field(
+        default_factory=set
+    )  # (line, column, text); a set, because an alias repeats an error
 
     def lines(self) -> list[str]:
-        """Return all errors, one line each, in the order of the file."""
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
 
     def report(self, path: tuple[Any, ...], text: str) -> None:
-        """Record an error in the value at this path of keys and indices."""
         self.errors.add((*self.places[path], text))
 
     def value(self, node: yaml.Node, path: tuple[Any, ...] = ()) -> Any:
-        """Convert a node to Text, a list or a dict. Record its place, and report keys that are not allowed."""
+        """Convert a node to Text, a list or a dict. Record the position of each value, and report invalid keys."""
         self.places[path] = _place(node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             text = Text(node.value)
@@ -228,7 +226,7 @@ class _File:
         return found
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
-        """Return a mapping's keys and values. A missing value is an empty mapping; any other value is reported."""
+        """Return ``value`` if it is a mapping. Otherwise return an empty mapping; report an error unless it is null."""
         if isinstance(value, dict):
             return value
         if not is_null(value):
@@ -236,7 +234,7 @@ class _File:
         return {}
 
     def fields(self, values: dict[str, Any], path: tuple[str, ...], cls: type, *names: str) -> dict[str, Any]:
-        """Return the values that are valid for the fields of a dataclass, and report all errors."""
+        """Return the values that are valid for the fields of the dataclass ``cls``, and report all errors."""
         valid, problems = validate(cls, values, what=names[0], owner=names[-1])
         for problem in problems:
             place = (self.keys if problem.of_key else self.places)[*path, *problem.place]
@@ -273,7 +271,6 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
 
 
 def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarget | None:
-    """Return the kind and the options of a target. If they are wrong, report this and return None."""
     path = ("targets", name)
     values = dict(file.table(value, path, f"target {quote(name)}"))
     if "kind" not in values:
@@ -302,28 +299,28 @@ MAX_DEPTH = 20
 MAX_VALUES = 100_000  # with every alias expanded
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-# PyYAML's messages, as patterns, and ours. PyYAML's may repeat a part of the file, which may be a secret.
+# Patterns of PyYAML's messages, and the message that replaces each. PyYAML's message may quote a secret of the file.
 _PHRASES = (
     (r"mapping values are not allowed", "a ':' is not allowed here; check the indentation, or quote the text"),
-    (r"found character '\\t'", "a tab; indent with spaces"),
+    (r"found character '\\t'", "a tab is not allowed; indent with spaces"),
     (r"found character .* cannot start", "text cannot begin with this character; quote it"),
-    (r"could not find expected ':'", "a key without its ':'"),
+    (r"could not find expected ':'", "a ':' is missing after this key"),
     (r"expected <block end>", "this does not fit the lines above; check the indentation and the quotes"),
-    (r"found undefined alias", "an alias (*) without its anchor (&); quote text that begins with '*'"),
+    (r"found undefined alias", "this alias (*) has no anchor (&); quote text that begins with '*'"),
     (r"second occurrence", "this anchor (&) is defined twice"),
     (r"found undefined tag handle|expected ' '", "a tag is not allowed; quote text that begins with '!'"),
     (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
-    (r"but found another document", "several documents in one file; keep one"),
-    (r"found unexpected end of stream", "the quotes of this text are never closed"),
+    (r"but found another document", "the file has several documents; only one is allowed"),
+    (r"found unexpected end of stream", "the closing quote of this text is missing"),
 )
 
 
-class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file; its arguments are the message and the place
+class _InvalidYaml(Exception):  # noqa: N818 -- its arguments are the message and the position
     pass
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that limits the depth and the number of nodes, guesses no types and constructs no objects."""
+    """A YAML loader that limits the depth and the number of nodes. All scalars are text, and tags are errors."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML has it
 
@@ -331,7 +328,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._depth = 0
         self._count = 0
-        self._sizes: dict[int, int] = {}  # of finished nodes, keyed by id(): an alias counts as much as its node
+        self._sizes: dict[int, int] = {}  # of complete nodes, by id(); an alias has the size of its node
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -352,9 +349,9 @@ class _Loader(yaml.SafeLoader):
         elif id(node) in self._sizes:
             self._count += self._sizes[id(node)]
         else:
-            raise _InvalidYaml("an alias (*) inside what it stands for", place)
+            raise _InvalidYaml("an alias (*) refers to a value that contains it", place)
         if self._count > MAX_VALUES:
-            raise _InvalidYaml(f"more than {MAX_VALUES} values, aliases (*) unfolded", place)
+            raise _InvalidYaml(f"more than {MAX_VALUES} values after aliases (*) are expanded", place)
         return node
 
 
@@ -376,7 +373,7 @@ def _compose(data: bytes) -> yaml.Node | None:
         words = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
         raise _InvalidYaml(words, _place(mark)) from None
     except (ValueError, OverflowError):  # from PyYAML's chr(), for an escape such as "\UFFFFFFFF"
-        raise _InvalidYaml("an escape for a character that does not exist", _place(loader.get_mark())) from None
+        raise _InvalidYaml("this escape is not a character", _place(loader.get_mark())) from None
 
 
 def _place(mark: yaml.Mark) -> Place:

@@ -1,4 +1,4 @@
-"""Runs the doctor (ddpcheck) on a request's target; returns its findings, or a request for healthy machines only."""
+"""Runs the doctor, a check of ddpcheck, on the machines of a target, and removes bad machines from a launch request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,9 +18,9 @@ MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 
 
 def job_of(job: JobSpec) -> JobSpec:
-    """Return the doctor's job for the nodes of a job: one rank per node, which sees all GPUs of the node.
+    """Return the job that runs the doctor on the nodes of ``job``. It has one rank per node, which sees all GPUs.
 
-    The ranks meet on the master port, so that the doctor works even if no other port is open.
+    The ranks connect to each other through the master port only, because other ports may be closed.
     """
     env = {**job.env, names.ONE_PORT: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return replace(job, command=("-m", "ddpcheck", "doctor"), ranks=1, env=env)
@@ -29,8 +29,8 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    If the target refuses a machine, the refusal is a finding, and the other machines are checked without it. If ddprun
-    refuses to start because of a node, the refusal is the only finding.
+    If the target refuses a machine, the reason is a finding, and only the other machines are checked. If ddprun does
+    not start because of a node, the reason is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal
@@ -61,7 +61,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 
 
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
-    """Return the run and its result. If ddprun refused to start because of a node, the result is its message."""
+    """Return the run and the doctor's result. If ddprun did not start because of a node, its message is the result."""
     try:
         check = check_job.run_check(context, request, show=lambda _: None)
     except check_job.NoResultError as error:
@@ -74,7 +74,7 @@ def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
 
 
 def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
-    advice = {"expected": "what a launch needs", "todo": "mend it, and run the doctor again"}
+    advice = {"expected": "what a launch needs", "todo": "repair it, and run the doctor again"}
     return {"node": node, "check": check, "status": "bad", "value": why, **advice}
 
 
@@ -87,7 +87,7 @@ def sentence(one: Mapping[str, Any]) -> str:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return a table with one row per check and one column per group of nodes with the same results.
 
-    Below the table is a line for each warning, for each reason why something was not checked, and for each bad result.
+    The lines below the table are the warnings, the reasons why checks were skipped, and the bad results.
     """
     results = result["results"]
     marks = {(one["check"], one["node"]): MARKS[one["status"]] for one in results}
@@ -114,7 +114,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def only_sound(context: AppContext, request: Request) -> Request:
-    """Return the request for healthy machines only: bad machines are replaced if the target has others.
+    """Return the request without the machines that the doctor finds bad. Other machines of the target replace them.
 
     Raises DdpctlError, for example if there are too few healthy machines.
     """
@@ -131,11 +131,13 @@ def only_sound(context: AppContext, request: Request) -> Request:
             options = targets.make(request.kind, request.options).without({*left_out}, request.job)
             if options is None:
                 which = f"node{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
-                raise UnavailableError(f"nothing was started: the doctor finds {which} bad (above)", nodes=bad)
+                raise UnavailableError(
+                    f"nothing was started: the doctor found errors on {which} (see above)", nodes=bad
+                )
             request = replace(request, options=options)
-            if len(result["nodes"]) - len(bad) >= request.job.max_nodes:  # enough spares were examined with them
+            if len(result["nodes"]) - len(bad) >= request.job.max_nodes:  # enough spare machines were checked, too
                 context.emit(f"{', '.join(left_out)} left out")
                 return request
-            context.emit(f"{', '.join(left_out)} left out; the doctor looks at the others")
+            context.emit(f"{', '.join(left_out)} left out; the doctor checks the other machines")
     finally:
         checking.executor.close()

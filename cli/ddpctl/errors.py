@@ -1,4 +1,4 @@
-"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py turns it into one line."""
+"""The error classes. Each class has an exit code (ddpwire.exits), and main.py prints an error as one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,10 @@ from ddpwire.exits import Exit
 
 
 class DdpctlError(Exception):
-    """The base class of all errors that ddpctl raises on purpose. This class itself is for defects of ddpctl.
+    """The base class of ddpctl's errors. The class itself is used for an internal error of ddpctl.
 
-    The message is one line: what is wrong, the given value, and what is allowed. It is empty if the error was already
-    reported. The hint is what to do next, or empty. ``str`` joins message and hint. The fields are for code that
-    handles the error, because no logic reads a message.
+    The message is one line with the cause, the given value, and the allowed values. It is empty if the error was
+    already reported. The hint says what the user can do. The fields are values for code that handles the error.
     """
 
     code: int = Exit.SOFTWARE  # ddpctl's exit code
@@ -28,7 +27,7 @@ class DdpctlError(Exception):
 
 
 class UsageError(DdpctlError):
-    """The command line makes no sense."""
+    """The command line is invalid."""
 
     code = Exit.USAGE
 
@@ -40,7 +39,7 @@ class ConfigError(DdpctlError):
 
 
 class FileError(ConfigError):
-    """The ddpctl.yaml has errors; the message has one line per error, with file, line and column."""
+    """The file ddpctl.yaml is invalid. The message has one line per error, with file, line and column."""
 
     prefix = ""
 
@@ -64,9 +63,9 @@ class CannotWriteError(DdpctlError):
 
 
 class NotStartedError(DdpctlError):
-    """A launch failed and left no process on any machine, so there is nothing to stop. A target's ``submit`` raises it.
+    """A launch failed, and no process is left on any machine. A target's ``submit`` raises this error.
 
-    Its exit code is that of ``reason``.
+    The exit code of ``reason`` is also the exit code of this error.
     """
 
     def __init__(self, reason: DdpctlError) -> None:
@@ -77,7 +76,7 @@ class NotStartedError(DdpctlError):
 
 @contextmanager
 def writing(path: object, what: str = "write") -> Iterator[None]:
-    """Turn an OSError in the ``with`` block into CannotWriteError. ``what`` names the action in its message."""
+    """Convert an OSError in the ``with`` block to a CannotWriteError. ``what`` is the verb of its message."""
     try:
         yield
     except OSError as error:

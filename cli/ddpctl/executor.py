@@ -1,7 +1,6 @@
-"""Runs the commands of all verbs: on this machine and, through remote.py, on others.
+"""Runs the commands of all verbs on this machine and, with remote.py, on other machines.
 
-Each process has its own session, except in tty mode. So Ctrl-C on the terminal reaches only ddpctl, which decides what
-to do. This module does not depend on targets: it takes ``Command`` values and returns ``Output`` values.
+Each process has its own session, except in tty mode. Therefore, Ctrl-C in the terminal sends SIGINT only to ddpctl.
 """
 
 import ctypes
@@ -35,7 +34,7 @@ OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises its argument again i
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a function for a child process to call first: the child is killed when this process ends. Linux only."""
+    """Return a ``preexec_fn`` for a child process, which is then killed when this process ends. Linux only."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -48,7 +47,7 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class Executor:
-    """Runs the commands of verbs. ``has_stdin``: whether commands may read from this process's stdin."""
+    """Runs the commands of verbs. ``has_stdin`` is whether commands may read the stdin of this process."""
 
     def __init__(self, environ: Mapping[str, str], *, has_stdin: bool = True) -> None:
         self._environ = environ
@@ -65,11 +64,10 @@ class Executor:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
-        """Run a verb of a target to its end, and return its result.
+        """Run the commands of a verb, and return its result.
 
-        During a streamed command, each Ctrl-C calls ``on_interrupt``, and the command continues. Without
-        ``on_interrupt``, or during other commands, Ctrl-C raises KeyboardInterrupt as usual, and the commands are
-        killed.
+        During a streamed command, each Ctrl-C calls ``on_interrupt``, and the command continues. Otherwise, Ctrl-C
+        kills the commands and raises KeyboardInterrupt.
         """
         try:
             return _drive(verb, lambda commands: self._run_all(commands, on_interrupt))
@@ -77,7 +75,7 @@ class Executor:
             self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
-        """Print the commands of a verb instead of running them, but run those that change nothing (``probe``)."""
+        """Print the commands of a verb, and run only the commands that change nothing (``Command.probe``)."""
 
         def show(commands: tuple[Command, ...]) -> tuple[Output, ...]:
             probed = self._run_all(tuple(command for command in commands if command.probe), None)
@@ -92,12 +90,12 @@ class Executor:
         return _drive(verb, show)
 
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
-        """Pass the output that is streamed to stdout through ``keep`` from now on."""
+        """From now on, pass streamed output to ``keep``, and write the bytes that it returns to stdout."""
         self._filter = self._remote.keep = keep
 
     @contextmanager
     def sorted_stdout(self) -> Iterator[None]:
-        """In the ``with`` block, sort the lines that are streamed to stdout by their first word, in 64 MB of memory."""
+        """In the ``with`` block, sort lines that are streamed to stdout by their first word, with 64 MB of memory."""
         argv, keep = ("env", "LC_ALL=C", "sort", "-s", "-k1,1", "-S64M"), self._filter or bytes
         with suppress(BrokenPipeError), subprocess.Popen(argv, stdin=subprocess.PIPE) as sort:
             self.filter_stdout(lambda data: (b"", sort.stdin.write(keep(data)))[0])  # type: ignore[union-attr]
@@ -106,7 +104,7 @@ class Executor:
             raise CannotWriteError("")  # sort has already reported it
 
     def another(self) -> "Executor":
-        """Return an executor for another thread. It has the same environment and no stdin."""
+        """Return an executor for another thread, with the same environment and without stdin."""
         return Executor(self._environ, has_stdin=False)
 
     def close(self) -> None:
@@ -144,7 +142,7 @@ class Executor:
         return self._run_in_parallel(commands, on_interrupt)
 
     def _run_in_parallel(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        """Run commands in parallel. This thread waits for all of them and receives Ctrl-C."""
+        """Run commands in parallel threads. The calling thread waits for all commands, and handles Ctrl-C."""
         streams = sum(command.mode == "stream" for command in commands)
         if any(command.host or (command.transfer and command.transfer.rsync_to) for command in commands):
             self._remote.prepare(streams)
@@ -170,14 +168,15 @@ class Executor:
                     _handle_interrupt(on_interrupt, error)
         except BaseException:
             self._remote.close()  # commands that wait for an answer will not get one
-            self._kill_children()
+            for process in tuple(self._children):
+                _kill_session(process)
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             display.close()
 
     def _move(self, command: Command, transfer: Transfer, display: Display, number: int) -> Output:
-        """Run a command that transfers files. If the other end is another machine, use OpenSSH's own client."""
+        """Run a command that transfers files. OpenSSH's client connects to the other machine, if there is one."""
         argv, env = command.argv, {**command.env}
         if command.host:
             argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
@@ -187,7 +186,7 @@ class Executor:
             start = partial(self._child, replace(command, argv=argv, env=env), stdout=subprocess.PIPE)
             return move(command, transfer, start, display, number)
         except subprocess.TimeoutExpired:
-            return Output(returncode=TIMED_OUT, stderr="it has closed its output, but does not end")
+            return Output(returncode=TIMED_OUT, stderr="the program closed its output, but did not exit")
         except FileNotFoundError as missing:
             return Output(returncode=NOT_FOUND, stderr=f"{missing.filename}: not found")
 
@@ -236,7 +235,7 @@ class Executor:
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process in its own session, and wait for its end after the block. An exception kills the process."""
+        """Start a process in its own session. After the block, wait for its end. An exception in the block kills it."""
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
@@ -270,12 +269,7 @@ class Executor:
                     with suppress(OSError):
                         stream.close()
 
-    def _kill_children(self) -> None:
-        for process in tuple(self._children):
-            _kill_session(process)
-
     def _hand_over(self, command: Command) -> Output:
-        """Run a command that controls the terminal and receives Ctrl-C."""
         interrupts = []
         before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # SIG_IGN is inherited
         children = _children() if command.kills_orphans else []
@@ -323,7 +317,7 @@ class Executor:
 
 
 def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...]]) -> T:
-    """Run a verb to its end: answer the commands that it yields with the outputs that ``run`` returns for them."""
+    """Run a verb to its end. ``run`` gets the commands that the verb yields, and returns their outputs."""
     try:
         commands = next(verb)
         while True:
@@ -334,7 +328,7 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
 
 
 def _messages(commands: tuple[Command, ...]) -> str:
-    """Return the messages for the user that precede these commands, one per line, each once."""
+    """Return the different messages to print before these commands, one per line."""
     return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
 
 
@@ -359,7 +353,7 @@ def _children() -> list[int]:
 
 
 def _kill_orphans(children: list[int]) -> None:
-    """Kill the children of this process that are not in ``children``. Their own children are then its children, too."""
+    """Kill the children of this process that are not in ``children``, and then the processes that they started."""
     while orphans := [pid for pid in _children() if pid not in children]:
         for pid in orphans:
             with suppress(OSError):
@@ -369,7 +363,7 @@ def _kill_orphans(children: list[int]) -> None:
 
 
 def _handle_interrupt(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
-    """Call ``on_interrupt`` for a Ctrl-C, and again for each Ctrl-C that arrives while it runs."""
+    """Call ``on_interrupt``. If another Ctrl-C interrupts the call, call it again for that Ctrl-C."""
     while True:
         try:
             return on_interrupt(error)
@@ -380,7 +374,7 @@ def _handle_interrupt(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> No
 
 
 def _reads() -> bool:
-    """Return whether this process may read its stdin: a background process may not read from its terminal."""
+    """Return whether this process may read its stdin. A background process of a terminal may not."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # stdin is no terminal, or not the one that controls this session

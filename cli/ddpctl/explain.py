@@ -1,8 +1,7 @@
-"""Explains why a run hangs, is slow or has failed: one sentence with its evidence, from the reports of all ranks. Pure.
+"""Explains why a run hangs, is slow or has failed, with one sentence and its evidence. Has no side effects.
 
-The most certain evidence comes first: the outcome, the state of the processes, the collectives that the ranks have
-entered according to torch's flight recorder, and finally where their Python code is. What is unknown is reported as
-unknown.
+The evidence is, in this order: the outcome, the process states, the collectives that torch's flight recorder has
+recorded, and the Python stacks.
 """
 
 import itertools
@@ -35,7 +34,7 @@ Cause = Literal[
     "stopped_process",  # a rank is stopped by a signal
     "ended_early",  # a rank has ended while others wait for it
     "mismatch",  # ranks called different collectives, or with different sizes or types, or have different models
-    "network",  # data between two nodes does not arrive, or slowly
+    "network",  # data between two nodes is lost or slow
     "order",  # ranks wait for each other in collectives of different groups
     "missing",  # a rank has not entered a collective
     "send_recv",  # all ranks wait in send or recv
@@ -48,12 +47,12 @@ Cause = Literal[
     "straggler",
     "unknown",
 ]
-HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
-LOG_LINES = 5  # how many last lines of the failed rank's log are shown
-NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
-NOT_BLOCKED = "; it is not blocked: it may be in an evaluation, or wait in a loop"
+HANG_S = 30.0  # a shorter wait is not reported as a hang
+LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
+NOT_YET = f"; a download, an evaluation or a checkpoint may cause a wait of less than {HANG_S:g} s"
+NOT_BLOCKED = "; this rank is not blocked: it may run an evaluation, or poll in a loop"
 RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
-SLOWER = 2.0  # this many times as long between two collectives as at first
+SLOWER = 2.0  # the time between two collectives, compared with the beginning
 MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentioned
 STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
@@ -64,16 +63,13 @@ SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_obje
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explanation. ``rank`` is the rank that it names, or None.
-
-    ``fault`` is False if nothing is wrong, or if the ranks have not waited long enough to be sure of a hang.
-    """
+    """An explanation. ``fault`` is False if nothing is wrong, or if a hang is not certain yet."""
 
     cause: Cause
     sentence: str
     fault: bool = True
-    rank: int | None = None
-    node: int | None = None
+    rank: int | None = None  # the rank that caused it; None: no single rank
+    node: int | None = None  # the node of that rank
     evidence: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -81,20 +77,19 @@ class Explanation:
 def explain_outcome(
     outcome: Outcome, kept: Sequence[RankView], log: str, events: Sequence[Event], world_size: int
 ) -> Explanation:
-    """Explain how a run has ended.
+    """Explain how a run ended.
 
-    ``kept`` is what the ranks did before they were killed because of a hang. ``log`` is the end of the failed rank's
-    log.
+    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the failed rank's log.
     """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
         if found.cause not in ("none", "unknown"):
             sentence = found.sentence.partition(NOT_YET)[0]
-            return replace(found, sentence=f"{sentence}; the run was killed for it", fault=True)
-        unknown = ("why it hung: " + found.sentence, *found.unknown)
+            return replace(found, sentence=f"{sentence}; the run was killed because of this hang", fault=True)
+        unknown = ("why the run hung: " + found.sentence, *found.unknown)
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
     cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
-    unknown = ("what its ranks did when it hung was not recorded",) if outcome.cause == "hang" else ()
+    unknown = ("what the ranks did during the hang was not recorded",) if outcome.cause == "hang" else ()
     sentence, rank, node = outcome.message, outcome.rank, outcome.node
     words = f"{outcome.message}\n{last_error(log)}"
     known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
@@ -108,7 +103,7 @@ def explain_outcome(
             cause, rank, node = "ended_early", early.rank, early.node
             sentence += f"; others waited for rank {rank} (node {node}), which had exited with 0"
         else:
-            sentence += "; its connection to another rank was lost, but no other rank is known to have ended before"
+            sentence += "; its connection to another rank was lost, but no other rank is known to have ended earlier"
     if nan := explain_not_finite(events):
         sentence += f"; {nan.sentence}"
         if outcome.code == Exit.DATA:
@@ -124,7 +119,7 @@ def explain_outcome(
 
 
 def of_last_start(events: Sequence[Event]) -> list[Event]:
-    """Return the events since each node's ddprun was started last. Earlier starts count their attempts from 1, too."""
+    """Return the events of the last start of ddprun on each node. Each start counts its attempts from 1."""
     started: dict[int, float] = {}
     for one in events:
         if one.event == "node_started":
@@ -133,7 +128,7 @@ def of_last_start(events: Sequence[Event]) -> list[Event]:
 
 
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
-    """Return the step and the rank of the first NaN or infinity that was reported in the last attempt, or None."""
+    """Explain where NaN or infinity was first reported in the last attempt. Return None if it was not reported."""
     attempt = max((one.attempt for one in events), default=0)
     reports = [one for one in events if one.event == "not_finite" and one.attempt == attempt]
     found = [one for one in reports if None not in (one.step, one.rank)]
@@ -167,18 +162,18 @@ LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by 
 
 
 def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
-    """Return the first event of a rank that exited with 0 before the failed rank, in the same attempt, or None."""
+    """Return the event of the first rank that exited with 0 before the failed rank in the same attempt, or None."""
     exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
     failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
     return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
 
 
 def last_error(log: str) -> str:
-    """Return the last traceback in a log, with those that it is chained to, or the last line if there is no traceback.
+    """Return the last traceback in a log, including its chained exceptions, or else the last line of the log.
 
-    Earlier tracebacks are from exceptions that were caught, so they are not the cause.
+    Earlier tracebacks belong to exceptions that were caught.
     """
-    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log).partition("Fatal Python error: ")[0]  # stacks follow it
+    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log).partition("Fatal Python error: ")[0]  # stacks of all threads follow
     *earlier, last = text.split("Traceback (most recent call last):")
     if not earlier:
         return text.rstrip().rpartition("\n")[2]
@@ -187,11 +182,11 @@ def last_error(log: str) -> str:
     return last
 
 
-# ---- The reasons: each is a function of all ranks, and returns an explanation or None.
+# ---- Each reason is a function that gets all ranks, and returns an explanation or None.
 
 
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
-    """Explain what the ranks do in a run that has not ended, or that was killed because of a hang."""
+    """Explain what the ranks do if the run has not ended or was killed because of a hang."""
     reasons = (_stopped, _network, _mismatch, _missing, _no_group, _straggler, _slow_data, _send_recv)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
@@ -206,7 +201,7 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
 
 
 def _progress(ranks: Sequence[RankView], world_size: int) -> str:
-    """Describe ranks of which none delays the others: how often they enter collectives, and where they spend time."""
+    """Describe how often the ranks enter collectives, and where they spend their time, if no rank delays the others."""
     times = [one[-1][0] for one in _arrivals(ranks, world_size)]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
@@ -215,11 +210,9 @@ def _progress(ranks: Sequence[RankView], world_size: int) -> str:
     else:
         num = len(times) // 4
         first_s, last_s = (times[num] - times[0]) / num, (times[-1] - times[-1 - num]) / num
-        text = (
-            f"the ranks make progress; none of them is usually the last to enter a collective ({len(times)} recorded)"
-        )
+        text = f"the ranks make progress; no rank is usually the last to enter a collective ({len(times)} recorded)"
         if last_s > SLOWER * first_s:
-            text += f"; they became slower: a collective every {last_s:.2g} s, {first_s:.2g} s at first"
+            text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
         if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
             text += f"; the last collective began {format_duration(ago_s)} ago"
     stacks = [stack for view in ranks for stack in view.stacks if stack]
@@ -232,7 +225,7 @@ def _progress(ranks: Sequence[RankView], world_size: int) -> str:
 
 
 def _volume(ranks: Sequence[RankView]) -> str:
-    """Return how much data the collectives of rank 0 move, or an empty string if it is little or not known."""
+    """Return the average size of the collectives as text, or an empty string if the size is small or unknown."""
     sizes = [one.num_bytes for one in ranks[0].collectives.values()] if ranks else []
     if not sizes or sum(sizes) < MIN_VOLUME * len(sizes):
         return ""
@@ -255,13 +248,13 @@ def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None: 
 
 
 def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find two nodes between which data is not acknowledged, or is in transit whenever the ranks wait."""
+    """Find two nodes whose data is not acknowledged, or is in transit in nearly all samples."""
     links = [(view, link) for view in ranks for one in view.states for link in one.get("links", ())]
     nodes = {here: f"node {view.node}" for view, (here, *_) in links}
     cut: set[frozenset[str]] = set()
     busy: Counter[tuple[int, frozenset[str]]] = Counter()
     for view, (here, there, size, again) in links:
-        if there in nodes or len(ranks) < world_size:  # or the other machine is not of this run
+        if there in nodes or len(ranks) < world_size:  # otherwise the other machine may not belong to this run
             pair = frozenset((nodes[here], nodes.get(there, "another machine")))
             busy[view.rank, pair] += size > 0
             cut |= {pair} if again >= RESENT else set()
@@ -274,15 +267,15 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     names = sorted(frozenset.intersection(*bad))
     between = f"between {' and '.join(names if len(names) > 1 else [*names, f'{len(bad)} others'])}"
-    text = f"the ranks wait for the network: data was on its way {between} in nearly all samples; see ddpctl bench"
+    text = f"the ranks wait for the network: data was in transit {between} in nearly all samples; see ddpctl bench"
     if is_cut:
-        text = f"data {between} is sent again and again, but is not acknowledged: a link, a firewall or a machine is "
-        text += f"at fault, and no rank; ranks have been waiting for {format_duration(waited_s)}"
+        text = f"data {between} is retransmitted, but not acknowledged: the cause is a link, a firewall or a machine, "
+        text += f"not a rank; ranks have been waiting for {format_duration(waited_s)}"
     return Explanation(cause="network", sentence=text, fault=is_cut and waited_s >= HANG_S)
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank for which the others wait in send or recv. gloo does not record for how long they wait."""
+    """Find the only rank that is not waiting in send or recv. gloo does not record how long the ranks wait."""
     waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
     others = [view for view in ranks if view not in waiting and not view.waits_in]
     if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
@@ -290,7 +283,7 @@ def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     if others:
         text = f"{others[0].who} is the only one that is not in send, recv or a collective; {others[0].doing()}"
         return _about(others[0], "missing", text, fault=False)
-    text = "all ranks wait in send, recv or a collective; which of them waits for which is not known"
+    text = "all ranks wait in send, recv or a collective; it is unknown which rank waits for which other rank"
     return Explanation(cause="send_recv", sentence=text, fault=False)
 
 
@@ -301,8 +294,8 @@ def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -
 def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
     """Return the ranks that wait longer than usual, each with its collective and its waiting time in seconds.
 
-    ``all_`` collectives that some rank has completed are skipped, because then all ranks have entered them. The ranks
-    are not sampled at the same time, so a rank may only seem to wait.
+    An ``all_`` collective that a rank has completed is skipped: all ranks have entered it. A rank can appear to wait
+    in it, because the ranks are not sampled at the same time.
     """
     entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
     waits = ((view, view.waits_in) for view in ranks)
@@ -332,7 +325,7 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _ranks(numbers: Sequence[int], singular: str, plural: str) -> str:
-    """Return the subject and verb of a sentence about these ranks: ``ranks 1 and 3 are`` or ``6 ranks are``."""
+    """Return the ranks and the verb of a sentence, such as ``ranks 1 and 3 are`` or ``6 ranks are``."""
     if len(numbers) == 1:
         return f"rank {numbers[0]} {singular}"
     return f"{f'ranks {numbers[0]} and {numbers[1]}' if len(numbers) == 2 else f'{len(numbers)} ranks'} {plural}"
@@ -348,7 +341,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     absent: dict[int, tuple[Collective, float]] = {}
     views = {view.rank: view for view in ranks}
     for _, one, waited_s in sorted(waiting, key=lambda found: found[1].at):
-        # A single rank may be unknown, because it holds the GIL. Then it is enough that all others wait for it.
+        # A rank that holds the GIL does not answer. It counts as absent if all other ranks wait for it.
         all_others = sum(found.name == one.name for _, found, _ in waiting) == len(members[one.group]) - 1
         for rank in members[one.group] & views.keys():
             if views[rank].is_before(one) or (views[rank].unknown and all_others):
@@ -361,7 +354,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     for_s = f"for which {_ranks(waiters, 'has', 'have')} been waiting for {format_duration(waited_s)}"
     if view.rank in blocked:
         own = next(found for other, found, _ in waiting if other is view)
-        text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: their order differs between the ranks"
+        text = f"{view.who} is in {own.name}, but has not entered {one.name}, {for_s}: their order differs"
         return _about(view, "order", text)
     more = f" (and {_ranks(roots[1:], 'has', 'have')} not either)" if len(roots) > 1 else ""
     text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
@@ -389,14 +382,14 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
-    """Return when each rank entered each collective that all ranks have entered, in order of time."""
+    """Return, for each collective that all ranks have entered, the times and the ranks in order of time."""
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank or node that is last in nearly all collectives and delays the others for much of the time."""
+    """Find the rank or node that is last in most collectives, and for which the others wait much of the time."""
     arrivals = _arrivals(ranks, world_size)
     by_rank, by_node = {view.rank: view.rank for view in ranks}, {view.rank: view.node for view in ranks}
     for owners, whole in itertools.product((by_rank, by_node), (arrivals, arrivals[len(arrivals) // 2 :])):
@@ -407,7 +400,7 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
         is_late = times >= STRAGGLER_LAST * len(whole) and share >= STRAGGLER_SHARE
         others = [state for view in ranks if view not in views for state in view.states]
         if sum("nanosleep" in str(state.get("wchan")) for state in others) > MOSTLY * len(others):
-            continue  # they sleep themselves: asynchronous collectives do not make a rank wait
+            continue  # the other ranks sleep, so they do not wait for this rank
         if is_late and sum(view.share(COLLECTIVES) for view in views) <= MOSTLY * len(views):
             break
     else:
@@ -426,9 +419,9 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
 
 
 def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
-    """Return the owner that is last most often, how often it is last, and the share of the time that others wait.
+    """Return the rank or node that is last most often, how often, and the share of the time that others wait for it.
 
-    ``owners`` maps a rank to the number of its owner: the rank itself or its node.
+    ``owners`` maps each rank to the number of the rank or of its node.
     """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
     waited_s, until = 0.0, 0.0
@@ -441,7 +434,7 @@ def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    """Find out whether the ranks mostly wait for their data when they do not wait for each other."""
+    """Find out whether the ranks mostly wait for their data loaders outside collectives."""
     stacks = [stack for view in ranks for stack in view.stacks if stack]
     own = [stack for stack in stacks if not has_file(stack, COLLECTIVES)]
     num_waits = sum(has_file(stack, LOADER) for stack in own)

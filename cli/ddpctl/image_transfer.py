@@ -1,9 +1,8 @@
 """Copies a container image to hosts without a registry (``ddpctl image ship``): survey, pack, send, check, load.
 
-The output of `docker save` is split into blobs here and put together again on the host. A blob is a compressed layer or
-the image's configuration. Its name is the SHA-256 of its content. A host keeps its blobs, so that no blob is sent
-twice. A host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served in parallel; if one fails, the others
-continue.
+The output of `docker save` is split into blobs: one for each compressed layer and one for the image's configuration.
+Each host stores the blobs under the SHA-256 of their content, so that no blob is sent twice, and combines them. A host
+needs sh, tar, sha256sum, and zstd or gzip. If one host fails, the transfers to the other hosts continue.
 """
 
 import json
@@ -77,10 +76,10 @@ SILENT = "it failed without a message"
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """One file that is transferred as a part of an image."""
+    """A layer or the configuration of an image, as a file."""
 
     digest: str  # SHA-256 of the uncompressed content, in hexadecimal
-    name: str  # on both sides: DIGEST.tar.zst, DIGEST.tar.gz or DIGEST.json
+    name: str  # on this machine and on the host: DIGEST.tar.zst, DIGEST.tar.gz or DIGEST.json
     path: str = ""  # on this machine, once it is packed
     size: int = 0  # compressed
 
@@ -96,12 +95,12 @@ class Survey:
     files: Mapping[str, int] = field(default_factory=dict)  # the files in its cache: name → bytes
 
     def blob_of(self, digest: str) -> str | None:
-        """Return the name of the layer's file on the host, with any compression, or None if it lacks the layer."""
+        """Return the name of the layer's file on the host, or None if the host does not have the layer."""
         return next((name for codec in _COMPRESS if (name := f"{digest}.tar.{codec}") in self.files), None)
 
 
 def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
-    """Return the description of the image on this machine. Raises UnavailableError."""
+    """Return the image on this machine. Raises UnavailableError."""
     (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
     if done.returncode:
         reason = done.last_line(SILENT)
@@ -112,7 +111,7 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
 
 
 def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tuple[Survey, ...]]:
-    """Find out in parallel what all hosts already have."""
+    """Return what each host already has, after asking all hosts in parallel."""
     outputs = yield tuple(
         command
         for host in hosts
@@ -134,7 +133,7 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
 
 
 def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
-    """Choose the compression: zstd if this machine and all hosts have it, otherwise gzip."""
+    """Return zstd if this machine and all hosts have it, and otherwise gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
     return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
 
@@ -142,7 +141,7 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 def pack(
     engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration and the compressed ``missing`` layers into a local folder; return them as blobs.
+    """Write the configuration and the compressed ``missing`` layers to ``folder``, and return them as blobs.
 
     ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
     """
@@ -155,7 +154,7 @@ def pack(
     config, members = read_manifest(listed.stdout)
     if len(members) != len(image.layers):
         raise DdpctlError(f"{engine} save {image.reference} wrote {len(members)} layers of {len(image.layers)}")
-    # Use the first of equal layers: Docker writes the others as links to it.
+    # Several layers can be equal. Docker writes the first, and a link for each other one.
     wanted = dict(reversed([*zip((digest_hex(layer) for layer in image.layers), members, strict=True)]))
     blobs = [Blob(digest=PurePath(config).stem, name=f"{PurePath(config).stem}.json")]
     blobs += [Blob(digest=digest, name=f"{digest}.tar.{codec}") for digest in wanted if digest in missing]
@@ -174,7 +173,7 @@ def pack(
 
 
 def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return which members of the archive are the configuration and the layers, for any engine. Raises DdpctlError."""
+    """Return the names of the configuration and of the layers in the archive. Raises DdpctlError."""
     try:
         (manifest,) = json.loads(text)
         return manifest["Config"], tuple(manifest["Layers"])
@@ -183,18 +182,18 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send a blob from byte ``start`` on; return how many bytes of it the host then has. Raises UnavailableError."""
+    """Send a part of a blob that begins at byte ``start``, and return where the part ends. Raises UnavailableError."""
     length = min(PART_BYTES, blob.size - start)
     part = FilePart(path=blob.path, start=start, length=length)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
     (done,) = yield (Command(argv=argv, host=host, part=part, timeout_s=LONG_S),)
     if done.returncode:
-        raise UnavailableError(f"{done.last_line(SILENT)}: ship again to resume where it stopped")
+        raise UnavailableError(f"{done.last_line(SILENT)}: ship the image again to resume the transfer")
     return start + length
 
 
 def check(host: Host, blob: Blob) -> Verb[None]:
-    """Make the host verify the content of a blob that it received. Raises UnavailableError."""
+    """Verify the checksum of a blob on a host. Raises UnavailableError."""
     argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
@@ -212,7 +211,7 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
         raise UnavailableError(f"{engine} load: {done.last_line(SILENT)}")
     (held,) = yield (Command(argv=inspect_line(engine, image.reference), host=host),)
     if held.returncode:
-        raise UnavailableError(f"{image.reference} is not there after it was loaded: {held.last_line(SILENT)}")
+        raise UnavailableError(f"{engine} load did not create {image.reference}: {held.last_line(SILENT)}")
     return read_inspect(image.reference, held.stdout)
 
 
@@ -221,7 +220,7 @@ def digest_hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-# The complete transfer: runs the verbs above, and prints one line per host and step.
+# The complete transfer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +239,10 @@ class Shipper:
     executor: Executor
     emit: Callable[[str], None]
     engine: Engine
-    folder: Path  # where blobs are packed; kept, so that they need not be packed again next time
+    folder: Path  # the folder of the packed blobs; the next call uses them again
 
     def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
-        """Copy an image to all hosts, sending each host only the layers that it lacks. Raises UnavailableError."""
+        """Copy an image to all hosts. Only layers that a host does not have are sent. Raises UnavailableError."""
         image = self.executor.perform(inspect_image(self.engine, reference))
         self.emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
         surveys = self.executor.perform(survey_hosts(self.engine, reference, hosts))
@@ -314,7 +313,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send one blob, or the rest of it after an interruption, and return the number of bytes sent."""
+        """Send a blob, or only its rest after an interruption. Return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

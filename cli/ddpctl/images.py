@@ -1,7 +1,4 @@
-"""Container images as values: what Docker and podman report about them, and the commands that query them. Pure.
-
-This module uses neither hosts nor targets: ``image_transfer`` copies images to other machines, and targets run them.
-"""
+"""Container images as values, and the commands of Docker and podman that inspect and build images."""
 
 import json
 from dataclasses import dataclass
@@ -19,10 +16,10 @@ _VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image, as the engine reports it for a reference."""
+    """The description of an image by Docker or podman."""
 
     reference: str  # as it was requested
-    id: str  # sha256:... of its configuration: the same wherever the same image was built, pulled or loaded
+    id: str  # sha256:... of its configuration; the same on all machines that have the image
     digests: tuple[str, ...]  # name@sha256:..., as registries name it; empty until it is pushed or pulled
     layers: tuple[str, ...]  # sha256:... of every layer's uncompressed content, lowest first
     size: int  # bytes, uncompressed
@@ -60,26 +57,25 @@ def read_inspect(reference: str, stdout: str) -> Image:
 
 
 def digest_of(reference: str) -> str | None:
-    """Return the digest that a reference pins, or None for a tag, which may later mean another image."""
+    """Return the digest in a reference, or None if the reference has only a tag."""
     _, at, digest = reference.partition("@")
     return digest if at else None
 
 
 def difference(wanted: Image, found: Image) -> str:
-    """Return why ``found`` is not ``wanted``, with both digests, or an empty string if they are the same image.
+    """Return how the images differ, or an empty string if they are the same image.
 
-    They are the same if they have the same configuration ID or share a registry digest. Both are compared because a
-    registry may store one image under another manifest, and an engine with containerd's store uses a manifest's digest
-    as the ID.
+    Images are the same if they have the same ID or a common registry digest. Either alone can differ: a registry may
+    store the image with another manifest, and with containerd's image store, the ID is the digest of a manifest.
     """
     digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
     if wanted.id == found.id or digests:
         return ""
-    return f"{found.reference} is {pin(found)} there, but {pin(wanted)} is expected"
+    return f"{found.reference} is image {pin(found)}, but {pin(wanted)} was expected"
 
 
 def pin(image: Image) -> str:
-    """Return a permanent name of the image: its digest in a registry, or else its ID."""
+    """Return the digest of the image in a registry, or else its ID."""
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 

@@ -1,6 +1,6 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: while a subcommand runs, they raise an exception; otherwise they end ddpctl.
+"""Handles Ctrl-C, SIGTERM and SIGHUP. They raise an exception during a subcommand, and otherwise end ddpctl.
 
-This module imports almost nothing, so that the handlers are installed before slow imports.
+This module has few imports, so that the handlers are installed before slow imports.
 """
 
 import os
@@ -12,7 +12,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP was received. It is handled like Ctrl-C, and raised once: later signals are ignored."""
+    """SIGTERM or SIGHUP was received. Only the first such signal raises this exception."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_silently() -> None:
-    """From now on, end the process at once on Ctrl-C, SIGTERM and SIGHUP, unless its parent made it ignore them."""
+    """From now on, Ctrl-C, SIGTERM and SIGHUP end the process at once, except signals that its parent ignores."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
     for number in _ENDS:
@@ -29,16 +29,16 @@ def exit_silently() -> None:
 
 
 def raise_in_verb() -> None:
-    """From now on, raise exceptions on Ctrl-C, SIGTERM and SIGHUP, so that a subcommand can report what it leaves."""
+    """From now on, Ctrl-C, SIGTERM and SIGHUP raise an exception, which the subcommand can handle."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _ENDS:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup makes us ignore SIGHUP
+        if signal.getsignal(number) is signal.SIG_DFL:  # not if ignored, as under nohup
             signal.signal(number, _terminate)
 
 
 def code_of(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a subcommand that this exception has ended."""
+    """Return the exit code of a subcommand that was ended by ``error``."""
     return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
@@ -49,12 +49,8 @@ def _exit(_number: int, _frame: FrameType | None) -> None:
 def _terminate(number: int, _frame: FrameType | None) -> None:
     for end in _ENDS:
         if signal.getsignal(end) is _terminate:
-            signal.signal(end, _pass_over)
+            signal.signal(end, lambda *_: None)  # unlike SIG_IGN, not inherited by child processes
     from ddpwire.streams import leave_lost
 
     leave_lost()  # the terminal may be gone, and a message would then fail
     raise Terminated(number)
-
-
-def _pass_over(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal. Unlike SIG_IGN, this handler is not inherited by child processes."""

@@ -1,4 +1,4 @@
-"""Turns a job into the environment and the arguments of each node's ddprun. Pure and independent of targets."""
+"""Determines the environment and the arguments of ddprun on each node of a run, for all targets."""
 
 import itertools
 import shlex
@@ -16,25 +16,25 @@ TRAINER = ("-m", "ddptrain")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of one run: everything that is known before any machine is contacted."""
+    """The settings of one run that are known before any machine is contacted."""
 
     run: str  # the run's name
     job: JobSpec
     cwd: str  # where the ranks run: the project's folder
     run_dir: str  # the run's folder (ddpwire.run_files)
     checkpoint_dir: str
-    uid: str = ""  # distinguishes runs of the same name; empty: for a rendered spec, which may be started many times
+    uid: str = ""  # distinguishes runs of the same name; empty for a rendered spec, which can be started several times
     user: str = ""  # who launches the run
     wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
     @property
     def identity(self) -> dict[str, str]:
-        """The variables of ``ddpwire.names`` that identify the run to a node, in addition to the run's name."""
+        """The environment variables with the run's unique ID and its user."""
         return {names.RUN_UID: self.uid, names.USER: self.user} if self.uid else {}
 
     @property
     def store(self) -> dict[str, str]:
-        """The variable with the URL of the run's folder in its object store; empty if it has no object store."""
+        """The environment variable with the URL of the run's folder in an object store, if there is one."""
         url = self.job.checkpoint_dir
         return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
 
@@ -45,10 +45,9 @@ class Plan:
 
 
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what ddprun runs: ``script args`` or ``-m module args``.
+    """Return the script or ``-m module`` that the ranks run, and its arguments.
 
-    An empty command, or one that begins with an option, runs ddptrain. A leading ``python`` is dropped, because a rank
-    is a Python process anyway.
+    An empty command, or a command that begins with an option, runs ddptrain. A ``python`` at the beginning is removed.
     """
     if command and command[0] in ("python", "python3"):
         command = command[1:]
@@ -62,19 +61,19 @@ def program(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def script_of(command: tuple[str, ...]) -> str | None:
-    """Return the script that must exist for the ranks to start, or None for a module."""
+    """Return the path of the script that the ranks run, or None if they run a module."""
     words = program(command)
     return None if words[0] == "-m" else words[0]
 
 
 def package_of(command: tuple[str, ...]) -> str | None:
-    """Return the package or module that must exist for the ranks to start, or None for a script or ddptrain."""
+    """Return the top-level package that the ranks run, or None if they run a script or ddptrain."""
     words = program(command)
     return words[1].partition(".")[0] if words[0] == "-m" and len(words) > 1 and words[:2] != TRAINER else None
 
 
 def title(job: JobSpec) -> str:
-    """Describe a run in a phrase: ``2 nodes x 4 ranks of train.py``."""
+    """Return a short description of a run, such as ``2 nodes x 4 ranks of train.py``."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
     return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}"
@@ -86,7 +85,7 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def unused_gpus(job: JobSpec) -> str:
-    """Return a line if ddptrain leaves GPUs unused; empty if it uses all GPUs, or for another program."""
+    """Return a warning if ddptrain does not use all GPUs, and otherwise an empty string."""
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
     used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
@@ -94,15 +93,15 @@ def unused_gpus(job: JobSpec) -> str:
 
 
 def command_line(job: JobSpec) -> str:
-    """Return the program on one line, as a user would type it."""
+    """Return the script or module and its arguments as one shell line."""
     words = program(job.command)
     return one_line(shlex.join(words[1:] if words[:2] == TRAINER else words))
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """Return a node's environment variables: its place in the run, and the settings that ``ddprun_args`` omits.
+    """Return the environment variables of a node's ddprun.
 
-    ``addr`` and ``port`` are those of the rendezvous on node 0.
+    ``addr`` and ``port`` are the address and the port of the rendezvous on node 0.
     """
     return {
         names.NNODES: plan.job.nodes,
@@ -120,9 +119,9 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
 
 
 def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
-    """Return the arguments of a node's ddprun: its options, then the program.
+    """Return the arguments of a node's ddprun, which end with the script and its arguments.
 
-    ``deadline``: whether ddprun enforces the time limit, counted from its own start; False if a scheduler does so.
+    ``deadline`` is whether ddprun enforces the time limit. It is False if a scheduler enforces it.
     """
     job = plan.job
     options: dict[str, float | None] = {
@@ -138,22 +137,19 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
 
 
 def find_script(plan: Plan) -> Verb[None]:
-    """Check that the script is in the project's folder on this machine. Raises NoInputError if it is missing."""
+    """Check that the script exists in the project's folder on this machine. Raises NoInputError."""
     if commands := look_for_script(plan):
         check_script(plan, *(yield commands))
 
 
 def look_for_script(plan: Plan, host: Host | None = None) -> tuple[Command, ...]:
-    """Return the command that checks whether the script is in the project's folder; none for a module."""
+    """Return the command that checks whether the script exists, or an empty tuple if the ranks run a module."""
     script = script_of(plan.job.command)
     return (Command(argv=("test", "-f", script), cwd=plan.cwd, host=host, probe=True),) if script else ()
 
 
 def check_script(plan: Plan, *outputs: Output, host: Host | None = None) -> None:
-    """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) reports that the script is missing.
-
-    Other exit codes do not say whether the script exists (no test(1), a timeout, no connection): they are ignored.
-    """
-    if any(output.returncode == 1 for output in outputs):
-        where = f"{plan.cwd} of {host}" if host else plan.cwd
+    """Raise NoInputError if ``outputs``, the outputs of ``look_for_script``, show that the script is missing."""
+    if any(output.returncode == 1 for output in outputs):  # other codes: test(1) did not run
+        where = f"{plan.cwd} on {host}" if host else plan.cwd
         raise NoInputError(f"{script_of(plan.job.command)}: no such script in {where}")

@@ -1,4 +1,4 @@
-"""Launches, follows, stops and pulls runs: the steps of each subcommand, with targets, executor and run store."""
+"""Launches, follows, stops and pulls runs. These functions are the steps of ddpctl's subcommands."""
 
 import fcntl
 import getpass
@@ -46,8 +46,8 @@ from ddpwire.run_files import (
 )
 from ddpwire.version import __version__
 
-SETTLE_S = 10.0  # how long after its last log line a run may still appear to be alive
-LAUNCH_STOP_S = 60.0  # how long a launch may take to undo what it has begun
+SETTLE_S = 10.0  # how long a run may appear to be alive after its last log line
+LAUNCH_STOP_S = 60.0  # how long an interrupted launch may take to undo its changes
 STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
 SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
 PROGRESS_S = 5.0
@@ -56,7 +56,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class AppContext:
-    """What every subcommand needs: the executor, the folder of the runs, and a way to print."""
+    """The objects that every subcommand uses."""
 
     executor: Executor
     root: Path  # the folder of the runs
@@ -65,13 +65,13 @@ class AppContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to launch, according to the configuration and the flags."""
+    """The launch that the configuration and the flags request."""
 
     job: JobSpec
     target: str
     kind: str
     options: Any
-    why: str  # what chose the target
+    why: str  # where the target was set
     cwd: str
     name: str | None = None  # the run's exact name; None: a new name is chosen
     resumes: Run | None = None  # the run from whose checkpoints it continues
@@ -79,19 +79,19 @@ class Request:
 
 
 def open_context(environ: Mapping[str, str]) -> AppContext:
-    """Return the context of this process; messages go to stderr."""
-    return AppContext(executor=Executor(environ), root=run_store.state_dir(environ), emit=_emit)
-
-
-def _emit(line: str) -> None:
-    print(plain(line), file=sys.stderr)  # it may quote a program's output
+    """Return the context of this process. Its ``emit`` prints to stderr."""
+    return AppContext(
+        executor=Executor(environ),
+        root=run_store.state_dir(environ),
+        emit=lambda line: print(plain(line), file=sys.stderr),
+    )
 
 
 # The run that a verb is about
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
-    """Find a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects one training of an array."""
+    """Return a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects a task of an array."""
     if name and "/" in name:
         run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
     else:
@@ -115,13 +115,13 @@ def in_folder(folder: Path) -> tuple[Run, ...]:
 
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
-    """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
+    """Return the plan of a run. ``uid`` is the run's unique ID. It is empty if only a spec is rendered."""
     old, job, user = _resumed_run(request), request.job, ""
     if job.checkpoint_dir and program(job.command)[:2] != TRAINER:
         raise ConfigError(
-            "job.checkpoint_dir: only ddptrain copies its checkpoints to a store, and this is another script"
+            "job.checkpoint_dir: only ddptrain copies checkpoints to an object store, but the job runs another program"
         )
-    if job.checkpoint_dir and uid:  # the run's own place in the store, or that of the run that it resumes
+    if job.checkpoint_dir and uid:  # the folder in the object store
         own = f"{job.checkpoint_dir.rstrip('/')}/{run}"
         job = replace(job, checkpoint_dir=(old and old.job.checkpoint_dir) or own)
     if uid:
@@ -140,24 +140,24 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
 
 
 def _resumed_run(request: Request) -> Run | None:
-    """Return the old run whose checkpoints are used; None for a new run, or if the old run never started."""
+    """Return the run to resume. Return None if the request resumes no run, or a run that never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """Check that no other run uses the checkpoints of a run to be resumed. Raises UsageError or UnavailableError."""
+    """Check that no running run uses the checkpoints of the run to resume. Raises UsageError or UnavailableError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
-            raise UnavailableError(f"--resume: whether run '{old.name}' has ended is unknown: {state.message}")
+            raise UnavailableError(f"--resume: it is unknown whether run '{old.name}' has ended: {state.message}")
         if not state.ended and state.state != "unknown":
             raise UsageError(
-                f"--resume: run '{state.run}' has not ended, and two trainings cannot share checkpoints: stop it first"
+                f"--resume: run '{state.run}' has not ended, and two trainings cannot share checkpoints: stop that run"
             )
 
 
 def dry_run(context: AppContext, request: Request) -> None:
-    """Print what a launch would run, but change nothing."""
+    """Print the commands that a launch would run."""
     name = _name(context, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
@@ -168,7 +168,7 @@ def dry_run(context: AppContext, request: Request) -> None:
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
-    """Start a run and save its record. A launch that fails or is interrupted is undone as far as possible."""
+    """Start a run and save its record. If the launch fails or is interrupted, undo it as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
     name = _name(context, request)
@@ -217,7 +217,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if gone:
                 run_store.discard(folder)
             else:
-                context.emit(f"something of {name} may be left: ddpctl stop {name} removes it")
+                context.emit(f"parts of {name} may still exist: ddpctl stop {name} removes them")
             raise
     return run
 
@@ -229,13 +229,13 @@ def _name(context: AppContext, request: Request) -> str:
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
-    """Print a run's logs until it ends; return how it ended, and ddpctl's exit code.
+    """Print a run's logs until the run ends. Return its last status, and ddpctl's exit code.
 
-    ``tail`` is how many earlier lines to print. The returned status has no message if the log already contains it.
+    ``tail`` is how many earlier lines to print. The status has no message if the log ends with the same message.
 
-    The first Ctrl-C sends SIGINT to the ranks, the second kills them; the exit code is then that of an interruption. If
-    this ddpctl has ``launched`` the run, SIGTERM stops it as well, and so does SIGHUP if the run would end with ddpctl.
-    Otherwise these signals are raised (interrupts.Terminated) and the run continues.
+    The first Ctrl-C sends SIGINT to the ranks, and the second kills them. If this process has ``launched`` the run,
+    SIGTERM also stops it, and SIGHUP does if the run is tethered to ddpctl. Otherwise, these signals raise
+    interrupts.Terminated, and the run continues.
     """
     target = target_of(run)
     ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
@@ -256,12 +256,12 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         while True:
             try:
                 printed = False
-                with suppress(CannotWriteError):  # the run continues, even if nobody reads its log
+                with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
                     context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
                     printed = True
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
-                    state = replace(state, message="")  # it is the last line of the log
+                    state = replace(state, message="")  # the log ends with it
                 return state, code
             except KeyboardInterrupt as error:  # between two commands
                 if not stopper.handles(error):
@@ -271,10 +271,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 
 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
-    """Wait until the run has ended; return how it ended, and ddpctl's exit code.
-
-    This takes a moment, unless the log could not be printed to its end.
-    """
+    """Wait until the run has ended. Return its last status, and ddpctl's exit code."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
@@ -295,10 +292,10 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 
 
 class Stopper:
-    """Handles Ctrl-C for an attached run: the first one makes the run save and stop, the second one kills it.
+    """Handles Ctrl-C for an attached run. The first Ctrl-C makes the run save and stop, and the second kills it.
 
-    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` are other
-    signals to ddpctl that stop the run as well. All other signals are raised again.
+    ``first`` is the signal that the first Ctrl-C sends; a target that cannot send INT sends TERM. ``ends_on`` are the
+    signals to ddpctl that also stop the run. Other signals are raised again.
     """
 
     def __init__(
@@ -309,11 +306,11 @@ class Stopper:
         self.code = int(Exit.INTERRUPTED)
 
     def handles(self, error: KeyboardInterrupt) -> bool:
-        """Return whether this interruption stops the run."""
+        """Return whether the signal that raised ``error`` stops the run."""
         return not isinstance(error, interrupts.Terminated) or error.number in self._ends_on
 
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
-        """Handle one Ctrl-C or one other signal."""
+        """Stop the run, or kill it at the second call. Raise ``error`` again if its signal does not stop the run."""
         signal, by, again, only = self._first, "you (Ctrl-C)", "Ctrl-C again kills them", ""
         if isinstance(error, interrupts.Terminated):
             if not self.handles(error):
@@ -328,7 +325,7 @@ class Stopper:
             self._context.emit(f"killing run '{run.name}'")
         else:
             if signal == "INT" and "interrupt" not in target.capabilities:
-                signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
+                signal, only = "TERM", f" (with SIGTERM, because {run.kind} cannot send SIGINT)"
             self._context.emit(f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=self.times > 1))
@@ -337,7 +334,7 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Make a run save and stop, kill it after its grace period, and check that nothing of it is left."""
+    """Make a run save and stop. Kill it after its grace period, and check that it has ended."""
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
@@ -360,12 +357,14 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
 
 
 def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
-    """Make the ddpctl that is launching a run undo the launch. Return None if it was too late for that.
+    """Make the ddpctl process that launches a run undo the launch. Return None if the launch had finished.
 
-    Raises UnavailableError if that ddpctl is on another machine, or does not end.
+    Raises UnavailableError if that process is on another machine, or does not end.
     """
     if launch.host != os.uname().nodename:
-        raise UnavailableError(f"run '{run.name}' is being launched by {launch}", hint="stop it there, or wait")
+        raise UnavailableError(
+            f"run '{run.name}' is being launched by {launch}", hint="stop the run on that machine, or wait"
+        )
     with suppress(ProcessLookupError):
         os.kill(launch.pid, signals.SIGTERM)
     deadline = time.monotonic() + LAUNCH_STOP_S
@@ -379,7 +378,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 
 def clear(run: Run) -> Verb[None]:
-    """Remove what an ended run has left on its machines."""
+    """Remove the jobs, pods and processes that an ended run has left on its machines."""
     yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
@@ -398,17 +397,17 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
 
 
 def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
-    """Return what each node's endpoint and folder report; nothing if the run has no machines yet."""
+    """Return the requested data of each node. Return an empty tuple if the run has no machines yet."""
     return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
 
 
 def is_unplaced(run: Run) -> bool:
-    """Return whether the run's launch is unfinished and its target has not yet reported how to find the run."""
+    """Return whether the run is being launched, and its target has not returned a handle yet."""
     return not run.handle and run_store.unfinished_launch(run) is not None
 
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
-    """Run a command in the place where a node of the run is. Raises NoInputError if there is no such node."""
+    """Run a command on the machine or in the container of a node. Raises NoInputError if there is no such node."""
     if not 0 <= node < run.job.max_nodes:
         raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_nodes - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
@@ -417,8 +416,8 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
     """Fetch a run's files into a local folder, and return the folder.
 
-    Raises ConfigError if the files can be reached without a pull, NoInputError if nothing is written yet, and
-    UnavailableError if a machine of the run does not answer or another pull is running.
+    Raises ConfigError if the files are already accessible, NoInputError if there are no files yet, and
+    UnavailableError if a machine of the run does not answer or another pull of the run is running.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
@@ -451,13 +450,13 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Suspend a run or, if ``again``, resume it. Raises ConfigError if its target cannot do this."""
+    """Suspend a run or, if ``again``, resume it. Raises ConfigError if the target does not support this."""
     target = target_of(run)
     context.executor.perform(target.resume(run) if again else target.suspend(run))
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
-    """Return the status of each of these runs, in the same order. Each target is asked once."""
+    """Return the status of each run in ``asked``, in the same order."""
     found: dict[str, RunStatus] = {}
     # A target's options may have changed between two runs.
     groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
@@ -482,7 +481,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
-    """Add to a status what only this machine knows: an unfinished launch, how the run ended, and who stopped it."""
+    """Add the data in the run's local folder to its status: an unfinished launch, its end, and who stopped it."""
     # No answer, or nothing left to ask.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):
@@ -503,13 +502,13 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
         doing = one_line(launch.doing) or "ddpctl launch is starting it"
         return replace(state, state="starting", code=None, message=f"{doing} ({launch})")
     if state.alive or state.state == "unknown":
-        return replace(state, message=f"{state.message}; its launch was interrupted ({launch})")
-    message = f"its launch was interrupted before it had started ({launch} is gone)"
+        return replace(state, message=f"{state.message}; the launch was interrupted ({launch})")
+    message = f"the launch was interrupted before the run started ({launch} has ended)"
     return replace(state, state="lost", code=int(Exit.KILLED), message=message, remains=True)
 
 
 def target_of(run: Run) -> targets.Target:
-    """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
+    """Return the target of a run. Raises ConfigError if this version does not know the kind of the target."""
     try:
         if run.kind not in targets.kinds():
             raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
@@ -518,9 +517,9 @@ def target_of(run: Run) -> targets.Target:
         raise ConfigError(f"run '{run.name}': {error}") from None
 
 
-# Discovery for Prometheus: file_sd files in ``.targets``, beside the runs' folders. Nodes on this machine and Slurm's
-# batch script write their own files. For nodes elsewhere, one file per run is written here whenever the run's status is
-# requested. The files of a run that has ended are removed. A Kubernetes cluster has its own discovery.
+# Discovery for Prometheus: file_sd files in the folder ``.targets``. Nodes on this machine and Slurm's batch script
+# write their own files. For other nodes, one file per run is written here when the run's status is requested. The files
+# of a run that has ended are removed. A Kubernetes cluster has its own discovery.
 
 
 def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:

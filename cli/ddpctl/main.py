@@ -1,4 +1,4 @@
-"""The ``ddpctl`` program and its commands. Errors become one line and an exit code here, and nowhere else."""
+"""The ``ddpctl`` program and its subcommands. Converts errors to one-line messages and exit codes."""
 
 import os
 import sys
@@ -17,10 +17,10 @@ from ddpwire.streams import open_closed
 
 
 class OneLineErrors(TyperGroup):
-    """A group of subcommands whose errors are one line on stderr and an exit code."""
+    """A Typer group that prints errors as one line on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a subcommand; turn an exception into a message for the user."""
+        """Run a subcommand. Convert an exception to a message and an exit code."""
         try:
             interrupts.raise_in_verb()
             result = super().invoke(ctx)
@@ -68,7 +68,7 @@ def options(
         bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
     ] = False,
 ) -> None:
-    """Take the options of ddpctl itself. The help of the program is above."""
+    """Declare the options of ddpctl itself. Its help text is an argument of ``app``."""
 
 
 # In the order of --help.
@@ -84,7 +84,7 @@ app.add_typer(monitor.app)
 
 
 def _discard_stdout() -> None:
-    """Discard output that is not written yet: otherwise Python would try again at exit and report an error."""
+    """Discard the buffered output. Otherwise, Python would try to write it at exit and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, typer.Abort):  # Ctrl-C before a verb has begun
             sys.exit(Exit.INTERRUPTED)
-        if not (message := getattr(error, "format_message", None)):  # else a usage error of Typer: its class is private
+        if not (message := getattr(error, "format_message", None)):  # only usage errors of Typer have it
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"

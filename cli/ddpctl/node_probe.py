@@ -1,7 +1,6 @@
-"""Reads metrics and files of a run's nodes with a shell script that runs where their folders are. Pure.
+"""Renders a shell script that prints the metrics and files of a run's nodes, and parses its output.
 
-The script needs a POSIX shell with coreutils. It fetches the metrics there, with curl, wget or bash, so that no port
-has to be open to this machine.
+The script runs on the machines of the nodes. It needs a POSIX shell, coreutils, and curl, wget or bash.
 """
 
 import re
@@ -20,25 +19,25 @@ _TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed" 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is requested from each node."""
+    """The data that is requested from each node."""
 
     metrics: bool = True
     files: tuple[str, ...] = ()  # names of files in the node's folder
     max_bytes: int = 2_000_000  # how many last bytes of each file
-    placed: bool = False  # whether to ask when a queue gave the node its machines
-    request: str = ""  # text for the node's ddprun, which repeats it in a new diagnosis.json
+    placed: bool = False  # whether to request the times when a scheduler gave machines to the node
+    request: str = ""  # requests a new diagnosis.json, which contains this text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What one node answered."""
+    """The data of one node."""
 
     node: int
-    time: float | None = None  # the node's clock, in seconds since the epoch; None: it was not asked
-    metrics: str = ""  # empty: its endpoint did not answer, or has none
+    time: float | None = None  # of the node's clock, in seconds since the epoch; None: unknown
+    metrics: str = ""  # empty: not available
     files: Mapping[str, str] = field(default_factory=dict)  # name → content, for the files that exist
-    placed: tuple[float, ...] = ()  # each time when a queue gave it a machine, in seconds since the epoch
-    failure: str = ""  # why it could not be asked, in a line
+    placed: tuple[float, ...] = ()  # when a scheduler gave machines to the node, in seconds since the epoch
+    failure: str = ""  # why the data is not available, on one line
 
 
 _FETCH = f"""\
@@ -58,9 +57,9 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """Return the shell script. ``folders`` are the nodes' folders, as shell words.
+    """Return the shell script. ``folders`` are the quoted paths of the nodes' folders.
 
-    ``placed`` is a shell command that prints when the nodes got their machines.
+    ``placed`` is a shell command that prints the times when a scheduler gave machines to the nodes.
     """
     lines = ["PATH=${PATH:-/usr/bin:/bin}", "part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
@@ -91,7 +90,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
 
 
 def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
-    """Parse the output of the script for these nodes."""
+    """Parse the output of the script. ``nodes`` are the numbers of the nodes in the order of their folders."""
     if output.returncode:
         return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
     _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)
@@ -116,6 +115,6 @@ def _read_one(node: int, text: str) -> ProbeResult:
 
 
 def _seconds(text: str) -> float | None:
-    """Parse the output of date; busybox's date does not support %N."""
+    """Parse the output of ``date +%s.%N``. The date command of busybox prints no fraction."""
     number = re.match(r"\d+(\.\d+)?", text.strip())
     return float(number[0]) if number else None

@@ -1,9 +1,8 @@
 """Packs the installed ddpctl as a wheel and prints it as text, for machines without a network.
 
-This is a separate program (``python -m ddpctl.own_wheel``). The wheel declares no dependencies: on the other machine,
-they are already installed or cannot be. The same files always give the same bytes. The wheel is compressed with LZMA as
-a whole (456 kB), because a wheel's own compression, file by file, results in 713 kB, and a notebook may have 1 MB. It
-is encoded in base85, which is 25 % longer than the bytes; base64 is 33 % longer.
+This is a separate program (``python -m ddpctl.own_wheel``). The wheel declares no dependencies, because the other
+machine cannot download any. The output depends only on the files. It must fit in a notebook, which may have 1 MB:
+the complete wheel is compressed with LZMA (456 kB; with zip compression: 713 kB) and encoded in base85.
 """
 
 import base64
@@ -33,7 +32,7 @@ def main() -> None:
 
 
 def wheel() -> bytes:
-    """Return the wheel, in the format of PEP 427."""
+    """Return the wheel as bytes (PEP 427)."""
     about = f"ddpctl-{__version__}.dist-info"
     files = dict(_sources())
     files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: ddpctl\nVersion: {__version__}\n".encode()

@@ -1,6 +1,6 @@
-"""What the ranks of a run did during a recording: a trace for Perfetto, shares of the time, the slowest rank. Pure.
+"""Evaluates a recording of all ranks: a trace for Perfetto, the shares of the time, and the slowest rank.
 
-All times are on node 0's clock. The shares refer to the span in which all ranks were recorded.
+All times refer to node 0's clock. The shares refer to the time span in which all ranks were recorded.
 """
 
 import base64
@@ -28,7 +28,10 @@ SLOWER = 0.1  # share of the time for which the others must wait for a rank that
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
-SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # torch has no slice of what outlasts the recording
+SAMPLED = {
+    "in_loader": "data",
+    "in_collective": "exposed",
+}  # for calls that last longer than the recording, which have no slice
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {
     "compute": "in compute",
@@ -39,7 +42,7 @@ Window = tuple[float, float]
 
 
 class Slice(NamedTuple):
-    """What a thread or a GPU stream did from ``begin`` to ``end``, in seconds since the epoch. ``kind`` is kineto's."""
+    """An event of a thread or a GPU stream. Times are in seconds since the epoch; ``kind`` is kineto's category."""
 
     thread: str
     begin: float
@@ -50,7 +53,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What a rank did. ``samples`` are stacks of its main thread's Python code, each with its time."""
+    """The recording of a rank. ``samples`` are the times and the Python stacks of its main thread."""
 
     rank: int
     node: int
@@ -63,14 +66,14 @@ class RankProfile:
 
     @property
     def who(self) -> str:
-        """The rank's name in a sentence."""
+        """The rank and its node as text, such as ``rank 3 (node 1)``."""
         return f"rank {self.rank} (node {self.node})"
 
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
-        """Return the changes of activity: the time, the new activity, and whether the rank communicates from then on.
+        """Return when the activity changes, to which activity, and whether the rank communicates after the change.
 
-        The last entry is the end of the window. With a GPU, its kernels count as compute. Otherwise the operators
-        count as compute, except those that a data loader runs.
+        The last entry is the end of the window. Compute is the time in kernels of a GPU or, without a GPU, in
+        operators outside the data loader.
         """
         on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
         order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)
@@ -145,9 +148,10 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
 
 
 def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
-    """Return a dict with ``seconds`` (the common span), ``shares`` per rank, ``slowest`` (or None) and ``sentence``.
+    """Return the length of the common time span, the shares of each rank, the slowest rank or None, and a sentence.
 
-    Exposed communication is the part during which nothing else is done. At least one rank must be recorded.
+    Exposed communication is communication without simultaneous compute or data loading. At least one rank must be
+    recorded.
     """
     known = [one for one in profiles if not one.unknown]
     window = max(one.began for one in known), min(one.ended for one in known)
@@ -169,7 +173,7 @@ def _shares(one: RankProfile, window: Window) -> dict[str, float]:
 def _slowest(
     profiles: Sequence[RankProfile], shares: Mapping[int, Mapping[str, float]], window: Window
 ) -> tuple[int | None, str]:
-    """Find the rank that waits least in collectives, and what it does more than the others."""
+    """Return the rank that waits least in collectives, or None, and a sentence that explains the result."""
     if len(profiles) < 2:
         return None, "there is no other rank to compare with"
     slow = min(profiles, key=lambda one: shares[one.rank]["exposed"])
@@ -199,11 +203,11 @@ def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapp
 
 
 def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) -> bytes:
-    """Return a compressed trace in Chrome's format: ranks as processes, the run's events as instants.
+    """Return a trace in Google's "Trace Event Format", as JSON that is compressed with gzip.
 
-    The format is "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began. The events
-    of a node are shown with its first rank. Flows lead from an operator to its backward or its kernel, and through the
-    calls of a collective in the order in which the ranks made them.
+    Each rank is a process, and the run's events are instant events. Times are in µs since the first rank began. The
+    events of a node are shown at its first rank. A flow connects an operator with its backward operator or its
+    kernel, or the calls of one collective by all ranks.
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)
@@ -243,9 +247,9 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
 
 
 def lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, str]]:
-    """Yield each slice with the name of its lane. The slices of a lane are disjoint or nested.
+    """Yield each slice with the name of its row in the trace. The slices of a row are disjoint or nested.
 
-    A slice that overlaps another one of its thread, as an asynchronous call does, gets its own lane.
+    A slice that partly overlaps another slice of its thread, such as an asynchronous call, is put in another row.
     """
     ends: dict[str, list[float]] = defaultdict(list)
     for one in sorted(slices, key=lambda one: (one.begin, -one.end)):

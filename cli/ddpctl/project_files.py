@@ -1,8 +1,8 @@
-"""Selects the files of a project to send: what git tracks or would add, except files listed in ``.ddpignore``.
+"""Selects the files of a project to send: all files that git does not ignore, except those in ``.ddpignore``.
 
 ``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, Python
-environments and caches. ``python -m ddpctl.project_files`` reads the output of LIST on stdin and prints the fields of a
-Project.
+environments and caches. ``python -m ddpctl.project_files`` reads the output of the script LIST from stdin, and prints
+the fields of a Project as JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ LIST = f"""\
 end() {{ printf '{_SECTION}\\0'; }}
 printf '%s\\0' "$(rsync --version 2>/dev/null | head -n 1)" "$(command -v zstd)"; end
 if ! command -v git >/dev/null; then
-  if [ -e {IGNORE} ]; then echo "git is not here, which reads {IGNORE}" >&2; exit 69; fi
+  if [ -e {IGNORE} ]; then echo "{IGNORE} needs git, which is not installed here" >&2; exit 69; fi
   find . -name '.?*' -prune -o -name __pycache__ -prune -o -name venv -prune -o -type f -print0; end; end; end; exit
 fi
 if ! git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
@@ -38,12 +38,12 @@ git ls-files -z --others --ignored --directory --exclude-standard "$@"; end
 
 
 def file_state(size: int, modified: str, mode: int) -> str:
-    """Return a text that changes with a file: its size, modification time (``%.9Y`` of stat) and executable bit."""
+    """Return a file's size, modification time (``%.9Y`` of stat) and executable bit as text, to detect changes."""
     return f"{size} {modified} {bool(mode & stat.S_IXUSR)}"
 
 
 def look(names: str) -> dict[str, Any]:
-    """Return the fields of a Project, given the output of LIST."""
+    """Return the fields of a Project. ``names`` is the output of the script LIST."""
     sections: list[list[str]] = [[]]
     for name in names.split("\0")[:-1]:
         if name == _SECTION:
@@ -74,7 +74,7 @@ def look(names: str) -> dict[str, Any]:
 
 
 def _some(names: Sequence[str], why: str) -> list[str]:
-    """Return the first names, how many more there are, and the reason."""
+    """Return a line with the first names, the number of other names, and the reason; no line without names."""
     if not names:
         return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

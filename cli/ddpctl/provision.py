@@ -1,7 +1,6 @@
-"""Turns bare machines into nodes: writes an inventory from a configuration, and runs the playbooks in ansible/.
+"""Sets up machines as nodes: writes an Ansible inventory, and runs the playbooks in ansible/.
 
-This module contains only values and verbs, and uses Ansible only through its command line. A machine that fails the
-first check (``--check``) is left unchanged; the others are set up.
+The playbook first runs with ``--check``. Machines that fail this check are not changed, and the others are set up.
 """
 
 import json
@@ -25,12 +24,12 @@ _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provisio
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What an inventory contains in addition to a target's hosts."""
+    """The settings of an inventory that are not in the target's options."""
 
     login: str | None  # the user who sets the machines up; None: the user who trains
     keys: tuple[str, ...]  # public keys of the users who may train
     image: str | None  # the image that the machines need, or None
-    places: Mapping[str, str]  # group → the address of its host
+    places: Mapping[str, str]  # group → the address of its only host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +64,8 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
         peer = host.peer or host.address
         if len(hosts) > 1 and (peer == "localhost" or ((found := _ip(peer)) and found.is_loopback)):
             raise ConfigError(
-                f"provision: {peer} means a different machine on each host: set `peer` to an "
-                "address at which the other hosts reach this host"
+                f"provision: {peer} is a loopback address, at which other hosts cannot reach "
+                "this host: set its `peer` to another address"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
@@ -83,7 +82,7 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
 
 
 def _check_name(address: str) -> None:
-    """Check that Ansible would read the address as a single machine. Raises ConfigError."""
+    """Check that Ansible does not read the address as a group or a port. Raises ConfigError."""
     if address in _TAKEN:
         raise ConfigError(
             f"provision: '{address}' is the name of an Ansible group and cannot name a host: use the machine's "
@@ -118,7 +117,7 @@ def inventory_text(options: SshOptions, site: Site) -> str:
 
 
 def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
-    """Run the playbook, after a check that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
+    """Run the playbook with ``--check``, and then without. Raises UnavailableError and KeyboardInterrupt."""
     if run.playbook == "verify":
         return (yield from _play(run, check=False))
     looked = yield from _play(run, check=True)
@@ -130,13 +129,13 @@ def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
 
 
 def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
-    """Run the playbook on the machines in ``only``, or on all; return the result of each machine."""
+    """Run the playbook on the machines in ``only`` or, if it is empty, on all. Return the result of each machine."""
     argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
     argv += ["--check"] if check else []
     argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
     argv += [f"--limit={','.join(only)}"] if only else []
     env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
-    # Remove the result of an earlier playbook, which must not be taken for this one's.
+    # Remove the result of an earlier call.
     yield (Command(argv=("rm", "-f", run.recap)),)
     (played,) = yield (Command(argv=(*argv, *run.extra), env=env, mode="tty", kills_orphans=True, timeout_s=None),)
     (recap,) = yield (Command(argv=("cat", run.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)

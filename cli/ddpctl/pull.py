@@ -1,8 +1,8 @@
-"""Fetches what a run has written (checkpoints, logs, weights), with a verb that any target can use.
+"""Fetches the files that a run has written (checkpoints, logs, weights), for all targets.
 
-A target names the places, each with a shell and folders. Each place lists its files, and sends the missing files in one
-stream. A file is sent with its SHA-256, from the byte at which an earlier pull was interrupted. It gets its final name
-only if its content has this checksum. The program ``python -m ddpctl.pull FOLDER`` reads and writes the files here.
+Each place (a host or a pod) lists its files, and sends the missing files in one stream, with their SHA-256. A file that
+was interrupted is continued. A file gets its final name only if its checksum is right. The program
+``python -m ddpctl.pull FOLDER`` reads and writes the files on this machine.
 """
 
 import hashlib
@@ -23,24 +23,23 @@ from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS, STORE_SECRET
 
-TRIES = 4  # after a lost connection, the transfer is tried again from where it stopped
+TRIES = 4  # a lost connection is opened again, and the transfer is resumed
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file again for its checksum
-# Files in a run's folder that are not results: they were sent to it, or only living processes use them. Patterns of
-# find -path.
+# Patterns of find -path: files in a run's folder that ddpctl has sent there, or that only running processes use.
 _SKIPPED = (
     *("./project", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
     *(f"./task-*/{name}" for name in ("secrets", STORE_SECRET)),
     *(f"*/node-*/{name}" for name in (METRICS, HEARTBEAT, LOCK)),
 )
-_WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain; its manifest has the accuracy
+_WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain
 _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
 _LIST = f"""\
 list() {{
   cd "$1" 2>/dev/null || return 0
   find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o \\
     \\( -type f -o -type l \\) -print0 |
-    LC_ALL=C xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have gone meanwhile
+    LC_ALL=C xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have been removed
 }}
 """
 _SEND = """\
@@ -73,11 +72,10 @@ class File:
 
 
 def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-    """Fetch all files that are not here yet; return lines for the user about what could not be fetched.
+    """Fetch the files that are missing in ``into``. Return one line for each place or file that was skipped.
 
-    ``best``: fetch only the checkpoint with the highest accuracy. If several places have the same path, it is fetched
-    from the first. Raises UnavailableError if some files could not be fetched (the next pull continues with them), and
-    NoInputError if there are no files yet.
+    If ``best``, fetch only the checkpoint with the highest accuracy. If several places have the same path, fetch it
+    from the first place. Raises UnavailableError if a transfer failed, and NoInputError if there are no files yet.
     """
     whole: set[str] = set()  # the paths that this pull has fetched
     problem = ""
@@ -89,7 +87,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
             for path, file in files.items()
             if path not in whole and here["files"].get(path) != [file.size, file.modified]
         ]
-        if best:  # the manifests come first: they show which one is the best
+        if best:  # fetch the manifests first: they contain the accuracy
             others = [file for file in wanted if not _WEIGHTS.fullmatch(file.path)]
             manifests = any(file.path.endswith(".json") for file in others)
             wanted = others if manifests else [file for file in wanted if file in others or file.path == here["best"]]
@@ -104,13 +102,13 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
         if len(got) == len(wanted) and not best:
             return silent
     raise UnavailableError(
-        f"not all that {run} has written is here: {problem or 'files change while they are read'}",
+        f"not all files of {run} were fetched: {problem or 'files change while they are read'}",
         hint="the same command resumes where it stopped",
     )
 
 
 def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...], str]]:
-    """Return the files of all places, lines about what is missing, and one about links. Raises DdpctlError."""
+    """Return all files by path, one line for each skipped place or file, and one line about symbolic links."""
     answers = yield tuple(
         replace(
             place.shell,
@@ -149,7 +147,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
 def _fetch(
     places: Sequence[Place], wanted: Sequence[File], into: str, parts: Mapping[str, int]
 ) -> Verb[tuple[list[str], str]]:
-    """Fetch files in one stream per place; return the paths that arrived completely, and what went wrong."""
+    """Fetch files in one stream per place. Return the paths of the complete files, and the errors as text."""
     rests: dict[str, FilePart] = {}
     for file in wanted:
         start = parts.get(file.path, 0)
@@ -158,7 +156,7 @@ def _fetch(
     left = sum(rest.length for rest in rests.values())
     what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
     if resumed := sum(rest.start for rest in rests.values()):
-        what += f"; {human_size(resumed)} of them came before"
+        what += f"; {human_size(resumed)} were fetched earlier"
     shares = [share for number in range(len(places)) if (share := [file for file in wanted if file.place == number])]
     outputs = yield tuple(
         replace(
@@ -184,7 +182,7 @@ def _fetch(
         for share, output in zip(shares, outputs, strict=True)
         if output.returncode
     ]
-    problems += [f"{path} is not what was sent" for path in done["wrong"]]
+    problems += [f"{path} has a wrong checksum" for path in done["wrong"]]
     return done["whole"], "; ".join(problems)
 
 
@@ -201,11 +199,11 @@ def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[st
     return found
 
 
-# The program: it lists what is here, and gives fetched files their final names
+# The program
 
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """Return which of these files are here, complete or in part, and which is the best checkpoint among them."""
+    """Return which of the files ``paths`` are complete, which are partial, and which is the best checkpoint."""
     files = {path: [found.st_size, int(found.st_mtime)] for path in paths if (found := _stat(into / path))}
     parts = {path: found.st_size for path in paths if (found := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}
@@ -230,7 +228,7 @@ def _accuracy(weights: Path) -> float | None:
 
 
 def finish(into: Path, files: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
-    """Rename each file that has the right checksum to its final name, and remove the others. Raises OSError."""
+    """Rename the files with the right checksum to their final names, and remove the others. Raises OSError."""
     whole, wrong = [], []
     for path, size, modified, expected in files:
         part = Path(_part(str(into), path))

@@ -1,4 +1,4 @@
-"""What a node reports about one rank: its collectives, Python stacks and processes. Pure.
+"""The data that a node reports about each rank: collectives, Python stacks and processes.
 
 The collectives are from torch's flight recorder, the stacks from faulthandler, and the processes from /proc.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpctl.text import one_line
 
-MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
+MIN_WAIT_S, PACES = 2.0, 5  # a longer wait counts; and how many times the usual time
 DEFAULT_GROUP = "0"
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
 SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")
@@ -61,13 +61,13 @@ class Collective:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the collective's inputs in bytes; a type that is not known counts as 4 bytes."""
+        """The size of the inputs in bytes. An unknown type counts as 4 bytes per element."""
         shapes = zip(self.sizes.split("] ["), self.dtypes.split(), strict=False)
         return sum(math.prod(map(int, re.findall(r"\d+", sizes))) * ITEM_SIZES.get(one, 4) for sizes, one in shapes)
 
     @property
     def shape(self) -> str:
-        """The types and sizes of the collective's inputs."""
+        """The types and shapes of the inputs, such as ``Float [13]``."""
         return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
 
 
@@ -76,11 +76,11 @@ Frame = tuple[str, int, str]  # file, line, function; a stack of frames begins w
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What is known about a rank. ``states`` and ``stacks`` have one entry per sample."""
+    """The data of one rank. ``states`` and ``stacks`` have one entry per sample."""
 
     rank: int
     node: int
-    group_at: float | None  # when it created its first process group; None: it has none, or was not forked
+    group_at: float | None  # when the rank created its first process group; None: none, or unknown
     read_at: float
     states: tuple[Mapping[str, Any], ...]
     stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; an empty stack: no answer
@@ -90,7 +90,7 @@ class RankView:
 
     @property
     def who(self) -> str:
-        """The rank's name in a sentence."""
+        """The rank and its node as text, such as ``rank 3 (node 1)``."""
         return f"rank {self.rank} (node {self.node})"
 
     @property
@@ -100,11 +100,11 @@ class RankView:
 
     @property
     def waits_in(self) -> Collective | None:
-        """The first collective that the rank has entered and that is not done, or None."""
+        """The first collective that the rank has entered but not completed, or None."""
         return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
 
     def is_before(self, one: Collective) -> bool:
-        """Return whether the rank is known not to have entered a collective, or has ended without a record of it."""
+        """Return whether the rank has certainly not entered a collective yet."""
         last = max((seq for group, seq in self.collectives if group == one.group), default=0)
         return last < one.seq and (not self.unknown or not self.state)
 
@@ -117,25 +117,25 @@ class RankView:
 
     @property
     def pace_s(self) -> float:
-        """The longest recent time of the rank between two collectives, in seconds, without the last one."""
+        """The longest recent time between two collectives, in seconds. The time before the last one is not included."""
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
 
     @property
     def moved_lately(self) -> bool:
-        """Whether the rank's last collective began no longer ago than is usual for this rank."""
+        """Whether the time since the last collective began is usual for this rank."""
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
     def share(self, path: str, functions: Sequence[str] = ()) -> float:
-        """Return the share of the rank's stacks that have a frame in a file and, if given, in one of ``functions``."""
+        """Return the share of the rank's stacks for which ``has_file`` is true."""
         known = [stack for stack in self.stacks if stack]
         return sum(has_file(stack, path, functions) for stack in known) / len(known) if known else 0.0
 
     @property
     def runs(self) -> bool:
-        """Whether the rank computed, was at several places outside the code in which libraries wait, or often woke."""
+        """Whether the rank computed, executed different code in the samples, or often woke up."""
         woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
         places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
         computes = not self.unknown and 2 * sum(one.get("state") == "R" for one in self.states) > len(self.states)
@@ -149,7 +149,7 @@ class RankView:
         )
 
     def doing(self) -> str:
-        """Describe what the rank does, and where in its code, as the end of a sentence."""
+        """Return what the rank does, such as ``it is sleeping at dataset.py:88 (read)``."""
         if self.state in ("", "Z", "X"):
             return "it has ended"
         if self.state in ("T", "t"):
@@ -187,12 +187,12 @@ class RankView:
 
 
 def has_file(stack: Sequence[Frame], path: str, functions: Sequence[str] = ()) -> bool:
-    """Return whether a frame is in a file whose path ends with ``path`` and, if given, in one of ``functions``."""
+    """Return whether a frame's path ends with ``path``, and its function is in ``functions`` if there are any."""
     return any(file.endswith(path) and (not functions or name in functions) for file, _, name in stack)
 
 
 def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
-    """Describe what a process does according to the kernel."""
+    """Return what a process does according to the kernel, such as ``is sleeping``."""
     if state.get("state") == "D":
         return "is waiting for a disk or a network file system"
     found = (words for pattern, words in WAITS if pattern.search(str(state.get("wchan", ""))))
@@ -200,7 +200,7 @@ def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
 
 
 def place_of(stack: Sequence[Frame]) -> str:
-    """Return the innermost frame outside libraries, such as ``dataset.py:88 (read)``, or an empty string."""
+    """Return the innermost frame that is not in a library, such as ``dataset.py:88 (read)``, or an empty string."""
     frame = next((one for one in stack if not LIBRARY.search(one[0])), None)
     return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
 

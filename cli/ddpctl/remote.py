@@ -1,7 +1,6 @@
-"""Runs commands on other machines over SSH. One connection per host is kept open for any number of commands.
+"""Runs commands on other machines over SSH, with one connection per host.
 
-Input of a command is sent to its stdin, never in its command line. The loss of a host is noticed within LOST_S seconds,
-even behind a jump host.
+The loss of a host is detected within LOST_S seconds, even behind a jump host.
 """
 
 import select
@@ -29,19 +28,19 @@ if TYPE_CHECKING:
 PROBE_S = 3.0  # how often a silent host is checked
 LOST_S = 8.0
 _CHUNK = 1 << 16
-_SESSIONS = 8  # of a connection at once; an sshd allows 10 (MaxSessions)
+_SESSIONS = 8  # simultaneous sessions of a connection; sshd allows 10 by default (MaxSessions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Commands that run in one session, one script after the other. The time limit is the sum of theirs."""
+    """Several commands that run one after the other in one SSH session."""
 
-    command: Command
+    command: Command  # runs all of them; its time limit is the sum of their time limits
     indices: list[int]  # of the commands
-    mark: str = ""  # separates their outputs, in which it does not occur
+    mark: str = ""  # a random text that separates the outputs of the commands
 
     def split(self, output: Output) -> dict[int, Output]:
-        """Return each command's output by its index. If the session ended early, the rest get its failure."""
+        """Return the output of each command by its index. Commands that did not run get the error of the session."""
         if not self.mark:
             return {self.indices[0]: output}
         words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
@@ -51,7 +50,7 @@ class Batch:
 
 
 def batches(commands: Sequence[Command]) -> list[Batch]:
-    """Group the commands so that no host has more than a few sessions. Only captured scripts share a session."""
+    """Group the commands into sessions. The captured scripts of a host share at most ``_SESSIONS`` sessions."""
     groups: dict[Host | int, list[int]] = {}
     for index, command in enumerate(commands):
         shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
@@ -86,9 +85,9 @@ class Remote:
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
-        """Import the modules for connections in one thread, because concurrent imports race. This takes 0.3 s.
+        """Import the modules for connections, which takes 0.3 s. Parallel threads must not import them.
 
-        ``num_streams`` is how many commands will be streamed in parallel.
+        ``num_streams`` is the number of commands that will be streamed in parallel.
         """
         from ddpctl.ssh import Connector
 
@@ -97,21 +96,21 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """Return the arguments for OpenSSH's client that correspond to the settings of our connections."""
+        """Return a command line of OpenSSH's client with the same settings as this class's connections."""
         assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
         return self._connector.openssh(host)
 
     def capture(self, command: Command) -> Output:
-        """Wait for a command and keep its output."""
+        """Run a command, and return its output."""
         out, err = bytearray(), bytearray()
         done = self._run(command, out.extend, err.extend)
         texts = (out.decode(errors="replace"), err.decode(errors="replace") + done.stderr)
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for a command, and write its output to stdout and stderr, merged with that of parallel commands.
+        """Run a command, and write its output to stdout and stderr, merged with the output of parallel commands.
 
-        The loss of a host is reported at once, because the other hosts may continue for days.
+        The loss of a host is printed at once, because commands on other hosts may run for days.
         """
         with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
             done = self._run(command, out.add, err.add)
@@ -144,12 +143,12 @@ class Remote:
             return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
 
     def release(self) -> None:
-        """Let all held commands end."""
+        """Close the stdin of all held commands, so that they end."""
         while self._held:
             self._held.pop().close()
 
     def hand_over(self, command: Command) -> Output:
-        """Run a command that controls the terminal."""
+        """Run a command that uses the terminal of this process."""
         self.prepare()
         from ddpctl.ssh import NoConnectionError
 
@@ -160,7 +159,7 @@ class Remote:
         return Output(returncode=done.exited)
 
     def close(self) -> None:
-        """Close all connections; commands that wait for a machine then end."""
+        """Close all connections. Commands that are running then fail."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
@@ -198,7 +197,7 @@ class Remote:
         return Output(returncode=code)
 
     def _channel(self, host: Host) -> "Channel":
-        """Open a channel. If the connection has become stale since it was last used, connect again once."""
+        """Open a channel. If the existing connection is broken, connect again once."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError
@@ -244,7 +243,10 @@ def _host(command: Command) -> Host:
 def _pump(
     channel: "Channel", deadline: float | None, out: Callable[[bytes], None], err: Callable[[bytes], None]
 ) -> int:
-    """Pass on output until the command ends; return its code. Raises TimeoutError, SSHException, OSError, EOFError."""
+    """Pass the output to ``out`` and ``err`` until the command ends. Return its exit code.
+
+    Raises TimeoutError, SSHException, OSError and EOFError.
+    """
     heard = time.monotonic()
     while True:
         moved = _drain(channel, out, err)
@@ -259,11 +261,11 @@ def _pump(
                 raise EOFError
             return int(channel.exit_status)
         if now - heard > PROBE_S:
-            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises if nobody answers
+            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises if the host does not answer
             heard = now
         select.select([channel], [], [], PROBE_S if deadline is None else min(PROBE_S, max(0.0, deadline - now)))
         if channel.eof_received:
-            time.sleep(0.005)  # the exit status is on its way, and select would not wait for it
+            time.sleep(0.005)  # the exit status follows, and select does not wait for it
 
 
 def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:

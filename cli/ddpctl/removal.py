@@ -1,4 +1,4 @@
-"""Removes runs: determines which runs may be removed, what is removed with each, and in which order."""
+"""Removes runs, with their files and processes on all machines."""
 
 import re
 import shlex
@@ -24,16 +24,16 @@ class Removal:
 
     run: Run
     state: RunStatus
-    left: tuple[DiskUsage, ...]  # what is removed with it, on all machines; the last is its local folder
+    left: tuple[DiskUsage, ...]  # its folders on all machines; the last one is its local folder
 
 
 def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Return which runs may be removed, and why the others may not. Raises UsageError if a record is unreadable."""
+    """Return the runs that may be removed, and errors for the others. Raises UsageError if a record is unreadable."""
     every = run_store.load_all(context.root)
     if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
-            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run continues from: "
-            f"nothing is removed before it is mended, or {torn[0]} deleted by hand"
+            f"nothing was removed: {torn[0] / RECORD} cannot be read, and its run may use checkpoints of other "
+            f"runs: repair that file, or delete {torn[0]}"
         )
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
@@ -52,7 +52,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     users = _users(removals, every)
     while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
         going = {one.run.name for one in removals}
-        for one in kept:  # a run that is kept may use the checkpoints of others
+        for one in kept:  # a run that is not removed may use the checkpoints of others
             removals.remove(one)
             named = sorted(users[one.run.name] - going)
             refused.append(
@@ -65,7 +65,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 
 def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
-    """Remove runs where they ran, and then their records. Return for each what is gone, or why it is not."""
+    """Remove the runs and their records. Return the removed folders of each run, or the error."""
     left = [one.run for one in removals if targets.may_leave(one.run, one.state)]  # a job, pods, orphaned processes
     cleared = context.executor.perform(together([clear(run) for run in left]))
     failed = {run.name: error for run, error in zip(left, cleared, strict=True) if error}
@@ -75,7 +75,6 @@ def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple
 
 
 def _reason_to_keep(run: Run, state: RunStatus) -> DdpctlError | None:
-    """Return the error for a run that has not ended, or whose end is unknown."""
     if state.state == "unknown":
         return UnavailableError(
             f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
@@ -89,7 +88,7 @@ def _reason_to_keep(run: Run, state: RunStatus) -> DdpctlError | None:
 
 
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
-    """Map each run to the runs whose checkpoints would be removed with it: itself, and the runs that resumed it."""
+    """Map each run to the runs whose checkpoints are in its folders: itself, and runs that have resumed it."""
     owners: dict[str, set[str]] = {}
     for one in removals:
         for name in frozenset().union(*(place.names for place in one.left)):
@@ -103,13 +102,10 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
 
 
 def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
-    """Measure what each run has left on all machines and, unless ``dry_run``, remove it, the local folder last.
-
-    There is one command for each machine and folder of runs.
-    """
+    """Measure the folders of each run on all machines and, unless ``dry_run``, remove them, the local folder last."""
     names: dict[tuple[Host | None, str], list[str]] = {}
     for run in runs:
-        with suppress(DdpctlError):  # it is raised again below
+        with suppress(DdpctlError):  # raised again below
             for place in target_of(run).roots(run):
                 names.setdefault(place, []).append(run.name)
     outputs = yield tuple(
@@ -135,11 +131,11 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
 
 
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:
-    """Return a script that measures these folders in the folder ``root`` and, unless ``dry_run``, removes them.
+    """Return a script that measures the folders ``names`` in ``root`` and, unless ``dry_run``, removes them.
 
-    It prints lines with a folder, a word and a value, separated by tabs.
+    The script prints lines with a folder, a word and a value, separated by tabs.
     """
-    # The number of programs that it starts does not depend on the number of folders, unless a folder cannot be removed.
+    # It starts only a few programs, even for many folders, unless a folder cannot be removed.
     return f"""\
 dry_run={"yes" if dry_run else ""}
 say() {{ printf '%s\\t%s\\t%s\\n' "$@"; }}
@@ -178,7 +174,7 @@ done
 
 
 def read_disk_usage(output: Output, root: str, name: str, host: Host | None = None) -> DiskUsage:
-    """Parse what ``disk_usage_script`` printed about the folder ``name``. Raises DdpctlError."""
+    """Return the disk usage of the folder ``name`` from the output of ``disk_usage_script``. Raises DdpctlError."""
     words = re.findall(rf"(?m)^\./{re.escape(name)}\t(\w+)\t(.*)$", output.stdout)
     said = dict(words)
     usage = DiskUsage(
@@ -197,7 +193,7 @@ def read_disk_usage(output: Output, root: str, name: str, host: Host | None = No
 
 
 def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
-    """Run several verbs in parallel; return the result of each, or the error that ended it."""
+    """Run verbs in parallel. Return the result or the error of each verb."""
     results: dict[int, T | DdpctlError] = {}
     answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
     while answered:

@@ -1,4 +1,4 @@
-"""Replaces lost nodes of a run that this ddpctl process follows, if the target has a spare machine."""
+"""Replaces lost nodes of an attached run with spare machines of the target."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ LAST_LINES_S = 5.0  # how long the logs of replacement nodes may take to end
 
 
 class Replacement:
-    """A context manager that detects lost nodes and replaces them, if the target has spare machines for the run."""
+    """A context manager that replaces lost nodes of a run while its ``with`` block runs."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Replacement:
         moved: Callable[[Run], None],
         stopping: Callable[[], bool],
     ) -> None:
-        """``moved`` gets the changed record of the run. ``stopping`` returns whether the run was asked to stop."""
+        """``moved`` is called with the run's changed record. ``stopping`` returns whether the run is being stopped."""
         self._executor, self._target, self._run = executor, target, run
         self._emit, self._moved, self._stopping = emit, moved, stopping
         self._over = threading.Event()

@@ -1,7 +1,7 @@
-"""Creates records for runs that were started by hand (sbatch, ddprun --run-dir) from the files in their folders.
+"""Creates records of runs that were started without ddpctl (sbatch, ddprun --run-dir) from their folders.
 
-Such a run has no ``run.json``; it is described by the file ``starts`` of a batch script, the nodes' folders and an
-array's tasks.
+Such a folder has no ``run.json``. It contains the folders of nodes or array tasks and, from a batch script, the file
+``starts``.
 """
 
 import json
@@ -23,13 +23,13 @@ from ddpwire.version import __version__
 
 UNKNOWN = "unknown"
 NODE_DIR, TASK_DIR = re.compile(r"node-([0-9]{1,4})"), re.compile(r"task-([0-9]{1,7})")
-FIRST_BYTES = 4096  # how much of a file of events is read
+FIRST_BYTES = 4096  # how much of an events file is read
 
 
 def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
-    """Return the run of a folder, or the runs in its subfolders, newest first.
+    """Return the run whose folder this is, or else the runs in its subfolders, newest first.
 
-    ``kind`` is the target kind of runs without a queue. Raises NoInputError if the folder cannot be read.
+    ``kind`` is the target kind of runs that no scheduler started. Raises NoInputError if the folder cannot be read.
     """
     try:
         found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
@@ -39,10 +39,12 @@ def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
 
 
 def load(folder: Path, *, kind: str) -> Run:
-    """Return the run of a folder. Raises NoInputError."""
+    """Return the run whose folder this is. Raises NoInputError if it is not the folder of a run."""
     found = load_all(folder, kind=kind) if _is_run(folder) else ()
     if not found:
-        raise NoInputError(f"no run has the folder {folder}: ddpctl ps --folder {folder.parent} lists the runs there")
+        raise NoInputError(
+            f"{folder} is not the folder of a run: ddpctl ps --folder {folder.parent} lists the runs there"
+        )
     return found[0]
 
 
@@ -52,11 +54,11 @@ def is_by_hand(run: Run) -> bool:
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """Return the status, with ``unknown`` instead of ``lost`` if the run's machines cannot be checked from here."""
+    """Replace the state ``lost`` with ``unknown`` if the processes of the run are on other machines."""
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
-    message = f"it wrote no outcome; check on {', '.join(away)} whether it is still running"
+    message = f"the run has no outcome yet; check on {', '.join(away)} whether it is still running"
     return replace(status, state="unknown", message=message, code=None)
 
 
@@ -97,7 +99,7 @@ def _read(folder: Path, kind: str) -> Run | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the number and the path of each subfolder whose name matches, sorted; none if the folder is unreadable."""
+    """Return the numbers and paths of subfolders whose names match ``pattern``, sorted by number."""
     with suppress(OSError):
         found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
         return sorted((int(match[1]), path) for match, path in found if match)

@@ -1,4 +1,4 @@
-"""The status of a run as values, and how it is derived from the status of its nodes. Pure."""
+"""The status of runs and nodes as values. The status of a run is derived from the status of its nodes."""
 
 import json
 import math
@@ -28,13 +28,13 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# A run is only as far as its slowest node: its state is the first of these that any living node has.
+# The state of a running run is the first of these states that a living node has.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is, from the last rows of a node's history. A field is None if it is not reported there."""
+    """The progress of a training according to a node's history. A field is None if the history has no value."""
 
     step: int
     planned: int | None = None
@@ -42,7 +42,7 @@ class Progress:
     loss: float | None = None
     steps_per_s: float | None = None
     checkpoint_step: int | None = None
-    is_current: bool = True  # False: its ranks have taken no step since they started again
+    is_current: bool = True  # False: the ranks have not completed a step since their restart
 
     @property
     def left_s(self) -> float | None:
@@ -81,21 +81,21 @@ def read_progress(text: str) -> Progress | None:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What was found out about one node."""
+    """The status of one node."""
 
     node: int
     alive: bool
-    state: NodeState | None  # None: it has not reported anything
-    outcome: Outcome | None  # None: it has not ended by itself
-    note: str = ""  # what its target reports about it
+    state: NodeState | None  # None: the node has reported nothing
+    outcome: Outcome | None  # None: the node has no outcome
+    note: str = ""  # a message of the target
     progress: Progress | None = None
     gone: bool = False  # its folder no longer exists
-    remains: bool = False  # its ddprun was killed, and processes of the run are left
+    remains: bool = False  # ddprun was killed, but other processes of the run still exist
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What was found out about one run."""
+    """The status of one run."""
 
     run: str
     state: State
@@ -104,28 +104,28 @@ class RunStatus:
     outcome: Outcome | None = None
     nodes: tuple[NodeReport, ...] = ()
     tasks: tuple["RunStatus", ...] = ()  # of an array, each with its own name
-    remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
+    remains: bool = False  # the run has ended, but its job, logs or processes still exist
     has_logs: bool = True  # its logs can be read; False: they were lost with its nodes
     has_files: bool = True  # its files (checkpoints) still exist; False: they were lost with its nodes
 
     @property
     def is_absent(self) -> bool:
-        """Whether nothing of the run exists, because it has not started yet or was deleted."""
+        """Whether the run has no nodes and no logs, because it has not started yet or was deleted."""
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return ``end``, which was recorded earlier, updated with what this status reports as left of the run."""
+        """Return ``end``, which was recorded earlier, with the nodes and the remains of this status."""
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
     @property
     def ended(self) -> bool:
-        """Whether the run, not only some of its nodes, has ended."""
+        """Whether the complete run has ended."""
         return self.state in ENDED
 
     @property
     def progress(self) -> Progress | None:
-        """The progress of the node that is furthest, with the largest other values of all nodes. None for an array."""
+        """The largest step and the largest other values of all nodes. None for an array, or if no node has progress."""
         reported = [node.progress for node in self.nodes if node.progress]
         if self.outcome and self.outcome.step is not None:  # newer than the last row of a history
             reported.append(Progress(step=self.outcome.step))
@@ -143,7 +143,7 @@ class RunStatus:
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """Parse the output of ``nodectl show``. Data of another version that cannot be read counts as not written."""
+    """Parse the output of ``nodectl show``. Data that cannot be read, for example of another version, is skipped."""
     state = outcome = None
     with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
@@ -157,7 +157,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """Return a run's status from the reports of its nodes. ``young``: whether its nodes may not have started yet."""
+    """Return the status of a run. ``young`` is whether the run's nodes may still have to start."""
     outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]
@@ -180,5 +180,5 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         return status(state=state, message=outcome.message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
         return status(state="starting", message="no node has started yet")
-    why = "every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)"
+    why = "ddprun ended without an outcome on every node: it was killed, or could not start (see node.log)"
     return status(state="lost", message=why, code=Exit.KILLED)

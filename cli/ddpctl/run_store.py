@@ -1,7 +1,7 @@
 """Keeps the records of runs in the user's state directory, and measures their disk space.
 
-A record contains what was requested and what the target needs to find the run again. The target reports the run's
-status. Only how the run ended is recorded, because the target may no longer answer.
+A record contains the request, and the target's data to find the run again. The target reports the run's status. The end
+of a run is recorded, because the target may no longer answer later.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ from ddpwire.run_files import (
     write_atomic,
 )
 
-TORN_AFTER_S = 10.0  # after this time, a folder without a record is the rest of a killed launch
+TORN_AFTER_S = 10.0  # an older folder without a record belongs to a killed launch
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # of ddptrain
 HELD = "was not removed: a live node uses it"
@@ -46,7 +46,7 @@ HELD = "was not removed: a live node uses it"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The record of one run: what was requested, and what its target needs to find it again."""
+    """The record of one run: the request, and the target's data to find the run again."""
 
     name: str
     created: float  # seconds since the epoch
@@ -60,7 +60,9 @@ class Run:
     version: str  # of the ddpctl that started it
     uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's data; "logs": where they are, if not here
+    handle: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the target's data; "logs": where the logs are, if they are not on this machine
 
     @property
     def plan(self) -> Plan:
@@ -77,12 +79,12 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether logs and checkpoints are not on this machine."""
+        """Whether the logs and checkpoints are on other machines."""
         return "logs" in self.handle
 
     @property
     def logs_at(self) -> str:
-        """Where a user finds the logs: the run's folder, or the place that the target reports."""
+        """The location of the logs: the run's folder, or the location that the target reports."""
         return str(self.handle.get("logs", self.folder))
 
 
@@ -116,7 +118,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def new_name(root: Path, job_name: str) -> str:
-    """Return a short, readable name that no run has yet, such as ``digits-otter``."""
+    """Return an unused name for a run, such as ``digits-otter``."""
     names = [f"{job_name}-{word}" for word in WORDS]
     free = [name for name in names if not (root / name).exists()]
     number = "" if free else f"-{int(time.time()) % 100_000}"
@@ -124,20 +126,20 @@ def new_name(root: Path, job_name: str) -> str:
 
 
 def next_name(root: Path, name: str) -> str:
-    """Return a name for a run that continues from the run ``name``: ``night-2``, ``night-3``."""
+    """Return an unused name for a run that resumes the run ``name``, such as ``night-2``."""
     base = re.sub(r"-[0-9]+$", "", name)
     return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Return whether there is a checkpoint to continue from; True for other machines, where only the trainer knows."""
+    """Return whether the run has a checkpoint. Return True if its checkpoints are not on this machine."""
     return run.elsewhere or bool(run.job.checkpoint_dir) or any(Path(run.checkpoint_dir).glob("[!.]*"))
 
 
 def checkpoints_here(run: Run) -> Path | None:
-    """Return the local folder of a run's checkpoints, or None if there is none. `ddpctl pull` may have fetched them.
+    """Return the folder of a run's checkpoints on this machine, or None. `ddpctl pull` may have fetched them.
 
-    The checkpoints of a run that resumed another run are in the other run's folder.
+    A run that resumed another run has its checkpoints in the folder of the other run.
     """
     own = Path(run.checkpoint_dir)
     is_there = own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))
@@ -148,9 +150,9 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder.
+    """Raise UsageError if a run has the name ``name``, or CannotWriteError if another file has the path of its folder.
 
-    Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it.
+    Remove the folder of an earlier launch that was killed before it wrote a record.
     """
     folder = root / name
     with suppress(OSError):
@@ -170,9 +172,9 @@ def check_free(root: Path, name: str) -> None:
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Create and return a run's folder. It contains a folder for checkpoints, unless the run ``resumes`` another one.
+    """Create and return a run's folder, with a checkpoint folder unless the run ``resumes`` another run.
 
-    Raises UsageError if the name is taken, or CannotWriteError.
+    Raises UsageError if a run has this name, or CannotWriteError.
     """
     folder = root / name
     check_free(root, name)
@@ -181,7 +183,7 @@ def create(root: Path, name: str, *, resumes: bool = False) -> Path:
         folder.mkdir()
         if not resumes:
             (folder / CHECKPOINTS).mkdir()
-    except FileExistsError:  # another launch was quicker
+    except FileExistsError:  # another launch has created it
         check_free(root, name)
         raise
     except OSError as error:
@@ -191,21 +193,21 @@ def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     return folder
 
 
-# A launch in progress holds a lock on a file in the run's folder. The file is removed when the record is complete: if
-# it exists and is not locked, the launch was killed.
+# A launch in progress holds a lock on a file in the run's folder, and removes the file when the record is complete. If
+# the file exists and is not locked, the launch was killed.
 
 _LAUNCH = "launch.lock"
 
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the launch's lock; yield a function that records what the launch does. The file remains after an error."""
+    """Hold the launch's lock. Yield a function that records what the launch does. After an error, the file remains."""
     path = folder / _LAUNCH
     with writing(path):
         file = path.open("wb", buffering=0)
     with file:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits for processes that check the lock
         try:
             with writing(path):
                 size = file.write(f"{os.getpid()} {os.uname().nodename}\n".encode())
@@ -214,7 +216,7 @@ def launching(folder: Path) -> Iterator[Callable[[str], None]]:
             raise
 
         def note(text: str) -> None:
-            with suppress(OSError, ValueError):  # ValueError: the launch is over
+            with suppress(OSError, ValueError):  # ValueError: the file is closed
                 file.truncate(size)
                 os.pwrite(file.fileno(), text.encode(), size)
 
@@ -236,7 +238,7 @@ class Launch:
 
 
 def unfinished_launch(run: Run) -> Launch | None:
-    """Return the unfinished launch of a run, or None if it has finished."""
+    """Return the launch of a run, or None if the launch has finished."""
     return _launch_in(Path(run.folder))
 
 
@@ -260,27 +262,27 @@ _STOP = "stop.json"
 
 
 def note_stop(run: Run, by: str) -> None:
-    """Record who stops a run. An error while writing this is ignored."""
+    """Record who stops a run. A write error is ignored."""
     with suppress(OSError):
         write_atomic(Path(run.folder) / _STOP, (json.dumps({"by": by, "time": time.time()}) + "\n").encode())
 
 
 def stopped_by(run: Run) -> str | None:
-    """Return who asked the run to stop, or None if no one did from this machine."""
+    """Return who stopped the run from this machine, or None."""
     try:
         return str(parse_json(read_record(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-# How a run ended is recorded, because its target may no longer answer. If its nodes' folders are on this machine, their
-# outcomes are the record. Otherwise a file contains what the target reported.
+# The end of a run is recorded, because the target may no longer answer later. If the nodes' folders are on this
+# machine, the record consists of the nodes' outcomes. Otherwise, a file contains the status that the target reported.
 
 _END = "end.json"
 
 
 def note_end(run: Run, state: RunStatus) -> None:
-    """Record how a run ended, unless its nodes recorded it. If the write fails, the target will be asked again."""
+    """Record how a run ended, unless the outcomes of its nodes are on this machine. A write error is ignored."""
     if _outcomes(run) or (Path(run.folder) / _END).exists():
         return
     outcome = asdict(state.outcome) if state.outcome else None
@@ -290,7 +292,7 @@ def note_end(run: Run, state: RunStatus) -> None:
 
 
 def known_end(run: Run) -> RunStatus | None:
-    """Return how a run ended, or None if this is not known here."""
+    """Return the recorded end of a run, or None if there is no record of it."""
     if outcomes := _outcomes(run):
         nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
         return fold_nodes(run.name, nodes, young=False)
@@ -321,24 +323,27 @@ def save(run: Run) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete the folder of a run that never started."""
+    """Delete a run's folder."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_all(root: Path) -> tuple[Run, ...]:
-    """Return all runs, newest first. Skips folders that are not runs, and records that cannot be read."""
+    """Return all runs, newest first. Folders without a readable record are skipped."""
     runs = [run for folder in _folders(root) if (run := read(folder))]
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
-def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, ...]:
-    """Return the folders whose record exists but cannot be read. ``runs`` is the result of ``load_all``."""
-    whole = {run.name for run in (load_all(root) if runs is None else runs)}
+def unreadable(root: Path, runs: Collection[Run]) -> tuple[Path, ...]:
+    """Return the folders with an unreadable record. ``runs`` is the result of ``load_all``."""
+    whole = {run.name for run in runs}
     return tuple(folder for folder in _folders(root) if folder.name not in whole and (folder / RECORD).exists())
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
-    """Return the run with that name or, unless ``whole``, the only one whose name begins with it. None: the newest."""
+    """Return the run ``name``, or the newest run if ``name`` is None. Raises NoInputError.
+
+    Unless ``whole``, the beginning of a name is enough if only one run has it.
+    """
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")
     if name and "/" in name:
@@ -375,7 +380,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run | None:
-    """Return the run whose record is in this folder, or None if there is no readable record."""
+    """Return the run whose record is in ``folder``, or None if the folder has no readable record."""
     try:
         text = read_record(folder / RECORD).decode()
         if "\\u0000" in text:  # no path and no argument has one
@@ -393,7 +398,7 @@ def read(folder: Path) -> Run | None:
 
 
 def _job(record: Mapping[str, Any]) -> JobSpec:
-    """Return a recorded job. Skips fields that this version does not know. Raises ValueError or TypeError."""
+    """Return a recorded job without fields that this version does not know. Raises ValueError or TypeError."""
     job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
     lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
     job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
@@ -402,32 +407,32 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: measures or removes a run's folder on this machine. On SSH hosts and login nodes, a script of removal.py
-# does the same. Both remove symbolic links, but do not follow them. They remove the run's record last, so that an
-# interrupted removal can be repeated.
+# Disk usage: these functions measure and remove a run's folder on this machine. A script of removal.py does the same on
+# SSH hosts and login nodes. Both remove symbolic links, but do not follow them. They remove the run's record last, so
+# that an interrupted removal can be repeated.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUsage:
-    """The disk space that a run's folder takes on one machine."""
+    """The disk space that a run's folder uses on one machine."""
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
-    size: int = 0  # bytes; a file with several names (hard links) is not counted, because it is not freed
+    size: int = 0  # bytes, without files that have several hard links, which are not freed
     checkpoints: int = 0  # how many of these bytes are checkpoints
-    stays: tuple[str, ...] = ()  # where its symbolic links point to; this is not removed
+    stays: tuple[str, ...] = ()  # the targets of its symbolic links, which are not removed
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
 
     @property
     def names(self) -> frozenset[str]:
-        """The folder's path and, on this machine, also its path without symbolic links."""
+        """The folder's path and, on this machine, also the path after symbolic links are resolved."""
         return frozenset({self.path} if self.host else {self.path, os.path.realpath(self.path)})
 
 
 def folders_above(place: str) -> set[str]:
-    """Return the folders that contain a path, or HOST:PATH. The host does not matter: hosts may share a home."""
+    """Return the folders above a PATH or HOST:PATH. HOST is ignored, because hosts may share a home folder."""
     paths = (place, place.partition(":")[2], os.path.realpath(place))
     return {str(folder) for path in paths for folder in PurePath(path).parents}
 

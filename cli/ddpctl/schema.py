@@ -1,8 +1,7 @@
-"""Defines ddpctl.yaml: the meaning of its text, pydantic models of its fields, the JSON schema, the starter file.
+"""Defines ddpctl.yaml: how its values are parsed and checked, its JSON schema, and the file that ``init`` writes.
 
-The models are made from dataclasses (``spec.fields_of``). A field may contain records: a tuple of frozen dataclasses.
-If the dataclass has a method ``from_text``, it parses the short form of an entry. This module reads no files, and
-imports pydantic only if there is a value to check.
+The pydantic models are created from dataclasses (``spec.fields_of``). A field may be a tuple of frozen dataclasses,
+called records. If their class has a method ``from_text``, a record may be given as text, which this method parses.
 """
 
 import re
@@ -18,8 +17,8 @@ from ddpctl.text import quote, unknown
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# Values. A scalar of the file stays text until its field decides what it means, so ``nodes: 1:4`` is not 64, and
-# ``env: {DEBUG: on}`` is not true. A number must be written so that every YAML reader reads the same number.
+# Values. The type of a field determines how a scalar is parsed, so ``nodes: 1:4`` is not 64, and ``env: {DEBUG: on}``
+# is not true. A number must have a notation that means the same number in all versions of YAML.
 
 
 class Text(str):
@@ -29,7 +28,7 @@ class Text(str):
 
 
 def kind_of(value: Any) -> str:
-    """Return a word for the kind of a value in the file, for an error message."""
+    """Return the kind of a value in the file for an error message."""
     return "keys and values" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
@@ -40,16 +39,16 @@ _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "
 
 
 def is_null(value: Any) -> bool:
-    """Return whether the value is missing, or is ``null`` or ``~`` without quotes."""
+    """Return whether a scalar is empty, ``null`` or ``~``, without quotes."""
     return isinstance(value, Text) and not value.quoted and value in ("", "~", "null", "Null", "NULL")
 
 
 def read_text(value: Any) -> Any:
-    """Return a scalar's text, or a Python value unchanged. Raises ValueError, whose message never contains the text."""
+    """Return the text of a scalar, or a Python value unchanged. Raises ValueError, whose message omits the text."""
     if isinstance(value, dict | list):
         raise ValueError(f"takes text, not {kind_of(value)}")
     if value == "" and is_null(value):
-        raise ValueError("has no value; write '' if it is to be empty")
+        raise ValueError("has no value; write '' for empty text")
     return str(value) if isinstance(value, Text) else value
 
 
@@ -57,7 +56,7 @@ def _read_truth(text: Text) -> bool:
     if text in ("true", "false") and not text.quoted:
         return text == "true"
     if meant := _TRUTH.get(text.lower()):
-        raise ValueError(f"{quote(text)} may be text or a truth value in YAML; write {meant}")
+        raise ValueError(f"{quote(text)} is ambiguous in YAML; write {meant}")
     raise ValueError(f"{quote(text)} is not a truth value; write true or false")
 
 
@@ -71,7 +70,7 @@ def _read_number(text: Text, kind: Kind) -> int | float:
 
 
 def _read(field: Field, value: Any) -> Any:
-    """Convert a value from the file to the field's type; pydantic then checks the result. Raises ValueError."""
+    """Convert a value from the file to the field's type. Raises ValueError. Pydantic checks the returned value."""
     match field.kind:
         case "list" | "records" if isinstance(value, list):
             return tuple(value)
@@ -95,7 +94,7 @@ def _read(field: Field, value: Any) -> Any:
 
 @cache
 def model_of(cls: type) -> "type[BaseModel]":
-    """Return the pydantic model of a dataclass. It allows the fields as written in a file, and no other key."""
+    """Return the pydantic model of a dataclass, which parses the values of the file. Unknown keys are errors."""
     from pydantic import ConfigDict, create_model
     from pydantic import Field as ModelField
 
@@ -124,7 +123,7 @@ def _annotation(field: Field) -> Any:
     return Annotated[inner | None if field.optional else inner, BeforeValidator(partial(_read, field))]
 
 
-_SECRET = ("list", "table", "records")  # kinds whose values may be secrets: no error message contains them
+_SECRET = ("list", "table", "records")  # error messages omit values of these kinds, which may be secrets
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:
@@ -135,7 +134,7 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _read_record(cls: Any, value: Any, validate: Callable[[Any], "BaseModel"]) -> Any:
-    """Parse one record, from its keys and values or from its short form. Raises ValueError."""
+    """Parse a record from its keys and values, or from text. Raises ValueError."""
     if isinstance(value, Text) and hasattr(cls, "from_text"):
         return cls.from_text(read_text(value))
     return cls(**_given(validate(value)))
@@ -146,9 +145,9 @@ def _given(model: "BaseModel") -> dict[str, Any]:
 
 
 class Problem(NamedTuple):
-    """An error in a mapping of the file, or in the flags."""
+    """An error in a mapping of the file or in a flag."""
 
-    place: tuple[str | int, ...]  # the keys and indices that lead there; empty: the mapping itself
+    place: tuple[str | int, ...]  # the keys and indices of the wrong value; empty: the mapping itself
     text: str
     field: str = ""  # the field whose value is wrong; empty: the key or the mapping is wrong
     of_key: bool = False
@@ -157,11 +156,10 @@ class Problem(NamedTuple):
 def validate(
     cls: type, values: Mapping[str, Any], *, what: str = "", owner: str = ""
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Check values for the fields of a dataclass.
+    """Return the valid values, converted to the types of the dataclass's fields, and all errors.
 
-    ``values`` are from the file (Text, list, dict) or from Python. In an error message, ``what`` (``a job``) and
-    ``owner`` (``target 'a'``) name what the values belong to. Return the valid values, keyed by name and converted to
-    the types of the fields, and all errors.
+    ``values`` are from the file (Text, list, dict) or from Python. ``what`` (such as ``a job``) and ``owner`` (such as
+    ``target 'a'``) are used in error messages.
     """
     if not values and not any(field.required for field in fields_of(cls).values()):
         return {}, []
@@ -219,7 +217,7 @@ def _words(error: Any, field: Field) -> str:
     return f"not {field.type_words}" if field.kind in _SECRET else f"{quote(value)} is not a {field.kind}"
 
 
-# Other programs' names for a job's keys, if the spelling is too different to find the right key.
+# Names that other programs use for keys of a job, and the keys to suggest.
 _ELSEWHERE = {
     "replicas": "nodes",
     "workers": "nodes",
@@ -240,7 +238,7 @@ SECTIONS = {
     "profiles": "Named sets of job keys; --profile NAME overrides the job with them (env is merged).",
 }
 
-# Text is used as it is written, so an editor must accept other scalars, too: name: 7, env: {DEBUG: true}.
+# A field of text accepts all scalars, such as name: 7 or env: {DEBUG: true}.
 _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
@@ -252,12 +250,12 @@ def _json_text(field: Field) -> dict[str, Any]:
     if field.kind != "text" or not field.pattern:
         return {"type": ["string", "number"]} if field.kind == "text" else {}
     text = {"type": ["string"], "pattern": f"^(?:{field.pattern})$"}
-    # Accept a number only if the pattern can match one: nodes: 2, never memory: 64.
+    # Accept a number only if the pattern can match a number, as in nodes: 2, but not memory: 64.
     return text | {"type": ["string", "integer"], "minimum": 1} if re.fullmatch(field.pattern, "1") else text
 
 
 def json_schema(kinds: Kinds) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds`` has all kinds of targets."""
+    """Return the JSON schema (draft 2020-12) of ddpctl.yaml. ``kinds`` are all kinds of targets."""
     branches: list[Any] = []
     parts: dict[str, Any] = {}
     for kind, options in kinds.items():
@@ -266,7 +264,7 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
         schema["properties"] = {"kind": {"const": kind}} | schema["properties"]
         schema |= {"type": "object", "required": ["kind", *schema.get("required", ())]}
         branches.append({"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": schema})
-    # Not oneOf, so that an editor reports what is wrong with this kind, and not with every other kind.
+    # With oneOf, an editor would report the errors for all kinds of targets.
     any_target = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(kinds)}}}
     any_target["allOf"] = branches
     profile = _json_object(JobSpec)
@@ -289,23 +287,22 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
 
 
 def _json_object(cls: type) -> dict[str, Any]:
-    """Return the JSON schema of a dataclass's fields. It accepts null as an object without keys."""
+    """Return the JSON schema of a dataclass. Null is allowed, and means the same as an empty object."""
     return {**_without_titles(model_of(cls).model_json_schema()), "type": ["object", "null"]}
 
 
 def _without_titles(schema: Any) -> Any:
-    """Return the schema without pydantic's titles, which repeat the names of the keys."""
     if isinstance(schema, dict):
         return {word: _without_titles(part) for word, part in schema.items() if word != "title"}
     return [_without_titles(part) for part in schema] if isinstance(schema, list) else schema
 
 
-# A test reads each of these targets without its "# ".
+# A test loads each of these targets without the comment signs.
 _NOT_IN_STARTER = """\
   # boxes: # machines with SSH and Docker
   #   kind: ssh
   #   hosts: [alice@box1, alice@box2]
-  # hpc: # from a login node, or with login: of this machine
+  # hpc: # from a login node, or from elsewhere with login:
   #   kind: slurm
   #   partition: gpu
   #   account: my-lab
@@ -339,13 +336,13 @@ def starter_text(*, gpus: int, cores: int) -> str:
 job:
 {job}  # Also: {others}.
 
-# Where it may run: --target chooses one of these names, and without it this one is chosen.
+# Where the job can run. --target NAME overrides this default.
 target: here
 targets:
   here:
     kind: local
 {_NOT_IN_STARTER}
-# Other settings of the job by name: ddpctl launch --profile quick
+# Named settings that override the job: ddpctl launch --profile quick
 profiles:
   quick:
     gpus: 1

@@ -1,6 +1,6 @@
-"""Reads secrets where ddpctl runs, warns about values that look like secrets, and removes secrets from texts.
+"""Reads secrets from the environment, warns about exposed secrets, and redacts secrets in text.
 
-A secret is passed on only in the stdin of a command that is marked ``secret``, or in a file with mode 0600.
+A secret is passed to nodes only in the stdin of a command that is marked ``secret``, or in a file with mode 0600.
 """
 
 import json
@@ -14,14 +14,14 @@ from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import STORE_SECRET
 
-# Names that only sound like secrets: tokenizers, numbers of tokens, authors, and names of files and of variables.
+# Names that look like names of secrets, but are not: tokenizers, numbers of tokens, authors, files and variables.
 _INNOCENT = re.compile(
     r"tokeni[sz]|tokens|author(?!i)|(?:^|[_.-])(?:file|path|dir|name|env|type|id|len|length|dim|size)$", re.IGNORECASE
 )
 _NO_SECRET = re.compile(r"[0-9.,]{0,6}|true|false|none|null|on|off|yes|no", re.IGNORECASE)
 REDACTED = "[REDACTED]"
-SHORTEST = 6  # characters of the shortest value to search for: a shorter one would be found everywhere
-LONG_USER = 20  # a user in an address with at least this many characters is a token
+SHORTEST = 6  # characters; shorter values are not searched for, because they occur in other words
+LONG_USER = 20  # characters; a longer user name in an address is redacted as a token
 _WORDS = (
     r"pass(?:phrase|wd|word|code)|secret|token|credential|auth|cookie|signature"
     r"|(?:api|access|account|private|signing|encryption|ssh)[_-]?key"
@@ -37,30 +37,30 @@ _FLAG = r"(?-i:--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z])"
 
 
 def exposed(job: JobSpec) -> str | None:
-    """Return a warning if a variable of env looks like a secret, because its value is visible in specs and records."""
+    """Return a warning if a variable of ``job.env`` looks like a secret, or None."""
     names = [name for name, value in job.env.items() if _looks_secret(name, value)]
     if not names:
         return None
     return (
-        f"env: the value of {', '.join(names)} is visible in specs and records: "
+        f"env: {', '.join(names)} would be visible in specs and records: "
         f"set secrets: [{', '.join(names)}] to pass it from your environment"
     )
 
 
 def exposed_arguments(job: JobSpec) -> str | None:
-    """Return a warning if an option of the script looks like a secret: all users of a machine see its processes."""
+    """Return a warning if an option of the script looks like a secret, or None."""
     names = tuple(dict.fromkeys(name for name, value in _options(job.command) if _looks_secret(name, value)))
     if not names:
         return None
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
     return (
-        f"the value of {', '.join(names)} is visible in specs, records and process lists: "
+        f"{', '.join(names)} would be visible in specs, records and process lists: "
         f"set secrets: [{variables}] to pass it from your environment"
     )
 
 
 def _options(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield names and values from --name value, --name=value and name=value."""
+    """Yield the name and the value of each ``--name value``, ``--name=value`` and ``name=value``."""
     for word, following in zip(command, (*command, "")[1:], strict=True):
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name):
@@ -75,13 +75,13 @@ def _looks_secret(name: str, value: str) -> bool:
 
 
 def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
-    """Return the secrets' values, keyed by name. Raises ConfigError if one is not set here, or UnavailableError."""
+    """Return the values of the job's secrets by name. Raises ConfigError if one is not set, or UnavailableError."""
     if not job.secrets:
         return {}
     outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
     missing = [name for name, output in zip(job.secrets, outputs, strict=True) if output.returncode == 1]
     if missing:
-        raise ConfigError(f"secrets: not set in your environment: {', '.join(missing)}: export {missing[0]}=... first")
+        raise ConfigError(f"secrets: your environment does not contain {', '.join(missing)}: export {missing[0]}=...")
     for name, output in zip(job.secrets, outputs, strict=True):
         if output.returncode:  # printenv itself failed
             raise UnavailableError(f"secrets: {name} cannot be read from your environment: {output.last_line()}")
@@ -89,17 +89,16 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
 
 
 def make_store_secret(folder: str) -> str:
-    """Return shell code that creates a run's secret in ``folder``, a shell word, unless it already exists."""
+    """Return a shell script that creates a random secret in ``folder``, a quoted path, unless it exists."""
     file = f"{folder}/{STORE_SECRET}"
     return f"""\
 mkdir -p {folder} && {{ [ -s {file} ] ||
   (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' >{file}); }}"""
 
 
-# Redaction, before texts are mailed. Known values (of the variables that a job names as its secrets) are removed
-# everywhere. Other values are found by the name of their variable, flag or key, if it sounds like a secret. A secret
-# that is printed without a name cannot be recognized. If it is unclear where a value ends, the rest of the line is
-# removed. Every pattern takes linear time.
+# Redaction. The values of a job's secrets are removed everywhere. Other values are removed if the name of their
+# variable, flag or key looks like the name of a secret. Other secrets are not recognized. If the end of a value is
+# unclear, the rest of the line is removed. Every pattern takes linear time.
 
 
 # The part that is kept, and the value that is removed.
@@ -127,17 +126,17 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:.*?----
 
 
 def sounds_secret(name: str) -> bool:
-    """Return whether the name of a variable, a flag or a key sounds like that of a secret."""
+    """Return whether the name of a variable, a flag or a key looks like the name of a secret."""
     return _SOUNDS.search(name) is not None
 
 
 def can_be_sought(value: str) -> bool:
-    """Return whether a value is long enough to be distinguished from other words."""
+    """Return whether a value is long enough to be searched for in text."""
     return len(value.strip()) >= SHORTEST
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """Return a text without these values in any notation, and without values after names that sound like secrets."""
+    """Redact ``values`` in any notation, and the values of names that look like secrets."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)
@@ -149,7 +148,7 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
 
 
 def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return arguments without secrets, and without each argument after a flag that sounds like a secret."""
+    """Redact secrets in arguments, and each argument that follows a flag whose name looks like a secret."""
     found, known = [], tuple(values)
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""
@@ -165,7 +164,7 @@ def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[
 
 
 def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> dict[str, str]:
-    """Return keys and values as text, with all secrets redacted."""
+    """Redact secrets in the values of a mapping, and convert the values to text."""
     known = tuple(values)
     return {
         key: REDACTED if sounds_secret(key) and value not in (None, "", (), [], {}) else redact_text(str(value), known)
@@ -174,7 +173,7 @@ def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> d
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Yield a value as programs may print it: as is, by line, quoted for Python, JSON or a shell, or in an address."""
+    """Yield the notations of a value: the value, its lines, and the value quoted for Python, JSON, shells and URLs."""
     for text in (value, value.strip()):
         yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
         yield from (shlex.quote(text), quote(text, safe=""), quote(text))
@@ -189,7 +188,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    """Return ``scheme://user:[REDACTED]@host``. The password ends at the last @; it may contain a slash or an @."""
+    """Return ``scheme://user:[REDACTED]@host``. A password ends at the last @, and may contain a slash or an @."""
     userinfo, at, host = match["rest"].rpartition("@")
     authority = re.split("[/?#]", match["rest"], maxsplit=1)[0]
     user, colon, _ = userinfo.partition(":")

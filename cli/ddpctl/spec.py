@@ -1,8 +1,7 @@
-"""Defines what a user requests: a job, in terms that mean the same on every target. Frozen values, no side effects.
+"""Defines a job, whose settings have the same meaning on every target.
 
-The documentation (``Doc``) and the rules of a field are written once, beside the field. Error messages for ddpctl.yaml
-and for flags, the schema for editors, and the file that ``ddpctl init`` writes use them (``fields_of``). Only
-``schema`` checks the rules. A field of type ``str`` takes a YAML value as it is written (``nodes: 1:4`` is not 64).
+Each field is annotated with its documentation (``Doc``) and its rules. Error messages, the JSON schema and the file
+that ``ddpctl init`` writes use these annotations (``fields_of``). The module ``schema`` checks the rules.
 """
 
 import math
@@ -27,21 +26,24 @@ DEFAULT_SHM = "8Gi"  # an engine's own default, 64 MB, is soon full
 
 @dataclass(frozen=True)
 class Doc:
-    """The documentation of a field: its unit, its range, and the meaning of 0 or null."""
+    """The documentation of a field, such as its unit and the meaning of 0 and null."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a field's value. It returns the value, or raises ValueError with what is allowed."""
+    """A check of a field's value. ``check`` returns the value, or raises ValueError with the allowed values."""
 
     check: Callable[[Any], Any]
-    pattern: str = ""  # of the complete text, in the syntax of JSON Schema; empty: only the function checks the value
+    pattern: str = ""  # for the JSON schema, of the complete text; empty: none
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return the rule that a text, or each item of a list, matches ``pattern``. In ``allowed``, ``{}`` is the item."""
+    """Return the rule that a text, or each item of a list, matches ``pattern``.
+
+    ``allowed`` is the error message, in which ``{}`` is replaced with the text or the item.
+    """
 
     def check(value: Any) -> Any:
         for text in (value,) if isinstance(value, str) else value:
@@ -71,17 +73,17 @@ _KIND_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A field of a dataclass. ``base`` is its type without null, rules and documentation."""
+    """A field of a dataclass."""
 
     name: str
     kind: Kind
-    base: Any
+    base: Any  # the type without None and without annotations
     optional: bool  # whether null is allowed
     required: bool
     default: Any  # None if the field is required
     doc: str
     choices: tuple[str, ...] = ()
-    low: Any = None  # the smallest value; None: no limits
+    low: Any = None  # the smallest value; None: there are no limits
     high: Any = None  # the largest value; None: no upper limit
     checks: tuple[Callable[[Any], Any], ...] = ()
     pattern: str = ""  # a pattern for its complete text; empty: none
@@ -96,12 +98,12 @@ class Field:
 
     @property
     def type_words(self) -> str:
-        """What a user may write, such as ``whole number, 1 to 64``."""
+        """The allowed values as text, such as ``whole number, 1 to 64``."""
         words = either(self.choices) if self.kind == "choice" else _KIND_WORDS.get(self.kind, self.kind)
         return f"{words}{f', {self.bounds}' if self.bounds else ''}" + (" or null" if self.optional else "")
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value that was read from JSON has this field's type. Its range is not checked."""
+        """Return whether a value from JSON has the type of this field. Limits and rules are not checked."""
         if value is None:
             return self.optional
         match self.kind:
@@ -172,16 +174,13 @@ def check_nodes(nodes: str) -> str:
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Check that a shell accepts the names, that ddpctl does not set them, and that no value has NUL.
-
-    Raises ValueError.
-    """
+    """Check the names, which a shell must accept and ddpctl must not set, and the values. Raises ValueError."""
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', not starting with a digit")
         _check_not_ours(name)
         if "\0" in value:
-            raise ValueError(f"the value of {name} holds a NUL byte")
+            raise ValueError(f"a NUL byte is not allowed in the value of {name}")
     return env
 
 
@@ -199,7 +198,7 @@ STORE_PATTERN = r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}"  # 
 
 
 def check_size(size: str) -> str:
-    """Check that the text is a size such as ``64Gi``; Kubernetes' units are powers of 1024. Raises ValueError."""
+    """Check that the text is a size such as ``64Gi``. Raises ValueError."""
     if not SIZE_PATTERN.fullmatch(size):
         raise ValueError("expected a whole number and Mi, Gi or Ti, such as 64Gi")
     return size
@@ -232,21 +231,21 @@ def size_bytes(size: str) -> int:
 
 
 def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each is ``SOURCE:PATH[:ro]`` with an absolute PATH; SOURCE may be ``pvc=NAME``. Raises ValueError."""
+    """Check that each mount is ``SOURCE:PATH[:ro]`` with an absolute PATH. Raises ValueError."""
     for mount in mounts:
         source, *rest = mount.split(":")
         if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
             raise ValueError(f"'{mount}' is not SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH")
         if any(character in mount for character in "\0\n,"):
-            raise ValueError(f"{mount!r} holds a comma or a line break, which no runtime accepts")
+            raise ValueError(f"{mount!r} contains a comma, a line break or a NUL byte, which is not allowed")
     return mounts
 
 
 def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each is the name of a variable that ddpctl does not set. Raises ValueError."""
+    """Check that each secret is the name of a variable that the user can set. Raises ValueError."""
     for name in secrets:
         if not VARIABLE_PATTERN.fullmatch(name):
-            raise ValueError("a secret is the NAME of a variable of your environment, never its value")
+            raise ValueError("expected the NAME of an environment variable, not the value of a secret")
         if name in OF_SHELLS:
             raise ValueError(f"{name} is a variable that shells set themselves: give the secret another name")
         _check_not_ours(name)
@@ -254,7 +253,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that a process can take the arguments, and that the script or module has a name. Raises ValueError."""
+    """Check that no argument contains NUL, and that the script or module has a name. Raises ValueError."""
     if any("\0" in word for word in command):
         raise ValueError("a NUL byte is not allowed")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
@@ -267,7 +266,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One training: what to run, on how many nodes and GPUs. It is the same on every target."""
+    """The settings of a training, which do not depend on the target."""
 
     name: Annotated[
         str,
@@ -376,17 +375,20 @@ class JobSpec:
         return self.max_nodes * self.local_world_size
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Yield the key and a sentence for each setting that is impossible on every target."""
+        """Yield the key and an error message for each invalid combination of settings."""
         if self.ranks is not None and self.gpus % self.ranks:
-            todo = "give a divisor, or do not set ranks, to get one rank per GPU"
+            todo = "set ranks to a divisor of gpus, or leave it out for one rank per GPU"
             if self.device == "cpu":
-                todo = f"for {self.ranks} ranks without GPUs, set gpus to {self.ranks}, and do not set ranks"
+                todo = f"for {self.ranks} ranks without GPUs, set gpus to {self.ranks}, and leave ranks out"
             yield (
                 "job.ranks",
-                f"gpus ({self.gpus}) is not divisible by {self.ranks}: a node's ranks share its GPUs evenly; {todo}",
+                f"gpus ({self.gpus}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",
             )
         if self.checkpoint_copies > self.max_nodes:
-            yield "job.checkpoint_copies", f"{self.checkpoint_copies}, but nodes is {self.nodes}: one copy per node"
+            yield (
+                "job.checkpoint_copies",
+                f"{self.checkpoint_copies} is more than the number of nodes ({self.max_nodes})",
+            )
 
     @property
     def time_limit_s(self) -> int | None:
@@ -395,7 +397,7 @@ class JobSpec:
 
     @property
     def shm_size(self) -> str:
-        """The size of a container's shared memory, as given or derived from its memory."""
+        """The size of a container's /dev/shm: ``shm``, or a default that depends on ``memory``."""
         if self.shm is not None:
             return self.shm
         if self.memory is None or (quarter := size_bytes(self.memory) // 4) >= size_bytes(DEFAULT_SHM):
@@ -404,10 +406,10 @@ class JobSpec:
 
     @property
     def min_nodes(self) -> int:
-        """The smallest number of nodes with which the job starts."""
+        """The smallest number of nodes that must join."""
         return int(self.nodes.split(":")[0])
 
     @property
     def max_nodes(self) -> int:
-        """The number of nodes that are started."""
+        """The largest number of nodes that can join; all of them are started."""
         return int(self.nodes.split(":")[-1])

@@ -1,7 +1,7 @@
-"""Opens SSH connections with agent, keys and jump hosts. The host key of every hop must be in known_hosts.
+"""Opens SSH connections with an agent, keys and jump hosts. The keys of all hosts must be in known_hosts.
 
-OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric makes the connection. By default, Fabric accepts
-unknown host keys, so this module checks them. A failed connection raises ``NoConnectionError`` with one sentence.
+OpenSSH reads ~/.ssh/config (``ssh -G``), and Fabric makes the connection. By default, Fabric accepts unknown host
+keys, so this module checks them.
 """
 
 import getpass
@@ -38,10 +38,10 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
-_FILES = "ddpctl: configuration files"  # that OpenSSH has read; not the name of a setting
-_UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH leaves as they are
-_EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G leaves their %-tokens as they are
-_OPTIONS = (  # of OpenSSH's client, for connections like our own
+_FILES = "ddpctl: configuration files"  # the key of the files that OpenSSH has read
+_UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH does not change
+_EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G does not replace the tokens in these
+_OPTIONS = (  # of OpenSSH's client, for the same behaviour as Fabric's connections
     "BatchMode=yes StrictHostKeyChecking=yes ForwardAgent=no ClearAllForwardings=yes ControlPath=none "
     "RemoteCommand=none ServerAliveInterval=4 ServerAliveCountMax=2"
 )
@@ -51,7 +51,10 @@ MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """Return a host's settings by ``ssh -G``, and ``_FILES``; several values of a key are lines. Raises ConfigError."""
+    """Return the settings of a host according to ``ssh -G``, and the files that it read (``_FILES``).
+
+    Several values of a key are separated by line breaks. Raises ConfigError.
+    """
     own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
     argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
     try:
@@ -59,7 +62,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
             argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
         )
     except FileNotFoundError:
-        raise ConfigError(f"{what} is read by ssh, which is not installed here: install the OpenSSH client") from None
+        raise ConfigError(f"cannot read {what}: ssh is not installed here: install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
     if done.returncode:
@@ -67,7 +70,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
         raise ConfigError(f"{what}: {(lines or ['it cannot be read'])[0]}")
     for key, _, value in (line.partition(" ") for line in done.stdout.splitlines()):
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
-    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them, and no quotes around a path
+    for key in _KNOWN_HOSTS:  # ssh -G prints paths without quotes, in the home folder of the system
         paths = [Path(path) for path in re.split(" (?=/)", settings.get(key, "none")) if path != "none"]
         at_home = [home / path.relative_to(own) if path.is_relative_to(own) else path for path in paths]
         settings[key] = "\n".join(map(str, at_home))
@@ -76,7 +79,10 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 
 
 def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
-    """Return a function that tells whether another host has the same settings as ``host``, except for its name."""
+    """Return a function that returns whether another host has the same settings as ``host``, except its name.
+
+    With it, ``ssh -G`` need not run for each of many hosts.
+    """
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
     lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
     given = [words for words in lines if words]
@@ -100,7 +106,7 @@ def _login_flags(host: Host) -> list[str]:
 
 
 def config_of(home: Path) -> list[str]:
-    """Return options that make OpenSSH read only the configuration in HOME, if that is not the user's own home."""
+    """Return options for OpenSSH. If ``home`` is not the user's home folder, only its configuration is read."""
     if home == _own_home(home):
         return []
     config = home / ".ssh" / "config"
@@ -108,29 +114,29 @@ def config_of(home: Path) -> list[str]:
 
 
 def _own_home(home: Path) -> Path:
-    with suppress(KeyError):  # the system does not know the user, which OpenSSH reports
+    with suppress(KeyError):  # the user is unknown; OpenSSH reports this
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     return home
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKeys:
-    """The keys that known_hosts has for one host."""
+    """The keys of one host in known_hosts."""
 
     keys: tuple[PKey, ...]
     revoked: tuple[PKey, ...]
 
 
 def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
-    """Return a host's keys. ``name`` is its name in known_hosts, ``box1`` or ``[box1]:2222``.
+    """Return the keys of the host that known_hosts calls ``name``, such as ``box1`` or ``[box1]:2222``.
 
-    Host certificates are not supported, because paramiko does not support them: a host with one counts as unknown.
+    Host certificates are skipped, because paramiko does not support them.
     """
     keys: list[PKey] = []
     revoked: list[PKey] = []
     for path in files:
         if not path.is_file() or not os.access(path, os.R_OK):
-            continue  # like OpenSSH: most of the four files do not exist
+            continue  # most of the files do not exist
         for line in path.read_text(errors="replace").splitlines():
             words = line.split()
             marker = words.pop(0) if words and words[0].startswith("@") else ""
@@ -145,7 +151,7 @@ def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
 
 
 def _is_named(name: str, patterns: str) -> bool:
-    """Return whether a host is meant by the first word of a line in known_hosts."""
+    """Return whether ``patterns``, the first word of a line in known_hosts, match the host ``name``."""
     if patterns.startswith("|1|"):
         salt, _, digest = patterns[3:].partition("|")
         with suppress(ValueError):  # it is not base64
@@ -155,33 +161,32 @@ def _is_named(name: str, patterns: str) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern of OpenSSH, in which only ``*`` and ``?`` are special."""
+    """Return whether ``name`` matches an OpenSSH pattern, in which only ``*`` and ``?`` are wildcards."""
     return name == pattern or (not {*"*?"}.isdisjoint(pattern) and fnmatchcase(name, pattern.replace("[", "[[]")))
 
 
 # Connections
 
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors come as exceptions
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors are raised as exceptions
 
 
 class NoConnectionError(Exception):
-    """The reason why a host cannot be used, as one sentence that does not name the host."""
+    """A connection failed. The message is one sentence, which does not contain the host."""
 
 
 class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no types
-    """A host key must not be trusted; the text says why."""
+    """A host key is not accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
-    """Refuses every host key that is not among the keys that were given to the client."""
+    """Rejects each host key that the client does not know."""
 
     host: str  # as a user would type it
     known: KnownKeys
 
     def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:  # noqa: ARG002
-        """Refuse the key. Raises _HostKeyError."""
         raise _HostKeyError(_refusal(self.host, hostname, self.known, key))
 
 
@@ -215,14 +220,14 @@ class _Hop:
 
 @dataclass
 class Connector:
-    """Opens connections for one user."""
+    """Opens connections with the SSH configuration of one home folder."""
 
     home: Path
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _shared: tuple[dict[str, str], Callable[[Host], bool]] | None = None
 
     def openssh(self, host: Host) -> list[str]:
-        """Return arguments for OpenSSH's client that give it the settings of our connections. Raises ConfigError."""
+        """Return a command line of OpenSSH's client with the settings of ``open``. Raises ConfigError."""
         settings = self._settings(host)
         known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
         words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
@@ -231,10 +236,10 @@ class Connector:
         return ["ssh", "-T", *config_of(self.home), *options, *_login_flags(host)]
 
     def _settings(self, host: Host) -> dict[str, str]:
-        """Return a host's settings. Hosts that the configuration does not distinguish share them."""
+        """Return the settings of a host. Hosts with the same configuration share the result of ``ssh -G``."""
         with self._lock:
             if self._shared is None:
-                self._shared = {}, lambda _: False  # if the configuration cannot be read
+                self._shared = {}, lambda _: False  # used if the configuration cannot be read
                 settings = read_settings(host, self.home)
                 with suppress(OSError):
                     self._shared = settings, _sharers(host, settings)
@@ -243,7 +248,7 @@ class Connector:
         return {**settings, "hostname": host.address} if same(host) else read_settings(host, self.home)
 
     def open(self, host: Host) -> Connection:
-        """Open a connection and return it. Raises NoConnectionError, ConfigError."""
+        """Open a connection to a host. Raises NoConnectionError, ConfigError."""
         hop = self._prepare(host, ())
         try:
             _open(hop)
@@ -253,7 +258,7 @@ class Connector:
         return hop.connection
 
     def _prepare(self, host: Host, inner: tuple[str, ...]) -> _Hop:
-        """Prepare the connections to a host and its jump hosts. Raises NoConnectionError, ConfigError."""
+        """Return the connections to a host and its jump hosts, unopened. Raises NoConnectionError, ConfigError."""
         if host.address in inner or len(inner) > MAX_HOPS:
             raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
         settings = self._settings(host)
@@ -277,14 +282,14 @@ class Connector:
         return _Hop(connection=connection, host=host, known_name=self._trust(connection, settings, host), before=before)
 
     def keys_of(self, settings: Mapping[str, str], host: Host) -> list[str]:
-        """Return the files of the keys to try."""
+        """Return the paths of the private keys for a host."""
         if host.key:
             return [str(Path(host.key).expanduser())]
         named = settings.get("identityfile", "").splitlines()
         return [path for path in (self._expand(path, host, settings) for path in named) if Path(path).is_file()]
 
     def _expand(self, text: str, host: Host, settings: Mapping[str, str]) -> str:
-        """Return a value in which the tokens of ssh_config(5) are replaced."""
+        """Replace ``~``, environment variables and the tokens of ssh_config(5) in a value."""
         values = {
             "%": "%",
             "d": str(self.home),
@@ -299,12 +304,12 @@ class Connector:
         return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
 
     def _jumps(self, settings: Mapping[str, str], inner: tuple[str, ...]) -> _Hop | None:
-        """Return the last of a host's jump hosts, with the jump hosts before it, or None."""
+        """Return the last jump host of a host, connected through the earlier ones, or None."""
         before: _Hop | None = None
         for jump in filter(None, settings.get("proxyjump", "").split(",")):
             user, _, place = jump.strip().removeprefix("ssh://").rpartition("@")
             address, port = _split(place)
-            if address == inner[-1]:  # `Host *` with a ProxyJump, which the jump host itself does not need
+            if address == inner[-1]:  # the jump host itself, to which a ProxyJump under `Host *` also applies
                 return before
             hop = self._prepare(Host(address=address, user=user or None, port=port), inner)
             if before is not None:
@@ -314,7 +319,7 @@ class Connector:
         return before
 
     def _trust(self, connection: Connection, settings: Mapping[str, str], host: Host) -> str:
-        """Give the client only the keys that known_hosts has for this host; return the host's name in known_hosts."""
+        """Make the connection accept only the host's keys in known_hosts. Return the host's name in known_hosts."""
         shown = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         name = settings.get("hostkeyalias", shown)
         known = known_keys((Path(line) for key in _KNOWN_HOSTS for line in settings[key].splitlines()), name)
@@ -326,7 +331,6 @@ class Connector:
 
 
 def _open(hop: _Hop) -> None:
-    """Open a hop after all hops before it. If a jump host fails, the NoConnectionError names it."""
     if hop.before is not None:
         try:
             _open(hop.before)
@@ -375,12 +379,12 @@ def _why_not_there(error: Exception, host: str, place: str) -> str:
         case socket.gaierror():
             return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
         case TimeoutError():
-            return f"{place} does not answer within {CONNECT_S:g} s: it is down, or a firewall is in between"
+            return f"{place} does not answer within {CONNECT_S:g} s: it is down, or a firewall blocks the connection"
         case NoValidConnectionsError():
             reasons = {(inner.strerror or str(inner)).lower() for inner in error.errors.values()}
             return f"{place}: {', '.join(sorted(reasons))}: is sshd running there?"
         case FileNotFoundError():
-            return f"its key {error.filename} is not there"
+            return f"its key {error.filename} does not exist"
     return f"{place}: {str(error) or type(error).__name__}"
 
 

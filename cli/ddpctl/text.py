@@ -1,4 +1,4 @@
-"""Texts for a terminal: one line for an error, the nearest allowed word, durations, tables. Pure."""
+"""Formats text for a terminal: error messages, suggestions, durations, tables."""
 
 import difflib
 import math
@@ -9,18 +9,18 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def quote(value: object) -> str:
-    """Return a value for an error message: on one line, in quotes if it is text, and never long."""
+    """Return a value for an error message, on one line with at most 60 characters. Text is in quotes."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, with all unprintable characters escaped."""
+    """Return the text with all unprintable characters escaped, including line breaks."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def plain(text: str) -> str:
-    """Return lines that are safe in a terminal or a page: escaped, and without colours and overwritten text."""
+    """Return lines without control characters: colours and overwritten text are removed, and the others escaped."""
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 
@@ -34,13 +34,13 @@ _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}
 
 
 class EscapeFilter:
-    """Removes escape sequences and control characters from bytes that arrive in pieces. Keeps tabs and line ends."""
+    """Removes escape sequences and control characters, except tabs and line breaks, from a stream of bytes."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def __call__(self, data: bytes) -> bytes:
-        """Return the bytes that can be written so far."""
+        """Return the filtered bytes. An incomplete escape sequence is kept until the next call."""
         data, self._rest = self._rest + data, b""
         if unfinished := _UNFINISHED.search(data):
             data, self._rest = data[: unfinished.start()], unfinished[0]
@@ -48,18 +48,21 @@ class EscapeFilter:
 
 
 def cut(line: str, width: int, *, plain: bool = False) -> str:
-    """Shorten a line to ``width`` columns, ending it with dots. ``plain``: use only ASCII."""
+    """Shorten a line to ``width`` columns with an ellipsis at its end, or with three dots if ``plain``."""
     dots = "..." if plain else "…"
     return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
 
 
 def either(words: tuple[str, ...], joint: str = "or") -> str:
-    """Join words as in ``a, b or c``."""
+    """Return the words as an enumeration, such as ``a, b or c``."""
     return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
-    """Return ``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant`` is the name to suggest."""
+    """Return an error message, such as ``'nodse' is not a key of a job; did you mean 'nodes'?``.
+
+    ``meant`` is the name to suggest. If it is None, the most similar known name is suggested.
+    """
     # Only the first characters are compared, in lower case: the name may be a complete file.
     word = name[:60].lower()
     near = [meant] if meant else [key for key in known if len(word) > 2 and key.startswith(word)]
@@ -69,7 +72,7 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration as all subcommands print it: 0.4 s, 12 s, 3:05, 2:04:11."""
+    """Return a duration as text: 0.4 s, 12 s, 3:05 or 2:04:11."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     if seconds < 120:
@@ -79,7 +82,7 @@ def format_duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as aligned lines; the last column is not padded."""
+    """Return the rows as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -87,7 +90,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Return a loss with four decimals, or in scientific notation if it is very small or large."""
+    """Return a number with four decimals, or in scientific notation if it is very small or large."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"

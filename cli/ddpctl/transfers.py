@@ -1,4 +1,4 @@
-"""Moves bytes between a process and files on this machine, and shows one line of progress for all transfers."""
+"""Transfers bytes between processes and files on this machine, and shows their progress."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from ddpctl.text import cut, format_duration
 
 _CHUNK = 1 << 20
 _LOOK_S = 0.2  # how often the progress of a transfer is checked
-_DRAW_S, _LINE_S = 0.1, 5.0  # how often a line is shown on a terminal, and to another reader
+_DRAW_S, _LINE_S = 0.1, 5.0  # how often the progress is shown on a terminal, and elsewhere
 _LEAST_BAR = 5
 _EXIT_S = 10.0
 # A line of rsync --info=progress2: bytes, per cent, speed, time, and at the end of a file "(xfr#12, to-chk=...".
@@ -29,7 +29,7 @@ _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
 
 
 class Display:
-    """Shows the progress of parallel transfers: one line that a terminal redraws, or else a line now and then."""
+    """Shows the total progress of parallel transfers: on a terminal in one updated line, and otherwise line by line."""
 
     def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
@@ -41,21 +41,21 @@ class Display:
         self._began = self._drawn_at = time.monotonic()
 
     def update(self, number: int, num_bytes: int, num_files: int) -> None:
-        """Update the progress of a transfer."""
+        """Record the progress of transfer ``number``, and show the total progress if it is time."""
         with self._lock:
             self._done[number] = (num_bytes, num_files)
             if time.monotonic() - self._drawn_at > (_DRAW_S if self._terminal else _LINE_S):
                 self._draw()
 
     def end(self, number: int, *, whole: bool) -> None:
-        """Record that a transfer has ended. ``whole``: whether all of it has arrived."""
+        """Record that transfer ``number`` has ended. ``whole`` is whether it is complete."""
         with self._lock:
             self._ended += whole
             if whole:
                 self._done[number] = self._totals[number]
 
     def close(self) -> None:
-        """Show the final progress: on a terminal always, otherwise only if anything was shown before."""
+        """Show the final progress. If the output is not a terminal, show it only if progress was shown before."""
         with self._lock:
             if self._totals and (self._terminal or self._drawn_at > self._began):
                 self._draw()
@@ -69,7 +69,7 @@ class Display:
         self._out.flush()
 
     def line(self, took_s: float, width: int) -> str:
-        """Return ``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
+        """Return a line such as ``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
         (num_bytes, num_files), (all_bytes, all_files) = (
             tuple(map(sum, zip(*pairs, strict=True))) for pairs in (self._done, self._totals)
         )
@@ -100,14 +100,15 @@ def move(
     display: Display,
     number: int,
 ) -> Output:
-    """Run a command that transfers files. Raises CannotWriteError, NoInputError; FileNotFoundError if it is missing.
+    """Run a command that transfers files. ``number`` is the index of the transfer in the display.
 
-    ``start`` starts the command with a stdin and a stderr. ``number`` is the number of this transfer in the display.
+    ``start`` starts the process with the given stdin and stderr. Raises CannotWriteError, NoInputError and, if the
+    program does not exist, FileNotFoundError.
     """
     started = False
     try:
         with ExitStack() as stack:
-            # Files, not pipes, so that nobody has to read or write them while the process runs.
+            # Files instead of pipes, because no thread serves pipes while the process runs.
             error = stack.enter_context(tempfile.TemporaryFile())
             source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
             stdin = stack.enter_context(source)
@@ -123,22 +124,22 @@ def move(
             error.seek(0)
             return Output(returncode=returncode, stderr=error.read().decode(errors="replace"))
     except TimeoutError:
-        return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
+        return Output(returncode=TIMED_OUT, stderr=f"no progress for {command.timeout_s:g} s")
     except OSError as failed:
         if transfer.reads and failed.filename == transfer.reads:
             raise NoInputError(f"cannot read {transfer.reads}: {failed.strerror}") from None
         if not started and isinstance(failed, FileNotFoundError):
             raise
-        raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None
+        raise CannotWriteError(f"cannot write {failed.filename or 'the fetched files'}: {failed.strerror}") from None
 
 
 def pump(
     transfer: Transfer, stdin: int, stdout: int, stall_s: float | None, update: Callable[[int, int], None]
 ) -> None:
-    """Read what a process writes, until its end, and report how many bytes and files are done.
+    """Read the output of a process until its end, and call ``update`` with the number of transferred bytes and files.
 
-    ``stdin`` is the file that the process reads; its position shows how much was sent. Raises TimeoutError if nothing
-    has moved for ``stall_s``, and OSError if a file cannot be written.
+    ``stdin`` is the file that the process reads. Its position is the number of bytes sent. Raises TimeoutError if
+    there is no progress for ``stall_s``, and OSError if a file cannot be written.
     """
     num_bytes = num_files = 0
     recent = b""  # the end of rsync's output
@@ -178,7 +179,7 @@ class _Files:
         self._open_next()
 
     def write(self, data: bytes) -> None:
-        """Write the next bytes. Bytes beyond the last part are dropped."""
+        """Write the next bytes to the parts. Bytes after the end of the last part are dropped."""
         while data and self._left:
             piece, data = data[: self._left], data[self._left :]
             try:

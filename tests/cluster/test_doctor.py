@@ -75,7 +75,7 @@ def test_a_launch_leaves_a_bad_machine_out_and_goes_on_with_sound_ones(tmp_path:
         write(cluster, nodes=2)
         done = cluster.ddpctl("launch", "--doctor", "--", str(script), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
-    assert f"{cluster.boxes[1].address} left out; the doctor looks at the others" in done.stderr
+    assert f"{cluster.boxes[1].address} left out; the doctor checks the other machines" in done.stderr
     assert "trained by 1 of 2" in done.stdout
     assert done.stderr.count("path MTU") == 2  # two tables; the second has nothing bad
     assert done.stderr.rindex("BAD") < done.stderr.index("left out")

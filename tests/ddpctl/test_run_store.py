@@ -132,7 +132,7 @@ def test_a_record_of_another_kind_is_no_run_and_is_named(
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, key: {**record[key], **value} if isinstance(value, dict) else value}))
     assert run_store.load_all(tmp_path) == (whole,)
-    assert run_store.unreadable(tmp_path) == (path.parent,)
+    assert run_store.unreadable(tmp_path, run_store.load_all(tmp_path)) == (path.parent,)
     with pytest.raises(NoInputError) as error:
         run_store.load(tmp_path, "digits-otter")
     assert str(path) in str(error.value)
@@ -268,14 +268,14 @@ def test_a_record_that_is_nested_too_deeply_is_passed_over(tmp_path: Path, text:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/run.json").write_text(text)
     assert [run.name for run in run_store.load_all(tmp_path)] == ["good"]
-    assert [path.name for path in run_store.unreadable(tmp_path)] == ["deep"]
+    assert [path.name for path in run_store.unreadable(tmp_path, run_store.load_all(tmp_path))] == ["deep"]
 
 
 def test_a_record_that_is_too_large_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     with (tmp_path / "large/run.json").open("wb") as file:
         file.truncate(1 << 32)
-    assert [path.name for path in run_store.unreadable(tmp_path)] == ["large"]
+    assert [path.name for path in run_store.unreadable(tmp_path, run_store.load_all(tmp_path))] == ["large"]
 
 
 def test_a_state_folder_that_takes_nothing_more_is_named(tmp_path: Path) -> None:
