@@ -1,9 +1,8 @@
 """Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
-A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it, so the
-lock is free only if neither of the two is alive; then no rank is alive either. A ddprun that has no lock yet, and
-processes that survived a killed supervisor, are found by their environment, if /proc shows it: all processes of a run
-inherit the path of its folder.
+A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If it is
+free, ddprun, its supervisor and its ranks have ended. A ddprun without a lock yet, and processes that survived a
+killed supervisor, are found by their environment in /proc: all processes of a run inherit the path of its folder.
 """
 
 import contextlib
@@ -72,7 +71,7 @@ ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes,
 
 
 def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
-    """Return whether the node's ddprun is alive, or was started but has not written a file yet."""
+    """Return whether the node's ddprun is alive, even if it is starting and has written no file yet."""
     if is_locked(node_dir):
         return True
     has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
@@ -93,7 +92,7 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
 
 
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
-    """SIGKILL all processes of the run, including orphans, until none is left or ``timeout_s`` has passed."""
+    """SIGKILL all processes of the run, including orphans, for at most ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
         for pid in left:

@@ -47,9 +47,9 @@ def _target_file(config: NodeConfig) -> Path | None:
 def push_outcome(
     config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
 ) -> None:
-    """On node 0, push the outcome if a Pushgateway is configured. A failure is logged; the exit code stays the same.
+    """On node 0, push the outcome to the Pushgateway, if one is configured. Only log a failure.
 
-    There is one group of series for each user and run name. It stays on the Pushgateway until it is deleted there.
+    The Pushgateway keeps one group of series for each user and run name, until the group is deleted there.
     """
     if not config.pushgateway or config.node_rank:
         return

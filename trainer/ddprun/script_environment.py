@@ -70,7 +70,7 @@ class _Reader:
         self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements. ``runs``: whether they run with the file; only then do imports among them count."""
+        """Read statements. Imports among them count only if ``runs`` is set, so not inside functions."""
         for statement in body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 if runs:
