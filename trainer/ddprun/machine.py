@@ -102,7 +102,6 @@ def plan_affinity(
 
 
 def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
-    """Return the cores of each NUMA node, keyed by its number, without cores that this process may not use."""
     found = {
         int(path.name.removeprefix("node")): parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed
         for path in sysfs.glob("devices/system/node/node[0-9]*")

@@ -245,8 +245,10 @@ class MetricHistory:
         samples = (sample for family in self._registry.collect() for sample in family.samples)
         row = line(time.time(), fold((sample.name, sample.labels, sample.value) for sample in samples))
         with self._lock, contextlib.suppress(OSError):
-            if len(self._rows) >= MAX_ROWS:
-                self._thin()
+            if len(self._rows) >= MAX_ROWS:  # keep every other row, and write new rows half as often
+                self._rows = self._rows[1::2]
+                self._every_s *= 2
+                self._write()
             self._rows.append(row)
             with self._path.open("a") as file:
                 file.write(f"{row}\n")
@@ -256,12 +258,6 @@ class MetricHistory:
             began = time.monotonic()
             self.add_row()
             time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
-
-    def _thin(self) -> None:
-        """Delete every other row, and write new rows half as often."""
-        self._rows = self._rows[1::2]
-        self._every_s *= 2
-        self._write()
 
     def _read_earlier(self) -> None:
         """Read the rows of an earlier ddprun if the file has the same columns. Otherwise start a new file."""

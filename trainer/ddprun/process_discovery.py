@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -80,8 +79,7 @@ def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
 
 def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
     """Yield the pids of processes that were started as this node's ddprun."""
-    match = re.fullmatch(r"node-(\d+)", node_dir.name)
-    variable = f"{names.NODE_RANK}={match[1] if match else ''}".encode()
+    variable = f"{names.NODE_RANK}={node_dir.name.removeprefix('node-')}".encode()
     yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
 
 

@@ -60,9 +60,8 @@ class RankPlace:
         if parts is None or parts.scheme not in ("env", "tcp"):
             return
         environ = os.environ
-        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script chooses who serves
-            return
-        if environ.get(RUN_ID) != self.run_id:
+        script_chooses = environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ  # who serves the store
+        if script_chooses or environ.get(RUN_ID) != self.run_id:
             return
         address = parts.netloc or f"{environ.get(names.MASTER_ADDR)}:{environ.get(names.MASTER_PORT)}"
         place, size = (

@@ -21,8 +21,7 @@ PUSH_JOB = "ddpctl"
 
 def register(config: NodeConfig, url: str) -> None:
     """Write the target file, if a folder is configured. Raises OSError."""
-    path = _target_file(config)
-    if path is not None:
+    if path := _target_file(config):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = MetricsTarget(
             url=url, job_id=config.run_id, node=config.node_rank, launcher=config.launcher, slurm_job=config.slurm_job
@@ -33,8 +32,7 @@ def register(config: NodeConfig, url: str) -> None:
 
 def deregister(config: NodeConfig) -> None:
     """Remove the target file."""
-    path = _target_file(config)
-    if path is not None:
+    if path := _target_file(config):
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -156,10 +156,7 @@ def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
 
 
 def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
-    """Return whether another attempt may succeed, which is not so after an error or a crash of the script.
-
-    ``leaves`` is set if only one node was stopped, and a new node is started in its place.
-    """
+    """Return whether another attempt may succeed. ``leaves``: whether a new node replaces a node that was stopped."""
     causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
     return outcome.cause in causes and outcome.code not in CRASH_CODES
 

@@ -55,11 +55,8 @@ class TerminalModes:
 
 
 def open_stdin(*, own: bool) -> int:
-    """Return a rank's stdin: ddprun's stdin if ``own`` is set, or else /dev/null.
-
-    If ddprun is in the background of a terminal, it is /dev/null, too: the kernel does not stop a rank that reads from
-    the terminal at the same time as the shell, because a rank has its own session.
-    """
+    """Return ddprun's stdin if ``own`` is set and ddprun is not in the background of a terminal, or else /dev/null."""
+    # In the background, the kernel would let the rank read what is typed for the shell: the rank has its own session.
     if own and _in_foreground():
         return os.dup(0)
     return os.open(os.devnull, os.O_RDONLY)

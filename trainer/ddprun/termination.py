@@ -129,10 +129,7 @@ class Stop:
         self.requested_again = False
 
     def request(self, number: int, *, leaves: bool = False) -> None:
-        """Stop the ranks, with a grace period on the first request, and at once on the second.
-
-        ``leaves`` is set if the run continues with a new node in this node's place.
-        """
+        """Stop the ranks, with a grace period on the first request, and at once on the second."""
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")

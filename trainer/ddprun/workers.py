@@ -96,10 +96,7 @@ class Workers:
     def start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], streams: RankStreams, cores: Collection[int] = ()
     ) -> int:
-        """Start a rank with ``streams``, and return its pid. Raises SupervisorLostError.
-
-        The rank may run on ``cores`` or, if they are empty, on the cores of this process.
-        """
+        """Start a rank on ``cores`` (empty: the cores of this process). Return its pid. Raises SupervisorLostError."""
         if self._lost:
             if self._fork:  # this process has threads now
                 self._fork, self._exec_reason = False, "the process that had imported torch was killed"
