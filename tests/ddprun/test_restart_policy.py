@@ -117,7 +117,13 @@ def test_choose(failures, silent_s, settled, chosen):
             Failure(node=0, rank=0, status=0, stopped_by=signal.SIGTERM), 143, "stopped", True, id="0-after-a-stop"
         ),
         pytest.param(
-            Failure(node=0, rank=0, status=143, stopped_by=signal.SIGTERM, stop_reason="its ddpctl ended"),
+            Failure(
+                node=0,
+                rank=0,
+                status=143,
+                stopped_by=signal.SIGTERM,
+                stop_reason="the ddpctl that started it has ended",
+            ),
             143,
             "stopped",
             True,

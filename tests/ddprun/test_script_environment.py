@@ -104,7 +104,7 @@ def test_what_the_source_does_not_show_is_said_at_the_first_import_of_torch(tmp_
     assert (status, plain) == (0, [])
     assert said.splitlines() == [
         "ddprun: OMP_NUM_THREADS changed before the import of torch, in code that ddprun does not read: "
-        "this has no effect on torch, which was imported once for all ranks; with --exec it has",
+        "this has no effect, because torch was imported once for all ranks; use --exec",
         "[]",
         "True",
         "True True",

@@ -1,7 +1,7 @@
-"""How a rank's output is shown on ddprun's console.
+"""Views, which show the output of ranks on ddprun's console.
 
-``View`` shows nothing. ``RawView`` shows each byte as it comes (one rank). ``LineView`` shows complete lines, prefixed
-with their rank, for several ranks; progress bars once a second; and the lines of a crash as ``LogFilter`` decides.
+``View`` shows nothing. ``RawView`` shows the bytes of one rank at once. ``LineView`` shows complete lines, prefixed
+with their rank, and updates progress bars once a second. It holds back the lines of a crash (``LogFilter``).
 """
 
 import re
@@ -27,19 +27,19 @@ class View:
     num_suppressed = 0  # lines that were not shown because they result from another rank's failure
 
     def accept(self, data: bytes, now: float) -> None:
-        """Accept what the rank has written; empty data means the end of the stream."""
+        """Process data that the rank has written. Empty data means that the stream has ended."""
 
     def tick(self, now: float) -> None:
-        """Show the lines that, at the time ``now``, have been held long enough."""
+        """Show the lines that have been held long enough at the time ``now``."""
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds ``tick`` must be called, or None if only ``accept`` can change something."""
+        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
 
     def suppress(self) -> None:
-        """Show nothing more, because all further output results from another rank's failure."""
+        """Show nothing from now on, because all further output results from another rank's failure."""
 
     def release(self) -> None:
-        """Show all held lines, and hold back no lines from now on."""
+        """Show the held lines, and hold back no lines from now on."""
 
 
 class RawView(View):
@@ -57,7 +57,7 @@ class RawView(View):
 
 
 class LineView(View):
-    """Shows complete lines, and the last state of an unfinished line that a progress bar overwrites with ``\\r``."""
+    """Shows complete lines, and the latest state of a progress bar, which overwrites its own line with ``\\r``."""
 
     def __init__(self, console: Console, descriptor: int, prefix: bytes, rank: int) -> None:
         self._console = console
@@ -71,11 +71,11 @@ class LineView(View):
 
     @property
     def num_suppressed(self) -> int:  # type: ignore[override]
-        """How many lines were not shown."""
+        """Return the number of lines that were not shown because another rank failed first."""
         return self._filter.num_suppressed
 
     def accept(self, data: bytes, now: float) -> None:
-        """Show the lines that are complete."""
+        """Add the data, and show the lines that are complete now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES and b"\r" in self._rest:
             self._rest = b"\r" + last_state(self._rest)
@@ -91,18 +91,18 @@ class LineView(View):
             self._put(last_state(self._rest), b"", now)
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds held lines are checked or a progress bar is shown."""
+        """Return the seconds until held lines are checked or a progress bar is updated, or None."""
         waits = [HELD_POLL_S] if self._filter.is_holding else []
         if self._has_state:
             waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
         return min(waits, default=None)
 
     def suppress(self) -> None:
-        """Show no more."""
+        """Show no lines from now on."""
         self._filter.suppress()
 
     def release(self) -> None:
-        """Show the held lines."""
+        """Show the held lines, and hold back no lines from now on."""
         self._show(self._filter.release())
 
     @property
@@ -114,7 +114,7 @@ class LineView(View):
             self._put(strip_torch_prefix(line, self._rank), b"\n", 0.0)
 
     def _put(self, text: bytes, end: bytes, now: float) -> None:
-        """Show a line or, if ``end`` is empty, a state of a progress bar, which replaces the state shown before."""
+        """Show a line. If ``end`` is empty, show a state of a progress bar in place of its previous state."""
         before = self._shown_state
         padding = b" " * (len(before.decode(errors="replace")) - len(text.decode(errors="replace")))
         start = b"\r" if before or not end else b""
@@ -123,7 +123,7 @@ class LineView(View):
 
 
 def visible_lines(line: bytes) -> list[bytes]:
-    """Return a line as a terminal finally shows it. A traceback's header after a progress bar is a separate line."""
+    """Return the last state of ``line``, as two lines if a traceback's header follows a progress bar."""
     state = last_state(line)
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
@@ -133,12 +133,10 @@ def visible_lines(line: bytes) -> list[bytes]:
 class LogFilter:
     """Holds back the lines of a crash until it is known which rank failed first. Pure.
 
-    When one rank fails, the others lose their connections, and each prints a traceback about this before ddprun knows
-    of the first failure. Of eight tracebacks, seven are then consequences that hide the cause. So from the first line
-    of a crash on, a rank's lines are held back from the console. The decision of the nodes releases the lines of the
-    rank that failed first, right before the reason is logged. The other lines remain only in their files. If no
-    decision comes in time (the scripts caught their errors), all lines are shown. Lines before a crash are never held,
-    and all lines are shown when a run is stopped.
+    When one rank fails, the other ranks lose their connections, and each prints a traceback before ddprun knows of the
+    first failure. These tracebacks would hide the cause. So a rank's lines are held from the first line of a crash on.
+    As soon as the nodes have agreed which rank failed first, its lines are shown. The held lines of the other ranks
+    remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are shown.
     """
 
     def __init__(self) -> None:
@@ -148,7 +146,7 @@ class LogFilter:
         self.num_suppressed = 0
 
     def accept(self, lines: list[bytes], now: float) -> list[bytes]:
-        """Accept new lines; return those that may be shown now."""
+        """Add new lines, and return the lines that may be shown now."""
         if self._suppressed:
             self.num_suppressed += len(lines)
             return []
@@ -175,12 +173,12 @@ class LogFilter:
         return held
 
     def suppress(self) -> None:
-        """Drop the held lines and all that follow, because they result from another rank's failure."""
+        """Drop the held lines and all later lines, because they result from another rank's failure."""
         self.num_suppressed += len(self._release())
         self._suppressed = True
 
     def release(self) -> list[bytes]:
-        """Return the held lines, and hold none from now on. Lines that were suppressed stay suppressed."""
+        """Return the held lines, and hold no lines from now on. Suppressed lines stay suppressed."""
         self._released = True
         return self._release()
 
@@ -191,5 +189,5 @@ class LogFilter:
 
     @property
     def is_holding(self) -> bool:
-        """Whether lines are held."""
+        """Return whether lines are held."""
         return self._until is not None

@@ -1,8 +1,8 @@
-"""The output of this node's ranks: every byte goes to the rank's file, and the rank's view shows it on the console.
+"""The output of this node's ranks. It is written to each rank's log file and shown on the console (log_view.py).
 
-If ddprun's own stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr are one stream
-too, which keeps the order of their lines. Otherwise they are two streams; then the rank's file has the lines of both in
-the order in which ddprun read them.
+If ddprun's stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr share one stream,
+which keeps the order of their lines. Otherwise a rank has two streams, and its file contains the lines of both in the
+order in which ddprun read them.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ class RankStreams:
     stderr: int
 
     def close(self) -> None:
-        """Close the descriptors in ddprun after they were passed to the rank."""
+        """Close ddprun's copies of the descriptors, after they were passed to the rank."""
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
 
 class RankLogs:
-    """The streams of this node's ranks, read by one thread."""
+    """The streams of this node's ranks. One thread reads all of them."""
 
     def __init__(self, console: Console, config: NodeConfig) -> None:
         self._console = console
@@ -65,7 +65,7 @@ class RankLogs:
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
-        """Return the descriptors for the rank; the caller passes them to the rank and closes them. Raises OSError."""
+        """Return descriptors that the caller must pass to the rank and then close. Raises OSError."""
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets))
         self.starts[rank] = file.start
@@ -97,7 +97,7 @@ class RankLogs:
             terminal.copy_size(stream.target, stream.descriptor)
 
     def catch_up(self, rank: int) -> None:
-        """Wait until all output of a rank so far is in its file, but at most ``CATCH_UP_S``."""
+        """Wait until the rank's file contains all that the rank has written so far, but at most ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
         while time.monotonic() < deadline and self._have_data(streams):
@@ -113,7 +113,7 @@ class RankLogs:
     def show_failed_rank(self, outcome: Outcome) -> None:
         """Show the held lines of the rank that failed first, and no further lines of the other ranks.
 
-        After a stop or the loss of a node, show all lines, because nothing else describes the failure.
+        After a stop or the loss of a node, no rank failed first, so show the held lines of all ranks.
         """
         has_culprit = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
         with self._lock:
@@ -123,13 +123,13 @@ class RankLogs:
             self._release()
 
     def end_attempt(self) -> None:
-        """Show all held lines, because no decision will follow."""
+        """Show all held lines, because the nodes will not decide any more which rank failed first."""
         self._modes.restore()
         with self._lock:
             self._release()
 
     def close_attempt(self, *, restarting: bool) -> None:
-        """End the attempt; log where to find the suppressed lines, unless the ranks are restarted at once."""
+        """End the attempt. Log where the suppressed lines are, unless the ranks are restarted at once."""
         if not restarting:
             self.drain(DRAIN_S)
         self._modes.restore()
@@ -139,10 +139,10 @@ class RankLogs:
         if paths and not restarting:
             names = [path.name for path in paths]
             logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
-            self._console.log(f"the output of the other ranks, which failed after it, is in {paths[0].parent}: {logs}")
+            self._console.log(f"the output of the ranks that failed later is in {paths[0].parent}: {logs}")
 
     def show_last_lines(self, outcome: Outcome, node_dir: Path) -> None:
-        """Show the last lines of the rank that failed, if it is a rank of this node and did not just print them."""
+        """Show the last log lines of a failed rank of this node, unless the console has just shown them."""
         rank, config = outcome.rank, self._config
         is_of_this_node = outcome.node == config.node_rank and outcome.cause != "stopped"
         if rank is None or not is_of_this_node or config.shows_raw(rank):
@@ -172,7 +172,7 @@ class RankLogs:
                 self._process(events)
 
     def _present(self) -> set["Stream"]:
-        """Return the streams of this attempt, and those that processes of earlier attempts keep open."""
+        """Return all streams of this attempt, and the streams of earlier attempts that are still open."""
         return {*self._streams, *self._open}
 
     def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
@@ -214,14 +214,14 @@ class RankFile:
             self._file.write(text)
 
     def close(self) -> None:
-        """Close the file when all its streams are closed."""
+        """Note that one stream is closed, and close the file after the last one."""
         self._num_open -= 1
         if not self._num_open:
             self._file.close()
 
 
 class Stream:
-    """A rank's stdout, stderr or both, whose data is passed on to the rank's file and to the console."""
+    """A stream with a rank's stdout, its stderr or both, whose data is written to the file and shown."""
 
     def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View, timed: TimedLog) -> None:
         self.descriptor = descriptor
@@ -235,11 +235,11 @@ class Stream:
 
     @property
     def has_data(self) -> bool:
-        """Whether there is data to read, or the stream has ended."""
+        """Return whether there is data to read, or the stream has ended."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     def read(self, now: float) -> bool:
-        """Read what is available. Return False at the end of file."""
+        """Read the available data. Return False if the stream has ended."""
         try:
             data = os.read(self.descriptor, self._chunk_bytes)
         except OSError:  # a pseudo-terminal that nobody has open any more
@@ -257,13 +257,13 @@ class Stream:
         return bool(data)
 
     def tick(self, now: float) -> None:
-        """Show the lines that, at the time ``now``, have been held long enough."""
+        """Write an unfinished line if it is old enough at the time ``now``, and update the view."""
         if now >= self._rest_since + UNFINISHED_S:
             self.flush()
         self.view.tick(now)
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds to call ``tick``, or None to wait for data."""
+        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
         wait_s = self.view.due(now)
         if self._rest:
             rest_s = max(0.0, self._rest_since + UNFINISHED_S - now)
@@ -271,12 +271,12 @@ class Stream:
         return wait_s
 
     def flush(self) -> None:
-        """Write an unfinished line, if there is one, to the file."""
+        """Write the unfinished line, if any, to the file."""
         if self._rest:
             self.file.write(self, self._rest)
             self._rest = b""
 
     def close(self) -> None:
-        """Close the descriptor and the rank's file."""
+        """Close the descriptor, and the rank's file if it has no other open stream."""
         os.close(self.descriptor)
         self.file.close()

@@ -1,6 +1,6 @@
 """The machine of this node: its GPUs, the cores for each rank, and limits that may harm a training.
 
-This module does not use runs, and never imports torch: CUDA must not be initialised before ddprun forks.
+This module never imports torch, because CUDA must not be initialised before ddprun forks.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFIN
 
 
 def ask_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
-    """Return the result of ``ask``, which is called with the module pynvml, or ``otherwise`` if NVML has none."""
+    """Call ``ask`` with the module pynvml and return the result, or ``otherwise`` if NVML is missing or fails."""
     try:
         import pynvml
 
@@ -52,7 +52,7 @@ def ask_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs a rank sees, from NVML and CUDA_VISIBLE_DEVICES; without NVML only from that variable."""
+    """Return how many GPUs a rank sees. Without NVML, only CUDA_VISIBLE_DEVICES is counted."""
     visible = devices_of_rank()
     count = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()), None)
     if count is None or visible is None:
@@ -78,13 +78,12 @@ def plan_affinity(
 ) -> tuple[Cores, ...]:
     """Return the cores that each local rank may run on, or an empty tuple if the ranks are not bound.
 
-    The modes are those of torchrun's --numa-binding. torch's own code for them is not used: it needs the program
-    numactl, and asks CUDA for the GPU's address, which ddprun must not do before a fork. ``find_gpus`` returns PCI
-    addresses. A rank without a GPU gets a NUMA node by its local rank; a rank with several GPUs gets the cores near any
-    of them.
+    ``mode`` is a mode of torchrun's --numa-binding. torch's code is not used, because it needs the program numactl and
+    asks CUDA for the GPU's address, which ddprun must not do before a fork. ``find_gpus`` returns PCI addresses. A rank
+    with several GPUs gets the cores near each of them. Ranks without GPUs are spread over the NUMA nodes.
 
-    By default (None), ranks are bound only if each has its own GPU or a single rank has all GPUs, the machine has
-    several NUMA nodes, and no OpenMP variable binds the threads (decision 0005).
+    By default (None), ranks are bound only if the machine has several NUMA nodes, no OpenMP variable binds the threads,
+    and either each rank has one GPU or a single rank has all GPUs (decision 0005).
     """
     if sys.platform != "linux" or mode == "none":
         return ()
@@ -103,7 +102,6 @@ def plan_affinity(
 
 
 def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
-    """Return the cores of each NUMA node that this process may use according to its affinity mask."""
     found = {
         int(path.name.removeprefix("node")): parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed
         for path in sysfs.glob("devices/system/node/node[0-9]*")
@@ -114,10 +112,10 @@ def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
 def _numa_homes(
     local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path
 ) -> frozenset[int]:
-    """Return the NUMA nodes of a rank: those of its GPUs; without GPUs, the ranks are spread evenly over the nodes.
+    """Return the NUMA nodes of a rank's GPUs. Without GPUs, spread the ranks evenly over the NUMA nodes.
 
-    If the number of ranks r divides the number of GPUs g, rank k has g / r GPUs, starting with GPU k * g / r; otherwise
-    it has GPU k.
+    If the number of ranks r divides the number of GPUs g, rank k has g / r GPUs, starting with GPU k * g / r. Otherwise
+    rank k has GPU k.
     """
     share = len(gpus) // local_world_size if len(gpus) % local_world_size == 0 else 1
     if not (own := gpus[local_rank * share : (local_rank + 1) * share]):
@@ -157,7 +155,7 @@ def _rank_cores(
 
 
 def _group_cores(cores: Cores, key: Callable[[int], Cores]) -> list[Cores]:
-    """Group the cores that have the same key; return the groups, ordered by their first core."""
+    """Return the groups of cores that have the same key, ordered by their first core."""
     return sorted({key(core) & cores for core in cores}, key=min)
 
 
@@ -166,7 +164,7 @@ def _read_sysfs(path: Path) -> str:
 
 
 def parse_cpu_list(ranges: str) -> Cores:
-    """Parse a list in the kernel's format: ``0-2,5`` is 0, 1, 2, 5."""
+    """Parse a list in the kernel's format, such as ``0-2,5`` for the cores 0, 1, 2 and 5."""
     pairs = (part.split("-") for part in ranges.split(",") if part)
     return frozenset(core for pair in pairs for core in range(int(pair[0]), int(pair[-1]) + 1))
 
@@ -180,7 +178,7 @@ def describe_affinity(bound: tuple[Cores, ...]) -> str:
 class Gpu:
     """A GPU, as NVML describes it."""
 
-    index: int | str  # the UUID of a lost GPU that CUDA_VISIBLE_DEVICES names by its UUID
+    index: int | str  # of a lost GPU, its UUID if CUDA_VISIBLE_DEVICES contains UUIDs
     ecc_errors: int  # uncorrected errors since the driver was loaded
     pids: tuple[int, ...]  # processes that compute on it
     error: str = ""  # NVML's message if NVML cannot find the GPU, else empty
@@ -188,7 +186,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineHealth:
-    """The resources and limits of this machine, from which ``health_warnings`` is computed."""
+    """The resources and limits of this machine that ``health_warnings`` checks."""
 
     shm_bytes: int | None  # None if this machine has no /dev/shm
     memlock_bytes: int | None  # None if unlimited
@@ -198,25 +196,28 @@ class MachineHealth:
 
 
 def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
-    """Yield a warning for each limit that is likely to harm the training; none of the limits stops it. Pure."""
+    """Yield a warning for each limit that is likely to harm the training. Pure."""
     shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
     if machine.shm_bytes is not None and machine.shm_bytes < shm:
         yield (
-            f"{SHM_DIR} has {machine.shm_bytes // MIB} MiB, and DataLoader workers die when it is full: "
-            f"{shm // MIB} MiB is enough for {local_world_size} rank{'s' * (local_world_size > 1)} "
+            f"{SHM_DIR} has only {machine.shm_bytes // MIB} MiB, and DataLoader workers die when it is full: "
+            f"give it {shm // MIB} MiB for {local_world_size} rank{'s' * (local_world_size > 1)} "
             f"(docker run --shm-size, or in Kubernetes an emptyDir with medium: Memory)"
         )
     open_files = max(MIN_OPEN_FILES, local_world_size * num_nodes * OPEN_FILES_PER_RANK)
     if machine.open_files is not None and machine.open_files < open_files:
-        yield f"{machine.open_files} open files are allowed, but {open_files} may be needed: set ulimit -n {open_files}"
+        yield (
+            f"the limit for open files is {machine.open_files}, but {open_files} may be needed: "
+            f"set ulimit -n {open_files}"
+        )
     if machine.num_gpus and num_nodes > 1 and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
-            f"{machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of InfiniBand: "
-            "set ulimit -l unlimited before the container starts"
+            f"only {machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of "
+            "InfiniBand: set ulimit -l unlimited before the container starts"
         )
     if device == "cuda" and machine.num_gpus < local_world_size:
         gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
-        yield f"{local_world_size} CUDA ranks, but {gpus}: the ranks will share it, or fail"
+        yield f"this node has {local_world_size} CUDA ranks, but {gpus}: ranks must share a GPU, or they fail"
     for gpu in machine.gpus:
         if gpu.error:
             yield f"GPU {gpu.index} cannot be read: {gpu.error} (see nvidia-smi, and dmesg for its Xid errors)"
@@ -243,7 +244,7 @@ def driver_version() -> str | None:
 
 
 def _read_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees, including lost ones. Leave out GPUs whose state cannot be read."""
+    """Return the GPUs that a rank sees, including lost GPUs, but without GPUs whose state cannot be read."""
     found = []
     for device, get_handle in visible_handles(nvml).items():
         try:
@@ -257,7 +258,7 @@ def _read_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def pci_addresses() -> tuple[str, ...]:
-    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; return none if a GPU is lost."""
+    """Return the GPUs' PCI addresses, as in /sys/bus/pci/devices, or an empty tuple if a GPU is lost."""
 
     def ask(nvml: Any) -> tuple[str, ...]:
         found = [nvml.nvmlDeviceGetPciInfo(get_handle()).busId for get_handle in visible_handles(nvml).values()]
@@ -267,7 +268,7 @@ def pci_addresses() -> tuple[str, ...]:
 
 
 def pci_address(bus_id: str) -> str:
-    """Convert an address from NVML's format, 00000000:3B:00.0, into the kernel's, 0000:3b:00.0."""
+    """Convert a PCI address from NVML's format (00000000:3B:00.0) to the kernel's (0000:3b:00.0)."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

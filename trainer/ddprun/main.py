@@ -1,8 +1,8 @@
-"""The steps of a node (configuration, lock, fork, bring-up, outcome), and how ddprun itself ends.
+"""Run one node: read its configuration, lock its folder, fork the supervisor, train, and exit with an outcome.
 
-Signal handlers are installed first. No large module is imported before the node has its lock and its node.json and has
-found a route to node 0, so that errors up to that point are reported at once. No thread is alive when ddprun forks the
-supervisor, which then forks the ranks (decision 0003).
+Signal handlers are installed first. Large modules are imported only after the node has its lock and its node.json and
+has found a route to node 0, so that errors up to that point are reported at once. ddprun has no thread when it forks
+the supervisor, which then forks the ranks (decision 0003).
 """
 
 import argparse
@@ -46,7 +46,7 @@ HARMLESS_THREADS = ("clock", "copies", "history", "metrics", "resolver")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExit:
-    """Ends this process with an outcome. Any thread may call it; only the first call counts."""
+    """Ends this process with an outcome. Any thread may call it, and only the first call has an effect."""
 
     config: NodeConfig
     folder: NodeDir
@@ -55,7 +55,7 @@ class NodeExit:
     once: threading.Lock
 
     def __call__(self, outcome: Outcome) -> NoReturn:
-        """Write and log the outcome, and exit at once: finalizing an interpreter with torch imported takes a second."""
+        """Write and log the outcome, and exit without finalizing the interpreter, which would take a second."""
         self.once.acquire()
         config, path, has_met = self.config, self.folder.path, self.journal.state.state != "starting"
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
@@ -136,13 +136,13 @@ def main() -> NoReturn:
         for line in filter(None, (*options.accepted(args, os.environ), describe_allocation(config, resources))):
             journal.log(line)
         if config.deadline is not None:
-            stop = partial(signals.stop, "its deadline is near")
+            stop = partial(signals.stop, "the run's deadline is near")
             node_config.watch_deadline(config.deadline, grace_s=config.grace_s, request_stop=stop, log=console.log)
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
         route = route or preflight.find_route(config, report)
-        stop, give_up = partial(signals.stop, "its folder is gone"), partial(end_without_disk, workers, console)
+        stop, give_up = partial(signals.stop, "the node's folder is gone"), partial(end_without_disk, workers, console)
         with FolderWatch(folder, log=console.log, stop=stop, give_up=give_up):
             return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
@@ -163,7 +163,7 @@ def end_without_disk(workers: Workers, console: Console, error: NodeError) -> No
 
 
 def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
-    """End a node that has no folder yet. ``reports``: whether to report its wrong settings to node 0."""
+    """End a node that has no folder yet. If ``reports`` is set, report its wrong settings to node 0."""
     print(f"ddprun: {error}", file=sys.stderr, flush=True)
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
     if reports:
@@ -175,7 +175,7 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 that this node cannot start, unless this node is node 0, was stopped or has no network."""
+    """Report to node 0 that this node cannot start. Do nothing on node 0, after a stop or without a network."""
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
@@ -184,7 +184,7 @@ def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: st
 
 
 def number_node(config: NodeConfig) -> NodeConfig:
-    """Return the configuration with this node's number, which node 0 may have to assign. Raises NodeError."""
+    """Return the configuration with this node's number, which node 0 assigns if no launcher does. Raises NodeError."""
 
     def log(line: str) -> None:
         print(f"ddprun: {line}", file=sys.stderr, flush=True)
@@ -195,19 +195,19 @@ def number_node(config: NodeConfig) -> NodeConfig:
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
-    """Import torch if ranks are forked. This must happen before this process has a thread."""
+    """Import torch if the ranks are to be forked. Must be called before this process has a thread."""
     if config.forks:
         with progress.import_progress(log, "importing torch"):
             fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 
 def count_ranks(kind: str) -> int:
-    """Return how many ranks ``kind`` ('gpu' or 'cpu') means on this machine."""
+    """Return the number of GPUs if ``kind`` is 'gpu', or of usable cores if it is 'cpu'."""
     return machine.count_gpus() if kind == "gpu" else usable_cores()
 
 
 def run_guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
-    """Return the outcome of ``run``, even if it raises; the traceback of an unexpected error is written to a file."""
+    """Return the outcome of ``run``, even if it raises an error."""
     try:
         return run()
     except NodeError as error:
@@ -227,7 +227,7 @@ def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
 
 
 def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
-    """End the node when one of its threads ends with an exception, unless the training does not need that thread."""
+    """End the node when one of its threads fails, unless the training does not need that thread."""
     name = args.thread.name if args.thread else ""
     error = args.exc_value
     if error is None or args.exc_type is SystemExit:
@@ -241,9 +241,9 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
 def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:
     """Return the last line that ``node`` logs, or an empty string if another node on this machine logs the reason.
 
-    If all nodes run ``on_one_machine``, their lines are read together, so only the node concerned logs the reason.
-    Otherwise each node's line names the node concerned. Nodes that were started ``by_hand`` all log the reason, because
-    each has its own window. Pure.
+    If all nodes run ``on_one_machine``, their lines are read together, so only the node that failed logs the reason.
+    Otherwise the other nodes log which node failed. Nodes that were started ``by_hand`` all log the reason, because
+    each has its own terminal window. Pure.
     """
     reporter, message, logs = _reporting_node(outcome), outcome.message, f"logs in {folder}"
     if reporter not in (None, node) and outcome.node != node:

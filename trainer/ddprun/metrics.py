@@ -1,9 +1,9 @@
-"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and metrics.prom.
+"""The metrics of a node and its ranks: the endpoint /metrics, the file history.csv and the final snapshot metrics.prom.
 
-A rank writes the files of prometheus_client's multiprocess mode into its own folder; this module reads them and
-replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that a
-scrape after a hundred starts of a run costs no more than after one. Gauges describe the present, so the gauges of a
-rank that has ended are moved away and appear only in the final snapshot, metrics.prom.
+A rank writes the files of prometheus_client's multiprocess mode into its own folder. This module reads them and
+replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that
+restarts do not make scrapes slower. Gauges describe the present, so the gauges of a rank that has ended are renamed and
+appear only in the snapshot.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
 
 
 def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
-    """Move the gauges of a rank that has ended to a place that scrapes do not read."""
+    """Rename the gauge files of a rank that has ended, so that scrapes no longer read them."""
     for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
 
 
 def prepare_rank_dir(folder: Path) -> None:
-    """Prepare the folder of a rank that is about to be started and whose earlier processes have ended."""
+    """Delete the last gauges of an ended rank, set damaged files aside and merge the others, before it starts again."""
     for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(*UNREADABLE):  # then nothing is merged
@@ -66,7 +66,7 @@ def prepare_rank_dir(folder: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a file of prometheus_client can be read. It begins with how many of its bytes are used."""
+    """Return whether a file of prometheus_client can be read. Its first 4 bytes are the number of used bytes."""
     try:
         used = int.from_bytes(path.read_bytes()[:4], sys.byteorder, signed=True)
         compat.merge_files([str(path)])
@@ -76,15 +76,15 @@ def _is_sound(path: Path) -> bool:
 
 
 def merge_rank_files(folder: Path) -> None:
-    """Merge the files of ended processes into one file of each kind. Raises the library's errors on torn files."""
+    """Merge the files of ended processes into one file per metric type. Raises any error in ``UNREADABLE``."""
     for kind in KEPT_KINDS:
         files = sorted(folder.glob(f"{kind}_*.db"))
         if len(files) < 2:
             continue
         merged = compat.merge_files(map(str, files), accumulate=False)
         new = folder / f"{kind}.new"
-        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS. A file begins with how many of its
-        # bytes are used; the merged file needs no more than all of them, whatever size the files have.
+        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS. The merged file needs no more bytes
+        # than the files use together; each file begins with the number of its used bytes.
         new.write_bytes(bytes(sum(int.from_bytes(file.read_bytes()[:4], sys.byteorder) for file in files)))
         if not compat.write_merged(merged, new):
             new.unlink()
@@ -96,7 +96,7 @@ def merge_rank_files(folder: Path) -> None:
 
 
 class RankSeries(Collector):
-    """Collects the series of all ranks that have written series."""
+    """Collects the series that the ranks have written."""
 
     def __init__(self, metrics_dir: Path) -> None:
         self._metrics_dir = metrics_dir
@@ -114,7 +114,7 @@ class RankSeries(Collector):
 
 
 def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
-    """Return the sum of what a rank's processes have written, or an empty list if it is unreadable."""
+    """Return the merged series of a rank's processes, or an empty list if they cannot be read."""
     patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
     try:
         with FILES_LOCK:
@@ -128,7 +128,7 @@ def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
 
 
 def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
-    """Replace the label ``pid`` of the samples with ``rank``. If two processes have the same gauge, keep the later."""
+    """Replace the label ``pid`` of the samples with ``rank``. Of equal series, keep the last."""
     unique = {}
     for sample in samples:
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
@@ -151,7 +151,7 @@ class HeartbeatSeries(Collector):
 
 
 class NodeSeries:
-    """ddprun's own series, which all exist from the start; those of the machine are in host_metrics.py."""
+    """The series that ddprun sets, exported from the start. host_metrics.py has the series of the machine."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -178,7 +178,7 @@ class NodeSeries:
         return series.labels(**labels) if labels else series
 
     def count_earlier(self, events: Iterable[Event]) -> None:
-        """Count the restarts, exits, signals and lost steps in the node's events; a requeue is counted as a restart."""
+        """Count the restarts, requeues, exits, signals and lost steps in the node's earlier events."""
         for event in events:
             facts = event.facts
             if event.event == "restart":
@@ -193,7 +193,7 @@ class NodeSeries:
                 self.count(metrics.STEPS_LOST, max(0, lost))
 
     def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
-        # Another version may have written other values.
+        # Another version of ddprun may have written values that this version does not know.
         if all(value in metric.labels[label] for label, value in labels.items()):
             self.count(metric, **labels)
 
@@ -204,7 +204,7 @@ class NodeSeries:
 
 
 def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
-    """Serve scrapes in a thread, on ``port`` or, if that is taken, on a free port. Return the port. Raises OSError."""
+    """Serve /metrics on ``port`` or, if the port is taken, on a free one. Return the port. Raises OSError."""
     lock, body, made_at = threading.Lock(), b"", 0.0
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -223,10 +223,9 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
 
 
 class MetricHistory:
-    """Writes history.csv (see ddpwire.history): one row of the registry's values every few seconds.
+    """Writes the registry's values every few seconds as a row of history.csv (see ddpwire.history).
 
-    A row takes as long to write as a scrape takes. A thread of ddprun writes it, so no rank waits. A full disk does not
-    stop the training.
+    A thread of ddprun writes the rows, so no rank waits for them. A full disk does not stop the training.
     """
 
     def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
@@ -238,16 +237,18 @@ class MetricHistory:
         self._read_earlier()
 
     def start(self) -> None:
-        """Add rows from now on, until the process ends."""
+        """Start a thread that adds rows until the process ends."""
         threading.Thread(target=self._run, name="history", daemon=True).start()
 
     def add_row(self) -> None:
-        """Add a row of the present values."""
+        """Add a row with the current values."""
         samples = (sample for family in self._registry.collect() for sample in family.samples)
         row = line(time.time(), fold((sample.name, sample.labels, sample.value) for sample in samples))
         with self._lock, contextlib.suppress(OSError):
-            if len(self._rows) >= MAX_ROWS:
-                self._thin()
+            if len(self._rows) >= MAX_ROWS:  # keep every other row, and write new rows half as often
+                self._rows = self._rows[1::2]
+                self._every_s *= 2
+                self._write()
             self._rows.append(row)
             with self._path.open("a") as file:
                 file.write(f"{row}\n")
@@ -258,14 +259,8 @@ class MetricHistory:
             self.add_row()
             time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
 
-    def _thin(self) -> None:
-        """Delete every other row, and from now on write rows half as often."""
-        self._rows = self._rows[1::2]
-        self._every_s *= 2
-        self._write()
-
     def _read_earlier(self) -> None:
-        """Read the rows of this node's earlier ddprun if they have the same columns; otherwise start a new file."""
+        """Read the rows of an earlier ddprun if the file has the same columns. Otherwise start a new file."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             header, *rows = self._path.read_text().splitlines() or [""]
             if header == HEADER:
@@ -327,10 +322,7 @@ class NodeMetrics:
         self.history = MetricHistory(node_dir, self._registry)
 
     def serve(self, config: NodeConfig, own: str) -> None:
-        """Serve the series at the configured address, or at the node's ``own`` address, and log the URL.
-
-        If the port is taken, or the address cannot be bound, the training continues.
-        """
+        """Serve the series at the configured address, or else at ``own``, and log the URL or why it failed."""
         host, log = config.metrics_host or own, self._journal.log
         try:
             port = serve_registry(self._registry, host, config.metrics_port)
@@ -348,7 +340,7 @@ class NodeMetrics:
             log(f"the file for Prometheus cannot be written: {error.filename}: {error.strerror}")
 
     def write_snapshot(self, node_dir: Path) -> None:
-        """Write the final values, including the ranks' gauges, for readers that come too late to scrape the node."""
+        """Write the final values, including the ranks' last gauges, because the node can no longer be scraped."""
         self._ranks.with_last_gauges = True
         self.history.add_row()
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Names, addresses, interfaces and TCP ports of this machine, and why one of them cannot be used.
+"""Names, addresses, interfaces and TCP ports of this machine, and the messages for network errors.
 
-This module does not use runs. Every request has a timeout, so that a silent name server blocks no caller.
+Every request has a timeout, so that a name server that does not answer blocks no caller.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ERROR_MEANINGS = {
     errno.ETIMEDOUT: "does not answer: a firewall drops packets, or the address is on another network",
     errno.EHOSTUNREACH: "cannot be reached: that machine or its link is down, or a router rejects the connection",
     errno.ENETUNREACH: "cannot be reached: no route leads there from this machine",
-    errno.EADDRNOTAVAIL: "cannot be reached: no address of this machine fits it",
+    errno.EADDRNOTAVAIL: "cannot be reached: this machine has no address for a connection to it",
     errno.EACCES: "cannot be reached: a rule of this machine forbids it",
     errno.EPERM: "cannot be reached: a firewall of this machine forbids it",
 }
@@ -49,7 +49,7 @@ def default_address() -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has ``address``, or None if this machine does not have it."""
+    """Return the name of the interface with ``address``, or None if this machine does not have that address."""
     import psutil  # lazily: nodectl imports this module and must start quickly
 
     for name, owned in psutil.net_if_addrs().items():
@@ -69,7 +69,7 @@ def local_addresses() -> str:
 
 
 def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Connect once, to check that a process listens on the port. Raises OSError."""
+    """Check that a process listens on the port, by connecting to it. Raises OSError."""
     timeout_s = max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()
@@ -98,10 +98,7 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
 
 
 def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
-    """Return a socket that is bound to host:port; port 0 means any port. Raises OSError.
-
-    ``listen``: whether the socket also listens.
-    """
+    """Return a socket that is bound to host:port, and listens if ``listen`` is set. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -118,8 +115,8 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
 def lock_port(host: str, port: int) -> bool:
     """Lock host:port for this process until it ends. Return False if another process has the port. Raises OSError.
 
-    Linux lets several sockets bind a port before one of them listens, so the lock is a name (an abstract socket) that
-    only one process can have.
+    Linux lets several sockets bind a port before one of them listens. So the lock is an abstract Unix socket, whose
+    name only one process can bind.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -136,10 +133,10 @@ def lock_port(host: str, port: int) -> bool:
 
 
 def serve_http(host: str, port: int, answer: Callable[[Any], None], *, name: str, timeout_s: float) -> int:
-    """Answer GET requests in threads, on ``port`` or, if it is taken, on a free port. Return the port. Raises OSError.
+    """Answer GET requests on ``port`` or, if the port is taken, on a free one. Return the port. Raises OSError.
 
-    ``answer`` is called with a BaseHTTPRequestHandler. A client that sends nothing, or does not read, is disconnected
-    after ``timeout_s``.
+    ``answer`` is called with a BaseHTTPRequestHandler. A client that neither sends nor reads is disconnected after
+    ``timeout_s``.
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # lazily, as psutil
 
@@ -176,7 +173,7 @@ def bind_free_port(host: str) -> socket.socket:
 
 
 def port_holder(port: int) -> str:
-    """Return the process that listens on ``port``, such as ' by pid 12 (python3 -m http.server)'; empty if unknown."""
+    """Return a text such as ' by pid 12 (python3 train.py)' for the process that listens on ``port``, or ''."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -193,7 +190,7 @@ def port_holder(port: int) -> str:
 
 
 def describe_taken_port(host: str, port: int, error: OSError) -> str:
-    """Describe in one line why a port could not be bound."""
+    """Describe in one line why ``port`` of ``host`` could not be bound."""
     if isinstance(error, socket.gaierror):
         return describe_unresolved(host, error)
     if error.errno == errno.EADDRNOTAVAIL:

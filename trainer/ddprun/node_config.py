@@ -1,6 +1,6 @@
-"""The configuration of a node: the checked settings from the launcher and the flags, as one frozen value.
+"""The configuration of a node: the checked settings from the flags and the launcher's variables.
 
-Errors name the settings that contradict each other. No setting falls back to localhost.
+Errors name the settings that contradict each other. With several nodes, node 0's address has no default.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT
 from ddpwire.run_files import open_regular
 
-MARGIN_S = 5.0  # from the end of the last rank to the end of ddprun
+MARGIN_S = 5.0  # how long ddprun runs after its last rank has ended
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
-DEFAULT_RUN_ID = "none"  # torchrun's id for runs without a given id: each of these is a different run
-MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
+DEFAULT_RUN_ID = "none"  # torchrun's id of each run that was given no id
+MAX_RESTARTS = 1000  # in effect no limit: restart_policy.py ends a run without progress
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
 UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
@@ -44,14 +44,14 @@ PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """When the run is ended from outside; ``at`` is in seconds since the epoch.
+    """The time at which the launcher ends the run.
 
     Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, and Kaggle after 12 hours. None of them
-    warns the ranks, so ddprun stops the ranks earlier, with a SIGTERM and their grace period.
+    warns the ranks, so ddprun stops the ranks earlier, with SIGTERM and a grace period.
     """
 
     source: str  # the flag, variable or launcher that sets it
-    at: float
+    at: float  # in seconds since the epoch
     margin_s: float = MARGIN_S
 
 
@@ -93,7 +93,7 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
 def watch_deadline(
     deadline: Deadline, *, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
 ) -> None:
-    """Start a thread that calls ``request_stop`` once, the grace period and a margin before the deadline."""
+    """Start a timer that calls ``request_stop`` when only the grace period and the margin remain."""
 
     def expire() -> None:
         left_s = max(0, math.ceil(deadline.at - time.time()))
@@ -108,7 +108,7 @@ def watch_deadline(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What one node has to run, and with which other nodes."""
+    """The settings of one node: what it runs, and with which other nodes."""
 
     command: tuple[str, ...]  # a rank's argv
     forks: bool  # ranks are forked from a process that has imported torch
@@ -123,23 +123,23 @@ class NodeConfig:
     secret: bytes = field(repr=False)  # signs the nodes' values in the run's store; empty: they are not signed
     run_dir: Path | None  # None means a temporary folder
     checkpoint_dir: str | None
-    checkpoint_copies: int  # how many nodes have the checkpoints, with node 0
+    checkpoint_copies: int  # the number of nodes that keep the checkpoints, including node 0
     max_restarts: int
     restarts_errors: bool  # whether ranks also start again after an error of the script
     hang_timeout_s: float  # 0 means no limit
     grace_s: float
-    deadline: Deadline | None  # None if the run is not ended from outside
+    deadline: Deadline | None  # None if the launcher does not end the run
     join_timeout_s: float
     metrics_host: str | None  # None means the address from which node 0 is reached
     metrics_port: int  # 0 means a free port
     targets_dir: Path | None  # the folder for the target file of this node's metrics, if any
     launcher: str
-    by_hand: bool  # no launcher is known that would show the lines of all nodes together
+    by_hand: bool  # no launcher is known, so each node may have its own terminal window
     pushgateway: str | None  # the Pushgateway that gets the outcome, if any
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
-    slurm_job: str | None  # the number of the Slurm job, or None outside Slurm
+    slurm_job: str | None  # the id of the Slurm job, or None outside Slurm
     num_requeues: int  # how often Slurm has requeued this job
     retries_network: bool  # names and networks may become available later (Kubernetes)
     is_replaced: bool  # a controller replaces a node that ends, and the other nodes wait for its replacement
@@ -149,15 +149,15 @@ class NodeConfig:
     shown_local_ranks: frozenset[int] | None  # the ranks whose output the console shows; None means all
     no_prefix: bool  # lines of ranks on the console do not begin with their node and rank
     debug_rank: int | None  # the global rank to debug, if any
-    role: str  # torch elastic's name of what the ranks of this node do
+    role: str  # torch elastic's role of the ranks of this node
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
 
     def reads_stdin(self, rank: int) -> bool:
-        """Return whether a rank reads ddprun's stdin. At most one does: several would take each other's input."""
+        """Return whether a rank reads ddprun's stdin. At most one does, because several would share its input."""
         return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
 
     def shows_raw(self, rank: int) -> bool:
-        """Return whether the console shows each byte of a rank at once: the rank is debugged, or the only one shown."""
+        """Return whether the console shows a rank's bytes at once, because it is debugged or the only rank shown."""
         shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
         return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
 
@@ -167,7 +167,7 @@ class NodeConfig:
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether all nodes are simulated on this machine."""
+        """Return whether all nodes are simulated on this machine."""
         return machine.is_loopback(self.master_addr)
 
 
@@ -181,8 +181,8 @@ def read_config(
 ) -> NodeConfig:
     """Return the configuration. Raises NodeError.
 
-    ``count`` returns how many ranks 'gpu' and 'cpu' mean. ``now`` is in seconds since the epoch. ``on_terminal``:
-    whether stdin is a terminal, in which a user may type input for a single rank.
+    ``count`` returns the number of ranks for 'gpu' and 'cpu'. ``now`` is in seconds since the epoch. ``on_terminal``
+    says whether stdin is a terminal, where a single rank may wait for a user's input.
     """
     settings = launchers.read_settings(options, environ)
     min_nodes, max_nodes = _nnodes(settings)
@@ -202,7 +202,7 @@ def read_config(
     command = _command(options, environ)
     return NodeConfig(
         command=command,
-        # Programs other than Python are executed; on macOS all ranks are, since its libraries do not survive a fork.
+        # Programs other than Python are executed. So are all ranks on macOS, whose libraries fail after a fork.
         forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -248,7 +248,7 @@ def read_config(
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes:
-    """Return the run's secret, or empty bytes if the node was given none. Raises NodeError."""
+    """Return the run's secret, or empty bytes if the node has none. Raises NodeError."""
     if not (path := environ.get(names.SECRET_FILE)):
         return b""
     source, folder = f"{names.SECRET_FILE} is {path}", Path(path).parent
@@ -261,17 +261,17 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
         raise config_error(f"{source}: {error.strerror}") from None
     others = 0o077 if info.st_uid == os.geteuid() else 0o022  # the files of a Kubernetes Secret belong to root
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & others:
-        raise config_error(f"{source}, to which other users have access", hint="make it yours, with mode 600")
+        raise config_error(f"{source}, which other users can access", hint="make it a file of your own with mode 600")
     if len(secret) < 16:
-        raise config_error(f"{source}, which has less than 16 bytes")
+        raise config_error(f"{source}, which has fewer than 16 bytes")
     return secret
 
 
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
-    """Check that the script exists or, for a module, the first part of its name. Raises NodeError (66).
+    """Check that the script, or the first part of the module's name, exists. Raises NodeError (66).
 
-    Before anything starts (``alone``), only a single node checks this. Several nodes check it after they have met: a
-    node that ended earlier would keep the others waiting. Programs other than Python are found when they are executed.
+    If the nodes have not met yet (``alone``), only a run of one node is checked: the other nodes would wait for a node
+    that ends before they meet. Programs other than Python are not checked.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -347,7 +347,7 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
 
 
 def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the value of a flag, or of the variable that torchrun also reads, after its source; empty if unset."""
+    """Return the name and the value of torchrun's flag or else of its variable; the value is empty if unset."""
     given = getattr(options, name)
     if given is not None:
         return f"--{name.replace('_', '-')}", given
@@ -361,7 +361,7 @@ def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], n
 def _shown_local_ranks(
     options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
 ) -> frozenset[int] | None:
-    """Return the local ranks that the console shows: those in the filter, without ranks that only write to files."""
+    """Return the local ranks whose output the console shows, or None for all of them."""
     redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
     copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}
@@ -370,7 +370,7 @@ def _shown_local_ranks(
 
 
 def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
-    """Parse torchrun's ``3`` or ``0:3,1:0``; 1 means stdout, 2 stderr, 3 both, 0 neither."""
+    """Parse torchrun's ``3`` or ``0:3,1:0`` into streams per local rank (1: stdout, 2: stderr, 3: both, 0: none)."""
     if text and not re.fullmatch(STD_SPEC, text):
         hint = "expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
         raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
@@ -385,7 +385,7 @@ def _virtual_local_rank(options: argparse.Namespace, environ: Mapping[str, str],
     if given and visible and len(visible.split(",")) < local_world_size:
         hint = "start fewer ranks, or name more GPUs"
         message = f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own"
-        raise config_error(f"{message}, but {CUDA_VISIBLE_DEVICES} is {visible}", hint=hint)
+        raise config_error(f"{message}, but {CUDA_VISIBLE_DEVICES} names only {visible}", hint=hint)
     return given
 
 

@@ -1,6 +1,6 @@
-"""The node's folder: its lock, what a previous start of the run left in it, and what this node writes into it.
+"""The node's folder: its lock, the files of an earlier start of the run, and the files that this node writes.
 
-A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its node. Then the
+A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its machine. Then the
 ranks' counters continue, so that goodput covers all starts of the run. Files of another run are removed.
 """
 
@@ -25,8 +25,8 @@ from ddpwire.heartbeat import read_beat
 from ddpwire.history import HISTORY
 from ddpwire.run_files import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT, NodeState, Outcome, node_name
 
-EVENTS_TAIL_BYTES = 65536  # the last part of the events, in which the highest step is searched
-RUN_ID_FILE = f"{METRICS}/run"  # the run whose counts are kept; a batch script may remove node.json
+EVENTS_TAIL_BYTES = 65536  # how much of the end of the events is searched for the highest step
+RUN_ID_FILE = f"{METRICS}/run"  # has the id of the run whose counters are kept; a batch script may remove node.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class PreviousRun:
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
-    """Return what the previous start left, if any, and remove its files that would be taken for files of this start.
+    """Return what an earlier start of the run left, or None if there was none. Raises OSError.
 
-    Raises OSError.
+    Remove files that readers would take for files of this start.
     """
     previous_run = _read_previous(node_dir, run_id)
     if previous_run is None:
@@ -85,7 +85,7 @@ class NodeDir:
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
-    """Write the outcome of a node that could not start into the node's folder, if this is known."""
+    """Write the outcome of a node that could not start into the node's folder, if the folder is known."""
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | 
 
 
 def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
-    """Create and lock the folder, and write node.json. The rank logs of a previous start are kept. Raises NodeError."""
+    """Create and lock the node's folder, and write node.json. Keep earlier rank logs. Raises NodeError."""
     try:
         run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
         path = run_dir / node_name(config.node_rank)
@@ -107,13 +107,13 @@ def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
         previous_run = read_previous_run(path, config.run_id)
         state.write(path)
     except OSError as error:
-        message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
+        message = f"the node's folder cannot be created: {error.filename}: {error.strerror}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
     return NodeDir(path=path, lock_fd=lock_fd, previous_run=previous_run, requeues=count_requeues(config))
 
 
 class Journal:
-    """The node's state in node.json, its events and its log lines. ``claim_node_dir`` has written the first state."""
+    """Writes the node's state (node.json), its events and its log lines."""
 
     def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
         self._node_dir = node_dir
@@ -124,7 +124,7 @@ class Journal:
         self.emit = self._events.emit
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and write it. If the disk is full, the old file remains and training continues."""
+        """Change fields of the state and write it. On a full disk, keep the old file and let the training continue."""
         with self._lock, contextlib.suppress(OSError):
             self.state = replace(self.state, **changes)
             self._events.attempt = self.state.attempt

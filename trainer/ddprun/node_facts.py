@@ -1,8 +1,8 @@
 """Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
 
-All nodes need the same builds, script, configuration and number of ranks. The inventory describes the machine and the
-builds for people who study the run later, when the machine has changed; it contains no environment variables. CUDA is
-not initialised here, because a rank that is forked later could not use it.
+All nodes must have the same builds, script, configuration and number of ranks. The inventory describes the machine and
+the builds for people who study the run later. It contains no environment variables. CUDA is not initialised here,
+because ranks that are forked later could not use it.
 """
 
 import contextlib
@@ -27,12 +27,19 @@ from ddpwire.version import __version__
 
 MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
 NONE = "none"
-PLACEMENT_WORDS = ("rank", "node", "host", "addr", "local", "device")  # in names of arguments that differ by design
+PLACEMENT_WORDS = (
+    "rank",
+    "node",
+    "host",
+    "addr",
+    "local",
+    "device",
+)  # in the names of arguments that may differ between nodes
 GIB = 1 << 30
 
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts to compare, keyed by name. The driver is left out for CPU ranks."""
+    """Return the facts to compare between nodes, keyed by name. The driver is "none" for CPU ranks."""
     import torch
 
     return {
@@ -47,7 +54,7 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return the two values of each fact that differs between ``node`` and node 0, or an empty string."""
+    """Describe each fact that differs between ``node`` and node 0, with both values. Return '' if none differs."""
     return "; ".join(
         f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
         for what in dict.fromkeys((*node_0, *mine))
@@ -56,27 +63,26 @@ def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -
 
 
 def _compared(what: str, value: str) -> str:
-    """Return the part of a fact that must be the same; for a driver 570.86.15 this is its branch, 570."""
+    """Return the part of a fact that must be the same on all nodes, such as 570 of the driver 570.86.15."""
     return value.partition(".")[0] if what == "driver" else value
 
 
 def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return both driver versions if only their patch versions differ, which is allowed; otherwise an empty string."""
+    """Return a warning with both driver versions if they differ, or an empty string."""
     own, other = mine.get("driver", NONE), node_0.get("driver", NONE)
     return f"the driver is {own} on node {node}, but {other} on node 0" if own != other else ""
 
 
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
-    """Return a hash of each argument of the script; hashes, because an argument may contain a secret."""
+    """Return a hash of each argument of the script, because the argument itself may contain a secret."""
     words = (word.encode(errors="surrogateescape") for word in _script_arguments(command))
     return [hashlib.sha256(word).hexdigest()[:12] for word in words]
 
 
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
-    """Return a sentence about the first script argument that differs from node 0's, or an empty string.
+    """Return a warning about the first script argument that differs from node 0's, or an empty string.
 
-    Arguments for placement may differ. The sentence names the argument but not its value. A difference may be intended,
-    so it is never an error.
+    The warning does not contain the argument's value. Arguments whose names contain a PLACEMENT_WORD may differ.
     """
     words = _script_arguments(command)
     if len(words) != len(node_0):
@@ -99,7 +105,7 @@ def _is_placement(name: str) -> bool:
 
 
 def config_sha256(command: tuple[str, ...]) -> str:
-    """Return a hash of the configuration: the script, its files, and its arguments except those for placement."""
+    """Return a hash of the script, its configuration files, and its arguments except those that may differ."""
     words = _script_arguments(command)
     module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
     digest = hashlib.sha256(module.encode())
@@ -112,7 +118,7 @@ def config_sha256(command: tuple[str, ...]) -> str:
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name (``name@sha256:...``), or the name without one; "none" without an image."""
+    """Return the digest in an image's name (``name@sha256:...``), or a name without a digest, or "none"."""
     return image.rpartition("@")[2] or NONE
 
 
@@ -122,7 +128,7 @@ def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def summarize_builds(facts: Mapping[str, str]) -> str:
-    """Summarize the builds in one line."""
+    """Return the builds and their versions in one line."""
     builds = ("torch", "NCCL", "driver", "python", "image")
     return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
 
@@ -134,7 +140,7 @@ def _nccl(torch: Any) -> str:
 
 
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
-    """Return the files to compare: the script and its --config files, but not other files, such as old outputs."""
+    """Return the files to compare between nodes: the script and the files that its --config options name."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
@@ -162,7 +168,7 @@ def write_inventory(node_dir: Path, config: NodeConfig, environ: Mapping[str, st
 
 
 def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts about the machine and the builds, keyed by name; unknown values are left out."""
+    """Return the known facts about the machine and the builds, keyed by name."""
     cores, usable = os.cpu_count() or 1, usable_cores()
     found = {
         "host": socket.gethostname(),

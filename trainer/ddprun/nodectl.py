@@ -1,7 +1,7 @@
-"""``python -m ddprun.nodectl``: query and control the ddprun processes of this machine, for launchers.
+"""``python -m ddprun.nodectl``: query and control the ddprun processes of this machine.
 
-Answers are JSON lines on stdout; logs are printed, or followed until the run ends. This program is started often and
-must be quick, so it imports little: the standard library and ddpwire.
+Launchers start this program often, so it imports little besides the standard library and ddpwire. It prints JSON lines;
+only ``logs`` prints the logs of a run.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL"
 
 
 class LogTail:
-    """A growing log, which is read one block at a time."""
+    """A growing log file, which is read one block at a time."""
 
     def __init__(self, path: Path, source: Source, tail: int | None) -> None:
         self._path, self._file = path, open_regular(path)
@@ -47,7 +47,7 @@ class LogTail:
             self._file.seek(start_of_last_lines(self._file, tail))
 
     def pass_on(self) -> None:
-        """Print what was added to the log, or what is in the file that has replaced it."""
+        """Print what was added to the log. If another file has replaced the log, print that file as well."""
         replacement = None
         with contextlib.suppress(OSError):
             if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
@@ -61,7 +61,7 @@ class LogTail:
             self.pass_on()
 
     def close(self) -> None:
-        """End the last line, and close the log."""
+        """End the last line of the output, and close the log."""
         self._source.close()
         self._file.close()
 
@@ -72,7 +72,7 @@ def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
 
 
 def start_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return the position at which the last ``count`` lines of a file begin; the very last line may be incomplete."""
+    """Return the position at which the last ``count`` lines of a file begin, including an incomplete last line."""
     end = position = file.seek(0, os.SEEK_END)
     if count <= 0:
         return end
@@ -89,7 +89,7 @@ def start_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
-    """Return the existing folders of ``nodes``, or of all nodes if it is empty, ordered by node."""
+    """Return the existing folders of ``nodes`` with their numbers, in order. If ``nodes`` is empty, return all."""
     found = [(int(match[1]), path) for path in run_dir.glob("node-*") if (match := NODE_DIR.fullmatch(path.name))]
     return sorted((node, path) for node, path in found if not nodes or node in nodes)
 
@@ -97,7 +97,7 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Map the paths of the existing logs, or of ``files``, to node and rank, or to None if the lines name these."""
+    """Return the logs to print, each with its node and rank, or with None if its lines contain them already."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))
@@ -112,7 +112,7 @@ def find_logs(
 def print_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str], *, tail: int | None, follow: bool
 ) -> bool:
-    """Print the logs to stdout; with ``follow``, until every node has ended. Return False if there are no logs."""
+    """Print the logs. If ``follow`` is set, continue until every node has ended. Return whether there are logs."""
     tails: dict[Path, LogTail] = {}
     output = MergedOutput(sys.stdout.buffer.write)
     parent, started = os.getppid(), time.monotonic()
@@ -144,30 +144,32 @@ def print_logs(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; its subcommands are the functions below."""
+    """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="nodectl", description="Query and control the ddpruns of this machine.")
     verbs = top.add_subparsers(dest="verb", required=True)
-    show = verbs.add_parser("show", help="one JSON line per folder: alive, node.json, outcome.json, what is left")
+    show = verbs.add_parser("show", help="print the state of each folder as a JSON line")
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
-    send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds for their end")
+    send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds until they have ended")
     send.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
-    port = verbs.add_parser("port", help="a free port, as {'port': 61234}")
-    port.add_argument("--want", type=int, default=0, metavar="P", help="this one or none; 0: any")
+    port = verbs.add_parser("port", help="print a free port as JSON")
+    port.add_argument("--want", type=int, default=0, metavar="P", help="only this port; 0: any free port")
     port.add_argument("--host", default="127.0.0.1")
     logs = verbs.add_parser("logs", help="print the nodes' logs")
-    logs.add_argument("-f", "--follow", action="store_true", help="until every node has ended")
+    logs.add_argument("-f", "--follow", action="store_true", help="continue until every node has ended")
     logs.add_argument("--rank", type=int, action="append", default=[], dest="ranks", metavar="R")
     logs.add_argument("--node", type=int, action="append", default=[], dest="nodes", metavar="N")
     logs.add_argument("--tail", type=int, metavar="N", help="begin with the last N lines of each file")
-    logs.add_argument("--file", action="append", default=[], dest="files", metavar="NAME", help="instead, as it is")
+    logs.add_argument(
+        "--file", action="append", default=[], dest="files", metavar="NAME", help="print this file of each node instead"
+    )
     logs.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     return top
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of the file, or None if it cannot be read."""
+    """Return the content of a JSON file, or None if it cannot be read."""
     try:
         return parse_json(read_record(path))
     except (OSError, ValueError, RecursionError):
@@ -175,7 +177,7 @@ def read_json(path: Path) -> Any:
 
 
 def last_rows(path: Path) -> str:
-    """Return the header and the last rows of a history, or an empty string if there is none."""
+    """Return the header and the last rows of a history file, or an empty string if it cannot be read."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         head = file.readline()
         size = file.seek(0, os.SEEK_END)
@@ -188,7 +190,7 @@ def last_rows(path: Path) -> str:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the state of each folder."""
+    """Print the state of each folder as a JSON line."""
     table = functools.cache(lambda: tuple(process_discovery.all_processes()))  # once for all folders
     for node_dir in args.node_dirs:
         state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir, table)}
@@ -202,7 +204,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def send(args: argparse.Namespace) -> int:
-    """Signal each folder's ddprun, even before it holds its lock. With SIGKILL, kill all processes of the run."""
+    """Signal the ddprun of each folder, even if it is starting. With SIGKILL, kill all processes of the run."""
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
@@ -222,7 +224,7 @@ def send(args: argparse.Namespace) -> int:
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    """Signal the node's ddprun. Retry for a moment, as it may not hold its lock yet. Return False if there is none."""
+    """Signal the node's ddprun, and return whether it was found. Retry, because it may not hold its lock yet."""
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while not (node_dir / OUTCOME).exists():
         if process_discovery.is_locked(node_dir):
@@ -240,7 +242,7 @@ def _signal(node_dir: Path, number: int) -> bool:
 
 
 def port(args: argparse.Namespace) -> int:
-    """Print a free port."""
+    """Print a free port as JSON."""
     if not 0 <= args.want <= MAX_PORT:
         print(f"port {args.want} is out of range: expected 1 to {MAX_PORT}, or 0 for a free port", file=sys.stderr)
         return Exit.USAGE
@@ -255,7 +257,7 @@ def port(args: argparse.Namespace) -> int:
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print, or follow, the logs of a run."""
+    """Print the logs of a run, or follow them."""
     try:
         which = (tuple(args.nodes), tuple(args.ranks), args.files)
         found = print_logs(args.run_dir, *which, tail=args.tail, follow=args.follow)
@@ -271,7 +273,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run one subcommand; return its exit code."""
+    """Run one subcommand, and return its exit code."""
     args = parser().parse_args()
     return {"show": show, "signal": send, "port": port, "logs": logs}[args.verb](args)
 

@@ -1,4 +1,4 @@
-"""ddprun's command line, with torchrun's option names. node_config.py checks the values and knows their sources."""
+"""ddprun's command line, with torchrun's option names. node_config.py checks the values."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -116,10 +116,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each given flag or variable that torch elastic's agent uses but that has no effect here."""
+    """Return a line for each given flag or variable of torchrun that has no effect in ddprun."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
     if options.rdzv_backend not in (None, "static", "c10d"):
-        given["rdzv_backend"] = "the nodes meet at node 0, as with static"
+        given["rdzv_backend"] = "the nodes meet at node 0, as with --rdzv-backend=static"
     if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
         given["redirects"] = "only the value 3 (both streams) keeps a rank's output off the console"
     lines = {f"--{name.replace('_', '-')}": why for name, why in given.items()}

@@ -1,7 +1,7 @@
 """Comparisons with node 0 when the nodes meet: builds, arguments and clocks.
 
-Keys of the control store: ``facts`` has node 0's facts, and ``arguments`` the hashes of its script's arguments;
-``checked`` counts the nodes that have finished a --check-only. The keys for the clocks are defined in ddpwire.clock.
+Keys of the control store: ``facts`` contains node 0's facts. ``arguments`` contains the hashes of its script arguments.
+``checked`` counts the nodes that have finished a run with --check-only. ddpwire.clock defines the keys for the clocks.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class PeerChecks:
         self._has_compared = self._has_reported = False
 
     def compare(self, control: Store) -> None:
-        """Compare this node with node 0. Raises NodeError, and RuntimeError if the store is lost."""
+        """Compare this node with node 0. Raises NodeError, or RuntimeError if the store is lost."""
         if self._has_compared:
             return
         self._has_compared = True
@@ -66,11 +66,11 @@ class PeerChecks:
         self._report.begin("meet")
 
     def compare_again(self) -> None:
-        """Make the next call of ``compare`` check again, because there is a new node 0."""
+        """Let the next call of ``compare`` repeat the checks, because there is a new node 0."""
         self._has_compared = False
 
     def report_members(self, members: tuple[int, ...]) -> None:
-        """Log that all members have arrived."""
+        """Log that all members have arrived, and record how long each step of the preflight took."""
         if self._has_reported:
             return
         self._has_reported = True
@@ -80,7 +80,7 @@ class PeerChecks:
         self._report.sum_up()
 
     def leave(self, control: Store) -> None:
-        """End a preflight that starts no ranks. Node 0 ends last, because it serves the store."""
+        """End a run with --check-only. Node 0 waits for the other nodes, because it serves their store."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
             num_done = control.add("checked", 1)

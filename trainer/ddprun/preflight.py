@@ -1,7 +1,7 @@
 """The preflight finds problems before the ranks start, and reports each in one sentence that names its node.
 
-``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py makes further checks
-when the nodes meet. An absent node is not a problem here: the rendezvous waits for it.
+``find_route`` checks this machine alone, before torch is imported. peer_checks.py compares the nodes when they meet. An
+absent node is not a problem in the preflight, because the rendezvous waits for it.
 """
 
 import errno
@@ -39,7 +39,7 @@ class PreflightReport:
     """The steps of one node's preflight: log lines, a table, and durations for the metrics."""
 
     def __init__(self, log: Callable[[str], None], *, quiet: bool) -> None:
-        """``quiet``: whether to log only problems, as for a run on one machine."""
+        """If ``quiet`` is set, only problems are logged, as for a run on one machine."""
         self._log = log
         self._quiet = quiet
         self._since = time.monotonic()
@@ -47,7 +47,7 @@ class PreflightReport:
         self.steps: list[PreflightStep] = []
 
     def begin(self, name: str) -> None:
-        """Begin a step."""
+        """Begin the step ``name``."""
         self._name, self._since = name, time.monotonic()
 
     def done(self, what: str, result: StepResult = "ok") -> None:
@@ -63,7 +63,7 @@ class PreflightReport:
         self._log(f"warning: {line}")
 
     def failed(self, why: str) -> None:
-        """End the current step, if any, with the result "failed"."""
+        """End the current step, if any, as failed."""
         if self._name:
             self.done(why, "failed")
 
@@ -92,7 +92,7 @@ class Route:
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:
-    """Find the addresses of node 0 and of this node, and its interface; on node 0, bind the port. Raises NodeError."""
+    """Return the addresses of node 0 and of this node. On node 0, bind its port. Raises NodeError."""
     report.begin("resolve")
     address = _resolve(config)
     if machine.is_loopback(address) and not config.on_one_machine and config.max_nodes > config.nodes_here:
@@ -103,7 +103,9 @@ def find_route(config: NodeConfig, report: PreflightReport) -> Route:
     own = config.local_addr or _retry(
         config,
         lambda _: network.source_address(address),
-        lambda error: f"{label}: {network.describe_error(error, address)}; it has {network.local_addresses()}",
+        lambda error: (
+            f"{label}: {network.describe_error(error, address)}; this machine has {network.local_addresses()}"
+        ),
     )
     interface = network.interface_of(own)
     if interface is None and config.local_addr:
@@ -136,10 +138,10 @@ def _resolve(config: NodeConfig) -> str:
 
 
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
-    """Return the result of ``ask``, which is called with the seconds that are left. Raises NodeError.
+    """Call ``ask`` with the remaining seconds, and return its result. Raises NodeError.
 
-    If it raises OSError, it is called again for RETRY_S, or in Kubernetes, whose network may become ready later, until
-    the join timeout.
+    After an OSError, call it again for RETRY_S or, in Kubernetes, where the network may become ready later, until the
+    join timeout.
     """
     deadline = time.monotonic() + (config.join_timeout_s if config.retries_network else RETRY_S)
     while True:
@@ -152,7 +154,7 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
 
 
 def _loopback_message(host: str, address: str) -> str:
-    here = f"the name {host} means {address} here, which other machines cannot reach"
+    here = f"the name {host} resolves to {address}, which other machines cannot reach"
     if address == "127.0.1.1":
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
     advice = "give node 0's address on the network as --master-addr"

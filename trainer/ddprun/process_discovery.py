@@ -1,16 +1,14 @@
 """Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
-A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it, so the
-lock is free only if neither of the two is alive; then no rank is alive either. A ddprun that has no lock yet, and
-processes that survived a killed supervisor, are found by their environment, if /proc shows it: all processes of a run
-inherit the path of its folder.
+A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If it is
+free, ddprun, its supervisor and its ranks have ended. A ddprun without a lock yet, and processes that survived a
+killed supervisor, are found by their environment in /proc: all processes of a run inherit the path of its folder.
 """
 
 import contextlib
 import errno
 import fcntl
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +70,7 @@ ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes,
 
 
 def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
-    """Return whether the node's ddprun is alive, or was started but has not written a file yet."""
+    """Return whether the node's ddprun is alive, even if it is starting and has written no file yet."""
     if is_locked(node_dir):
         return True
     has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
@@ -81,8 +79,7 @@ def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
 
 def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
     """Yield the pids of processes that were started as this node's ddprun."""
-    match = re.fullmatch(r"node-(\d+)", node_dir.name)
-    variable = f"{names.NODE_RANK}={match[1] if match else ''}".encode()
+    variable = f"{names.NODE_RANK}={node_dir.name.removeprefix('node-')}".encode()
     yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
 
 
@@ -93,7 +90,7 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
 
 
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
-    """SIGKILL all processes of the run, including orphans, until none is left or ``timeout_s`` has passed."""
+    """SIGKILL all processes of the run, including orphans, for at most ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
         for pid in left:

@@ -1,10 +1,9 @@
 """The process groups of a forked rank: whether it creates one, and whether two processes claim the same rank.
 
-If a script starts its own ranks, it does so on every rank: then two processes claim the same place (URL, rank and world
-size), and neither process group ever forms. The second process that claims a place gets an error. Processes are checked
-if they are ranks that were forked (fork_server.py), or if such a rank forks them or starts them with
-torch.multiprocessing.spawn; processes of other programs are not. Executed ranks are watched from outside
-(heartbeat_monitor.py).
+If a script starts its own ranks, it does so in every rank. Then two processes claim the same place (URL, rank and world
+size), and neither process group ever forms. So the second process that claims a place gets an error. This is checked in
+forked ranks (fork_server.py), and in processes that they fork or start with torch.multiprocessing.spawn. Ranks that are
+executed are watched by heartbeat_monitor.py.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ from ddpwire import names
 from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX
 
-USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank serves the store, the agent does
-OWN_STORE = "DDP_SCRIPT_STORE"  # set if the variable above was changed because the script chose its own address
+USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" means that the agent serves the store, and no rank does
+OWN_STORE = "DDP_SCRIPT_STORE"  # set if ddprun changed the variable above, because the script chose its own address
 RUN_ID = "TORCHELASTIC_RUN_ID"
 GUIDE = "docs/your_script.md"
 AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1)"
@@ -33,16 +32,16 @@ AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --npr
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """A rank and the store that ddprun serves for it. Processes that the rank starts inherit these values."""
+    """A rank, and the store that ddprun serves for it. Processes that the rank starts use the same values."""
 
     rank: str
     pid: int  # the rank's own
     store_port: str
-    run_id: str  # torch elastic's; another id belongs to an agent that the script has started
+    run_id: str  # torch elastic's; if the script starts an agent itself, that agent has another id
     claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
 
     def watch(self) -> None:
-        """Check the place each time before a process group is created, in this process and in those that it starts."""
+        """Check each process group before it is created, in this process and in the processes that it starts."""
         compat.before_rendezvous(self.check)
         module: Any = importlib.import_module("torch.multiprocessing.spawn")
         start = module.start_processes
@@ -56,14 +55,13 @@ class RankPlace:
         importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
 
     def check(self, url: object, rank: object, world_size: object) -> None:
-        """Claim a place. Raises RuntimeError if a process of another rank of this node has already claimed it."""
+        """Claim the place in a new process group. Raises RuntimeError if another rank of this node has claimed it."""
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts is None or parts.scheme not in ("env", "tcp"):
             return
         environ = os.environ
-        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script chooses who serves
-            return
-        if environ.get(RUN_ID) != self.run_id:
+        script_chooses = environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ  # who serves the store
+        if script_chooses or environ.get(RUN_ID) != self.run_id:
             return
         address = parts.netloc or f"{environ.get(names.MASTER_ADDR)}:{environ.get(names.MASTER_PORT)}"
         place, size = (
@@ -75,7 +73,7 @@ class RankPlace:
         is_sole_place = is_own_store or (size != "1" and os.getpid() != self.pid)
         if is_sole_place and (other := self._claim(f"{place} of {size} at {address}")):
             raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
-        environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves, the group's rank 0 must
+        environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves the store, the group's rank 0 must
         if is_own_store:
             environ[OWN_STORE] = "1"
         else:
@@ -91,7 +89,7 @@ class RankPlace:
         return f"{both} start ranks of their own: {AS_ONE_RANK}; {symptom}"
 
     def _claim(self, place: str) -> str:
-        """Claim a place. Return the rank whose living process has already claimed it, or an empty string."""
+        """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""
         link = self.claims / quote(f"group {place}", safe="")
         try:
             link.symlink_to(f"{self.rank}.{os.getpid()}")
@@ -100,7 +98,7 @@ class RankPlace:
                 rank, pid = os.readlink(link).split(".")  # noqa: PTH115 (it leads nowhere)
                 if rank != self.rank and Path(f"/proc/{pid}").exists():
                     return rank
-        except OSError:  # the disk is full, or the folder is gone: not known
+        except OSError:  # the disk is full, or the folder is gone: claims are unknown
             pass
         return ""
 
@@ -113,13 +111,13 @@ class StartedByRank:
     main: Callable[..., None]
 
     def __call__(self, *args: Any) -> None:
-        """Run the function, and check its process groups."""
+        """Run the function, and check the process groups that it creates."""
         self.place.watch()
         self.main(*args)
 
 
 def watch_process_groups(env: Mapping[str, str]) -> None:
-    """Check the process groups of a forked rank; do nothing if it is the only rank."""
+    """Check the process groups of a forked rank, unless it is the only rank."""
     if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
         RankPlace(
             rank=env[names.RANK],
@@ -141,4 +139,4 @@ def record_process_group(env: Mapping[str, str]) -> None:
             serve(Path(path))
 
     if path and not compat.before_process_group(record):
-        record()  # not known: assume that the rank has created one
+        record()  # it cannot be observed: assume that the rank has created a group

@@ -1,7 +1,7 @@
-"""Linux processes: which process descends from which, and how to ensure that none outlives its parent.
+"""Linux processes: find and kill descendants, and ensure that no process outlives its parent.
 
-This module uses only the standard library, as the supervisor must. On systems other than Linux, no process is found,
-and the calls do nothing.
+The supervisor uses this module, so it needs only the standard library. On systems other than Linux, no process is
+found, and the functions do nothing.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ class Process(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Become the parent of the children of every descendant that dies (PR_SET_CHILD_SUBREAPER)."""
+    """Become the parent of all descendants whose own parent has ended (PR_SET_CHILD_SUBREAPER)."""
     if LIBC:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. ``None`` undoes this."""
+    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. None cancels this."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
     if parent and os.getppid() != parent:  # the parent ended before the prctl
@@ -53,7 +53,7 @@ def list_processes() -> list[Process]:
 
 
 def read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat that follow the process's name: the state, the parent … Raises OSError."""
+    """Return the fields of /proc/PID/stat after the process's name (see proc(5)). Raises OSError."""
     # The name in parentheses may itself contain spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
@@ -69,7 +69,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> None:
-    """SIGKILL all descendants of ``root`` until none is left, even if they keep forking, but at most ``timeout_s``."""
+    """SIGKILL all descendants of ``root``, even if they keep forking, for at most ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (family := descendants(root)) and time.monotonic() < deadline:
         for pid in family:

@@ -15,10 +15,7 @@ MAX_INTERVAL_S = 30.0
 
 
 class Progress:
-    """The progress lines of one wait, which begins now: they are due after 5, 10, 20, 40, 70, 100 … s.
-
-    In ``sys.meta_path``, it is a finder that finds no module.
-    """
+    """Logs the progress of one wait, which begins now, after 5, 10, 20, 40, 70, 100 … s."""
 
     def __init__(self, log: Callable[[str], None], what: str) -> None:
         self._log, self._what = log, what
@@ -33,7 +30,7 @@ class Progress:
             self._log(f"{self._what}, {passed_s:.0f} s so far")
 
     def find_spec(self, *_: Any) -> None:
-        """Log as ``update`` does. Python calls this when it looks for a module."""
+        """Call ``update``, and find no module. Python calls this for every import."""
         self.update()
 
 

@@ -1,4 +1,4 @@
-"""What each rank gets from its node: environment variables, the number of threads, and the cores that it is bound to.
+"""What each rank gets from its node: environment variables, a number of threads, and the cores that it may use.
 
 ``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets torchrun's and ddprun's own
 variables, and removes those that would mislead the script.
@@ -51,7 +51,7 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
         return machine.describe_affinity(resources.bound)
     if asked in (None, "none"):
         return ""
-    why = "there are fewer cores than ranks, or this machine does not tell its NUMA nodes"
+    why = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"
     if config.nodes_here > 1:
         why = f"{config.nodes_here} nodes share this machine's cores"
     return f"--numa-binding {asked} has no effect: {why}"
@@ -87,12 +87,12 @@ def rank_environment(
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
-    """Return a rank's environment: ``base``, which is ddprun's own, with the rank's variables added or replaced.
+    """Return a rank's environment, made from ``base``, which is ddprun's own environment.
 
-    ``worker`` is the rank in torch elastic's ``group``, whose master address and port lead to the attempt's store.
-    ``steps_before`` is the highest step of all previous attempts, and ``lost`` (in the format of names.LOST_BEFORE) the
-    time lost since the last of them trained; the ranks use both for their goodput. ``threads`` is the number of threads
-    of each rank. ``interface`` is the network interface to node 0, or the loopback if all nodes are on this machine.
+    ``worker`` is the rank in torch elastic's ``group``. The group has the address and the port of the attempt's store.
+    ``steps_before`` is the highest step of all previous attempts. ``lost`` is the time since ranks last trained, in the
+    format of names.LOST_BEFORE. The ranks use both for their goodput. ``interface`` is the network interface to node 0,
+    or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
@@ -109,11 +109,11 @@ def rank_environment(
         "ROLE_NAME": config.role,
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        # As in torchrun: a single node without an id makes its own, which several nodes cannot do.
+        # As in torchrun: a single node without a run id makes one. Several nodes cannot agree on one here.
         "TORCHELASTIC_RUN_ID": TOKEN if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1 else config.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
-        # A single rank serves its own store, as do processes that it spawns, at an address of their choice.
+        # A single rank, or the processes that it spawns, serve their own store at an address of their choice.
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
         names.RUN_ID: config.run_id,
         names.ATTEMPT: str(attempt),

@@ -1,4 +1,4 @@
-"""The error that ended a rank, in one line, taken from its error file or else from the end of its log."""
+"""The error that ended a rank, in one line. It comes from the rank's error file, or else from the end of its log."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ddpwire.run_files import rank_error, rank_log, read_end, read_error
 TAIL_BYTES = 1 << 14
 MAX_ERROR_CHARS = 200
 NUM_TRACEBACK_LINES = 200
-MAX_LINES_AFTER = 20  # the end of a message, a hint, atexit's output; if there are more, the script has gone on
+MAX_LINES_AFTER = 20  # such as a hint, or the output of atexit; after more lines, the script has continued
 HEADER = "Traceback (most recent call last):"
 # A traceback's header, even after a progress bar, or the end of rich's box; not the header of a nested exception.
 TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
@@ -20,7 +20,7 @@ SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 
 def last_lines(path: Path, num_lines: int, start: int) -> list[str]:
-    """Return the last lines of a log after its byte ``start``, or an empty list if it cannot be read."""
+    """Return the last lines of a log, without those before byte ``start``, or an empty list if it is unreadable."""
     try:
         return read_end(path, max(0, min(TAIL_BYTES, path.stat().st_size - start))).splitlines()[-num_lines:]
     except OSError:
@@ -28,13 +28,13 @@ def last_lines(path: Path, num_lines: int, start: int) -> list[str]:
 
 
 def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_order: bool = True) -> str:
-    """Return the error that ended a rank with ``status``, in one line, or an empty string if it left none.
+    """Return the error that ended a rank with ``status``, in one line, or an empty string if it is unknown.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
-    file. Then the error is the last traceback in the log after its byte ``start``, where the attempt begins, if Python
-    exited with 1, as it does after an uncaught exception. The script may have caught the exception if lines follow the
-    traceback or if the rank chose its exit code; then the text says that it comes from the log. If the log's lines are
-    not ``in_order`` of their writing, the error is unknown.
+    file. If it exited with 1, as Python does after an uncaught exception, the error is the last traceback in the log
+    after byte ``start``, where the attempt begins. If lines follow the traceback, or the rank chose its exit code, the
+    script may have caught the exception. Then the text says that the error comes from the log. The log is used only if
+    its lines are ``in_order``, which means that they are in the order in which the rank wrote them.
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
@@ -66,10 +66,10 @@ def find_exception(lines: Sequence[str]) -> int | None:
 
 
 def first_words(lines: Sequence[str]) -> str:
-    """Return an error's message in one line: its first line, and the text that this line introduces.
+    """Return an error's message in one line: its first line, and the text that explains it.
 
-    A first line that ends with a colon introduces the next line. The error of a DataLoader's worker or a spawned
-    process contains the traceback of that process; an error of NCCL ends with "Last error:" and its text.
+    If the first line ends with a colon, the next line is added. The error of a DataLoader worker or a spawned process
+    contains the traceback of that process, whose error is added. An NCCL error may end with "Last error:" and a text.
     """
     words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
     if not words:

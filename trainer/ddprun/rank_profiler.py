@@ -1,8 +1,8 @@
 """Records what a rank does for some seconds: torch's profile of all threads, and samples of the main thread's stack.
 
-torch has one profiler per process, and a second one ends the process with SIGSEGV. So no profiler is started while the
-script's own profiler is prepared or runs. A recording ends early in three cases: when the script starts a profiler,
-before a fork (the child would record forever), and before the process exits.
+torch has one profiler per process, and a second one crashes the process with SIGSEGV. So nothing is recorded while the
+script's own profiler is prepared or runs. A recording ends early when the script starts a profiler, before a fork (the
+child would record forever), and before the process exits.
 """
 
 import atexit
@@ -26,7 +26,7 @@ _is_free.set()
 
 
 def end_recording() -> None:
-    """End the recording that another thread makes, if there is one, and wait until torch's profiler is free."""
+    """End the recording of another thread, if there is one, and wait until torch's profiler is free."""
     if not hasattr(_own_thread, "records"):
         _end.set()
         _is_free.wait(END_TIMEOUT_S)
@@ -42,8 +42,8 @@ def _watch_script() -> None:
 def record(trace: str, seconds: float) -> dict[str, Any]:
     """Record for ``seconds``, write a Chrome trace into the file ``trace``, and return the time span and the samples.
 
-    Times are in seconds since the epoch; a sample's stack begins with the innermost frame. If nothing is recorded, the
-    result has only the reason, as ``unknown``.
+    Times are in seconds since the epoch. A stack begins with the innermost frame. If nothing is recorded, the result
+    has only the key ``unknown`` with the reason.
     """
     _watch_script()
     _own_thread.records = True

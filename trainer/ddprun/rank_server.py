@@ -1,12 +1,11 @@
 """What a forked rank can report while it hangs: the stacks of its Python threads, and torch's flight recorder.
 
 A signal handler in C (faulthandler) writes the stacks into a memory file, which ddprun finds among the process's
-descriptors. This works even while a thread holds the GIL, and before there is a process group. A process without this
-file, such as a program that the rank executes, gets no signal. Processes that the rank forks (DataLoader workers)
-inherit the file.
+descriptors. The handler works even while a thread holds the GIL. Processes that the rank forks (DataLoader workers)
+inherit the file. ddprun does not signal a process without this file, such as a program that the rank executes.
 
-A thread answers on a Unix socket beside the rank's heartbeat, with the flight recorder or a profile. It starts with the
-first process group, which starts threads anyway, and does not use ``threading``, so that scripts do not see it.
+A thread sends the flight recorder or a profile over a Unix socket beside the rank's heartbeat. It is started when the
+rank creates its first process group, and without ``threading``, so that scripts do not see it.
 """
 
 import _thread
@@ -50,7 +49,7 @@ def offer_stacks(env: Mapping[str, str]) -> None:
 
 
 def serve(heartbeat: Path) -> None:
-    """Answer each connection in a thread. If no socket can be made, do nothing."""
+    """Start a thread that answers requests, or do nothing if no socket can be made."""
     with contextlib.suppress(OSError):
         listener = socket.socket(socket.AF_UNIX)
         with short_path(heartbeat.with_name(f"{heartbeat.name}{SOCKET_SUFFIX}")) as path:
@@ -82,7 +81,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
-    """Query a rank; return a profile (``rank_profiler.record``), or the flight recorder if nothing is ``wanted``.
+    """Return a rank's profile, if ``wanted`` has arguments of ``rank_profiler.record``, or else its flight recorder.
 
     Raises OSError, TimeoutError or ValueError.
     """
@@ -101,7 +100,7 @@ def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield another path of the same file, which fits into a socket's address (108 bytes)."""
+    """Yield another path of the same file that is short enough for a Unix socket's address (108 bytes)."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

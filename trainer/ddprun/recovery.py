@@ -1,4 +1,4 @@
-"""What a failure costs: the downtime until ranks run again, and the steps that have to be trained twice.
+"""What a failure costs: the downtime until the ranks run again, and the steps that must be trained again.
 
 ``Downtime`` is passed on to the ranks, which include it in their goodput. ``Recovery`` measures each phase of a restart
 for the node's metrics. This module must not import prometheus_client, because main.py imports it before the fork.
@@ -20,7 +20,7 @@ FIRST_STEP_TIMEOUT_S = 60.0
 
 
 class Downtime:
-    """The seconds since ranks last trained, keyed by cause. All times come from time.monotonic()."""
+    """The seconds since the ranks last trained, keyed by cause. All times are values of time.monotonic()."""
 
     def __init__(self, *, began_at: float, requeued_s: float = 0.0) -> None:
         self._lost = {"requeue": requeued_s} if requeued_s > 0 else {}
@@ -29,11 +29,11 @@ class Downtime:
 
     @property
     def requeued(self) -> dict[str, Any]:
-        """Return the field ``requeued_s`` of the event ``node_started``; empty if there was no previous start."""
+        """Return ``requeued_s`` for the event ``node_started``, or an empty dict if there was no earlier start."""
         return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
 
     def started(self, now: float) -> str:
-        """Record that ranks start; return the time lost since they last trained, in the format of names.LOST_BEFORE."""
+        """Record that the ranks start. Return the time since they last trained, in the format of names.LOST_BEFORE."""
         lost = {**self._lost, "rendezvous": now - self._since, AT: now}
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
@@ -46,10 +46,10 @@ class Downtime:
 
 
 class Recovery:
-    """Measures the time from a failure to the first step after it, phase by phase, and counts the steps lost."""
+    """Measures each phase from a failure to the first step after it, and counts the lost steps."""
 
     def __init__(self, series: "NodeSeries", journal: Journal, best: int | None) -> None:
-        """``best`` is the highest step that a previous start of the run reached."""
+        """``best`` is the highest step that an earlier start of the run has reached."""
         self._series = series
         self._journal = journal
         self._is_requeued = best is not None  # steps lost before this start are counted at the first step
@@ -59,7 +59,7 @@ class Recovery:
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """Start the measurement at the failure of a rank after ``step``, or at the decision, whichever comes first."""
+        """Start a measurement, unless one has begun already. ``step`` is a step that the ranks have reached."""
         self.reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
@@ -80,7 +80,7 @@ class Recovery:
             self.waits_for_step = True
 
     def steps(self, steps: Iterable[int | None]) -> None:
-        """Update with the current steps of this node's ranks; the first step after a restart ends the measurement."""
+        """Note the current steps of this node's ranks. The first step after a restart ends the measurement."""
         step = max((step for step in steps if step is not None), default=None)
         if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_TIMEOUT_S:
             self.waits_for_step, self._failed_at = False, 0.0  # the script sends no heartbeats
@@ -101,7 +101,7 @@ class Recovery:
         self.reached(step)
 
     def reached(self, step: int | None) -> None:
-        """Record a step that ranks of the run have reached; it counts if it is the highest so far."""
+        """Note a step that ranks of the run have reached, if it is the highest so far."""
         if step is not None:
             self.best = step if self.best is None else max(self.best, step)
 

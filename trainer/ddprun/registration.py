@@ -21,8 +21,7 @@ PUSH_JOB = "ddpctl"
 
 def register(config: NodeConfig, url: str) -> None:
     """Write the target file, if a folder is configured. Raises OSError."""
-    path = _target_file(config)
-    if path is not None:
+    if path := _target_file(config):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = MetricsTarget(
             url=url, job_id=config.run_id, node=config.node_rank, launcher=config.launcher, slurm_job=config.slurm_job
@@ -33,8 +32,7 @@ def register(config: NodeConfig, url: str) -> None:
 
 def deregister(config: NodeConfig) -> None:
     """Remove the target file."""
-    path = _target_file(config)
-    if path is not None:
+    if path := _target_file(config):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -47,9 +45,9 @@ def _target_file(config: NodeConfig) -> Path | None:
 def push_outcome(
     config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
 ) -> None:
-    """On node 0, push the outcome if a Pushgateway is configured. A failure is logged; the exit code stays the same.
+    """On node 0, push the outcome to the Pushgateway, if one is configured. Only log a failure.
 
-    There is one group of series for each user and run name. It stays on the Pushgateway until it is deleted there.
+    The Pushgateway keeps one group of series for each user and run name, until the group is deleted there.
     """
     if not config.pushgateway or config.node_rank:
         return

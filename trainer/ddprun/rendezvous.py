@@ -1,15 +1,15 @@
-"""The rendezvous of a run's nodes: a handler for torch elastic in which a node keeps its configured rank.
+"""The rendezvous of a run's nodes: a handler for torch elastic in which each node keeps its configured rank.
 
 elastic's own handler numbers the nodes by their addresses, sorted as strings, and its restarts race on stale keys.
 Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
 and its own store for the ranks.
 
-Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost;
-``attempt`` is the number N of the latest attempt; ``N/here/NODE`` means that a node has arrived at attempt N;
-``N/group`` has the members and the port of the attempt's store; ``N/left`` is the outcome of a node that gave up.
+Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost.
+``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
+``N/group`` has the members and the port of the attempt's store. ``N/left`` is the outcome of a node that gave up.
 
-If lost nodes are replaced, the others join the store of the next node 0. That store counts attempts from 1, but the
-number of the group follows the last number in ``history`` (consensus.py), which the other nodes have written there.
+If node 0 is lost and replaced, the other nodes join the store of the new node 0 and write their earlier attempts into
+its key ``history`` (consensus.py). The new node 0 counts from 1, but ``N/group`` has the number after the last attempt.
 """
 
 import contextlib
@@ -51,21 +51,23 @@ MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works agai
 
 
 class NodeClaim:
-    """The claim of one ddprun to be node ``node`` of the run; only one ddprun at a time has the claim.
+    """The claim of one ddprun to be node ``node`` of the run. Only one ddprun at a time has the claim.
 
-    Node 0 deletes the claim of a node that is silent (consensus.py). A ddprun that finds the claim taken waits until it
-    is deleted, or fails if the owner of the claim is alive.
+    Node 0 deletes the claim of a silent node (consensus.py). If another ddprun has the claim, this ddprun waits until
+    the claim is deleted, or fails if its owner is alive.
     """
 
     def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
-        """``facts`` are what all nodes must agree on, stored with the claim. ``token`` is unique to this claim."""
+        """``facts`` are stored with the claim and must be the same on all nodes. ``token`` is unique to this claim."""
         self._control = control
         self._node = node
         self._value = {"token": token} | facts
 
     def take(self, is_over: Callable[[str], bool]) -> None:
-        """Take the claim. ``is_over`` is called with the reason for the wait, sleeps briefly, and returns whether its
-        time limit has passed. Raises NodeError.
+        """Take the claim. Raises NodeError.
+
+        While the claim is taken, ``is_over`` is called with the reason for the wait. It sleeps briefly, and returns
+        whether its time limit has passed.
         """
         heartbeats = {self._heartbeat()}
         while not self._is_ours():
@@ -81,12 +83,12 @@ class NodeClaim:
         self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
 
     def keep(self) -> None:
-        """Check that this node still has the claim, or take it again. Raises NodeError."""
+        """Check that this node still has the claim, or take it again if it was deleted. Raises NodeError."""
         if not self._is_ours():
             raise self._replaced_error()
 
     def _replaced_error(self) -> NodeError:
-        message = f"this ddprun did not respond for too long: another has replaced it as node {self._node}"
+        message = f"this ddprun did not respond for too long: another ddprun has replaced it as node {self._node}"
         return node_error(Exit.KILLED, "node_lost", message, node=self._node)
 
     def _is_ours(self) -> bool:
@@ -95,13 +97,13 @@ class NodeClaim:
         return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
 
     def _heartbeat(self) -> bytes:
-        """Return the last heartbeat of the owner of the claim; the owner is alive if the heartbeat changes."""
+        """Return the last heartbeat of the claim's owner, who is alive if the heartbeat changes."""
         key = f"beat/{self._node}"
         return bytes(self._control.get(key)) if self._control.check([key]) else b""
 
 
 def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
-    """Return the number of the nodes' next attempt; ``attempt`` is the number of this node's last one."""
+    """Return the number of the next attempt. ``attempt`` is the number of this node's last attempt."""
     if is_leader:
         control.set("attempt", str(attempt + 1))
     elif control.check(["attempt"]):
@@ -115,7 +117,7 @@ def _read_group(value: Any) -> dict[str, Any]:
 
 
 class FixedRankRendezvous(RendezvousHandler):
-    """One node's side of the rendezvous of a run, attempt after attempt."""
+    """The part of one node in all rendezvous of a run."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class FixedRankRendezvous(RendezvousHandler):
         log: Callable[[str], None],
         check_stop: Callable[[], None],
     ) -> None:
-        """``log`` gets progress lines. ``check_stop`` raises NodeError if a stop was requested. Raises NodeError."""
+        """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested."""
         self._config = config
         self._route = route
         self._checks = checks
@@ -149,7 +151,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def master(self) -> str:
-        """The address of the control store, as host:port."""
+        """Return the address of the control store as host:port."""
         return f"{self._config.master_addr}:{self.control.port}"
 
     def _host(self) -> TCPStore:
@@ -180,7 +182,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 time.sleep(RESOLVE_S)
 
     def _resolve_again(self) -> str:
-        """Look up node 0's address again: a new node 0 has another one. Return why this failed, or an empty string."""
+        """Resolve node 0's name again, because a new node 0 has another address. Return why this failed, or ''."""
         host = self._config.master_addr
         try:
             self._route = replace(self._route, address=network.resolve(host, timeout_s=RETRY_S))
@@ -189,7 +191,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return ""
 
     def join_anew(self) -> None:
-        """Join the store of the next node 0, after the previous one was lost. Raises NodeError and RuntimeError."""
+        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or RuntimeError."""
         self.control = self._join()
         self._claim = self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
@@ -205,7 +207,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. Runs in a thread."""
+        """Raise NodeError, which ends this node, when its name leads to another ddprun of the run. Runs in a thread."""
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)
@@ -232,7 +234,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return claim
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the others for the next attempt. Raises NodeError."""
+        """Meet the other nodes for the next attempt. Raises NodeError."""
         try:
             self._claim.keep()
             self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
@@ -264,7 +266,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def _host_of_ranks(self) -> str:
-        """Return node 0's name, or its address if nodes can be replaced: the name may then resolve to the old node."""
+        """Return node 0's name, or its address if nodes are replaced, because the name may lead to the old node."""
         return self._route.address if self._config.is_replaced else self._config.master_addr
 
     def _raise_store_lost(self) -> NoReturn:
@@ -285,7 +287,7 @@ class FixedRankRendezvous(RendezvousHandler):
             raise
 
     def _gather(self) -> None:
-        """On node 0, wait for the others, create the attempt's store, and fix the members."""
+        """On node 0, wait for the other nodes, create the attempt's store, and choose the members."""
         wait = self._new_wait()
         while missing := self._missing():
             self._raise_if_left()
@@ -321,7 +323,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
-        """Wait until node 0 has chosen the group; return it: the members, and the port of the attempt's store."""
+        """Wait until node 0 has chosen the group. Return its number, its members and its store's port."""
         key = f"{self.attempt}/group"
         wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
         while not self.control.check([key]):
@@ -337,7 +339,7 @@ class FixedRankRendezvous(RendezvousHandler):
             raise NodeError(stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value))))
 
     def _post_failure(self, error: NodeError) -> None:
-        """Post the outcome for the other nodes; node 0 then gives them a moment to read it."""
+        """Post the outcome for the other nodes. On node 0, wait briefly, so that they can read it."""
         outcome = error.outcome
         if not self._is_leader and outcome.node is None:
             outcome = joining.refusal(self._config.node_rank, outcome)
@@ -350,7 +352,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
-        """Sleep briefly; if ``key`` is given, only until it is set in the control store."""
+        """Sleep briefly. If ``key`` is given, sleep only until the control store has this key."""
         if not key or self.control.check([key]):
             time.sleep(POLL_S)
             return
@@ -368,17 +370,17 @@ class FixedRankRendezvous(RendezvousHandler):
         return joining.absent_error(self._config, missing, why)
 
     def ranks_have_met(self) -> bool | None:
-        """Return whether ranks have used the attempt's store, or None if this is unknown. Called on node 0."""
+        """On node 0, return whether ranks have used the attempt's store, or None if this is unknown."""
         keys = compat.store_keys(self._attempt_store)
         return None if keys is None else any(not key.startswith(ELASTIC_KEYS) for key in keys)
 
     @property
     def use_agent_store(self) -> bool:
-        """Return True, because the ranks are only clients of the attempt's store: none of them serves it."""
+        """Return True, because the agent serves the attempt's store, and the ranks are its clients."""
         return True
 
     def get_backend(self) -> str:
-        """Return a name of this rendezvous for torch elastic."""
+        """Return the name of this rendezvous backend."""
         return "ddprun"
 
     def get_run_id(self) -> str:

@@ -1,9 +1,8 @@
 """Checks whether a Slurm job that is requeued makes progress.
 
 The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the newest
-checkpoint to the file ``attempts`` in the run's folder. If this is the same checkpoint for three starts in a row, and
-still the newest one when the third start ends, the job is not requeued, because a further start would most likely write
-no new checkpoint either.
+checkpoint to the file ``attempts`` in the run's folder. If three starts in a row have written no new checkpoint, the
+job is not requeued, because a further start would most likely write none either.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ MAX_WITHOUT_CHECKPOINT = 3  # starts in a row
 
 
 class Requeues:
-    """The starts of this job, as node 0 counts them."""
+    """The starts of a Slurm job, which node 0 counts."""
 
     def __init__(self, run_dir: Path, checkpoint_dir: Path, *, is_first: bool) -> None:
         """Record this start. If starts cannot be read or written, they are not counted."""
@@ -36,19 +35,19 @@ class Requeues:
             self._marks = []
 
     def limit(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of this start. After too many starts without a new checkpoint, it forbids a retry."""
+        """Return the outcome, which is changed to "gave_up" after too many starts without a new checkpoint."""
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
         if outcome.retry and len(last) == MAX_WITHOUT_CHECKPOINT:
             with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
                 if {*last} == {newest_checkpoint(self._checkpoint_dir)}:
-                    what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row left no new checkpoint"
-                    message = f"gave up: {what}; the last: {outcome.message}"
+                    what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row wrote no new checkpoint"
+                    message = f"gave up: {what}; the last start: {outcome.message}"
                     return replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)
         return outcome
 
 
 def count_requeues(config: NodeConfig) -> Requeues | None:
-    """Record this start on node 0 of a Slurm job. Return None on other nodes, or without Slurm or a run folder."""
+    """Record this start on node 0 of a Slurm job. Return None on other nodes, without Slurm or without a folder."""
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS

@@ -1,13 +1,12 @@
-"""The restart policy: which of several failures came first, its outcome, and whether there is another attempt. Pure.
+"""The restart policy: which of several failures came first, its outcome, and whether to restart the ranks. Pure.
 
-A rank that ends makes its peers fail too: a peer that runs Python code exits with 1 (a traceback about a closed
-connection), a peer inside gloo or NCCL aborts with 134, and ddptrain exits with 142. So such an exit may be the result
-of a failure that node 0 does not know of yet, or of a rank that exited with 0 while its peers still trained.
+A rank that ends makes its peers fail too. A peer that runs Python code exits with 1 (a traceback about a closed
+connection), a peer inside gloo or NCCL aborts with 134, and ddptrain exits with 142. So such an exit may have a cause
+that node 0 does not know yet. The cause may also be a rank that exited with 0 while its peers still trained.
 
-Not the number of restarts is limited, but the number of attempts in a row without progress: preemptions and lost nodes
-may occur again and again while the training advances. An attempt makes progress if the heartbeat of a rank has a higher
-step than all previous attempts. Without heartbeats, it makes progress if its ranks live for a while. Node 0 decides,
-and all nodes follow.
+The policy limits the number of attempts in a row without progress, because preemptions and lost nodes may occur any
+number of times while the training advances. An attempt makes progress if a rank reports a higher step than all previous
+attempts or, without heartbeats, if its ranks live for MIN_LIFETIME_S. Node 0 decides, and all nodes follow.
 """
 
 import json
@@ -20,10 +19,10 @@ from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.machine import format_ranges
 from ddpwire.run_files import Outcome, read_outcome
 
-# How many seconds to wait for the cause of such an exit, because Python takes time to exit.
+# How many seconds to wait for the cause after these exit codes, because Python takes time to exit.
 SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
 NODE_LOST_S = 4.0  # a node is lost if it has been silent for this long
-NODE_LOST_AFTER_FAILURE_S = 3.0  # the same, if there is a failure to explain
+NODE_LOST_AFTER_FAILURE_S = 3.0  # the same, after a rank has failed
 
 # Crashes are the fault of the script or a library, so they would happen again.
 CRASH_CODES = tuple(
@@ -41,13 +40,13 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure, hang or stop of a rank, or the loss of a node (then ``rank`` is None)."""
+    """The failure, hang or stop of a rank. If ``rank`` is None, the loss of a node."""
 
     node: int
     rank: int | None
     status: int  # subprocess' return code: 3, or -9 for SIGKILL
     stopped_by: int = 0  # the signal that this node had sent to its ranks before
-    stop_reason: str = ""  # why, if that signal did not come from outside
+    stop_reason: str = ""  # why ddprun itself stopped its ranks, if it did
     unstarted: bool = False  # the node was stopped before it had ranks (``rank`` is None)
     killed_here: bool = False  # ddprun killed the rank after its grace period, or on a second signal
     stopped_again: bool = False  # there was a second signal
@@ -60,10 +59,10 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell, with exceptions for ranks that ddprun has stopped.
+        """Return the exit code, in the way a shell does.
 
-        If ddprun killed the rank or the rank exited with 0, it is the code of the stop signal. After Ctrl-C, it is 130,
-        or 137 if a second Ctrl-C killed the rank.
+        After a stop, return the code of the stop signal if ddprun killed the rank, or if the rank exited with 0. After
+        Ctrl-C, return 130, or 137 if a second Ctrl-C killed the rank.
         """
         if self.hung:
             return Exit.HUNG
@@ -73,10 +72,10 @@ class Failure:
 
 
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
-    """Return the failure that caused the others, or None if it is not known yet or nothing failed.
+    """Return the failure that caused the others, or None if nothing failed or the cause is not known yet.
 
     ``failures`` are in the order in which they happened. ``silent_s`` are the seconds for which each other node has
-    been silent. ``settled``: whether every node has responded since the first failure, and its SETTLE_S have passed.
+    been silent. ``settled`` is set if every node has responded since the first failure, and SETTLE_S has passed.
     """
     own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
     if own and (own.status < 0 or settled):  # a rank with another exit code may have noticed the loss of a node
@@ -89,11 +88,11 @@ def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, flo
 
 
 def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) -> Outcome:
-    """Return the outcome that ``failure`` has on all nodes. ``exited``: the ranks that had exited with 0 before."""
+    """Return the outcome of ``failure`` for all nodes. ``exited`` are the ranks that had exited with 0 before."""
     node: int | None = failure.node
     rank = failure.rank
     who = f"rank {rank} on node {failure.node}"
-    # Whether the others exited too early, and so made this one fail, is not known.
+    # The ranks that exited with 0 may have made this rank fail, but this is not certain.
     may_follow = bool(exited) and not failure.stopped_by and (failure.hung or failure.code in SETTLE_S)
     ranks = f"rank{'s' * (len(exited) > 1)} {format_ranges(exited, to=' to ', joint=', ')}"
     who = f"{ranks} had exited with 0; then {who}" if may_follow else who
@@ -139,7 +138,7 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
 
 
 def describe_stop(number: int, reason: str = "") -> str:
-    """Return a text for what stopped a node: the signal ``number``, or ddprun itself because of ``reason``."""
+    """Describe why a node was stopped: by the signal ``number``, or by ddprun itself for ``reason``."""
     return f"stopped because {reason}" if reason else f"stopped by {_signal_name(number)}"
 
 
@@ -157,10 +156,7 @@ def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
 
 
 def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
-    """Return whether another attempt may succeed: not after an error or a crash of the script.
-
-    ``leaves``: whether only one node was stopped, and a new node is started in its place.
-    """
+    """Return whether another attempt may succeed. ``leaves``: whether a new node replaces a node that was stopped."""
     causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
     return outcome.cause in causes and outcome.code not in CRASH_CODES
 
@@ -188,7 +184,7 @@ class FailedAttempt:
 
 
 def read_attempts(values: Any) -> list[FailedAttempt]:
-    """Return the attempts whose fields are in ``values``, from JSON."""
+    """Return the attempts in ``values``, which come from JSON."""
     return [FailedAttempt(**value | {"outcome": read_outcome(json.dumps(value["outcome"]))}) for value in values]
 
 
@@ -203,10 +199,10 @@ class Decision:
 def decide(
     attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
 ) -> Decision:
-    """Decide what follows the last failure. ``attempts`` are all attempts of the run, the failed one last.
+    """Decide what follows the last failure. ``attempts`` are all attempts of the run.
 
-    ``restarts_errors``: whether to restart as torchrun does: after all causes except a stop and all codes except
-    NEVER_AGAIN, with a limit only for the number of restarts. ``leaves``: see ``may_restart``.
+    If ``restarts_errors`` is set, restart as torchrun does: at most ``max_restarts`` times, after any cause except a
+    stop, and after any exit code except NEVER_AGAIN. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:
@@ -226,7 +222,7 @@ def decide(
 
 
 def num_without_progress(attempts: Sequence[FailedAttempt]) -> int:
-    """Return how many of the last attempts made no progress."""
+    """Return how many attempts have failed since the last attempt with progress."""
     best, number = -1, 0
     for attempt in attempts:
         progress = attempt.lived_s > MIN_LIFETIME_S if attempt.step is None else attempt.step > best

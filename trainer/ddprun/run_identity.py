@@ -14,9 +14,9 @@ UID_DIGITS = 12
 
 
 def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
-    """Return the run's id: the launcher's id, or one that is the same on all nodes and in all starts of a requeued run.
+    """Return the launcher's id of the run, or an id that is the same on all nodes and after each requeue.
 
-    Before the nodes have met, they share only values from their launcher: Slurm's job, or the address of node 0. So if
+    Before the nodes have met, they share only values from their launcher: Slurm's job id, or node 0's address. So if
     a run is started by hand again with the same name and address, it gets the same id. A single node without a run id
     or a run folder gets a random id.
     """
@@ -32,7 +32,7 @@ def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
 
 
 def owner(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels ``user`` and ``project``, which are empty if unknown. In a pod, the system user is not used."""
+    """Return the labels ``user`` and ``project``, which are empty if unknown. The user of a pod is not used."""
     user = environ.get(names.USER) or environ.get("SLURM_JOB_USER") or ""
     if not user and not config.retries_network:
         with contextlib.suppress(OSError, KeyError, ImportError):

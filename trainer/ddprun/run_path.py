@@ -1,6 +1,6 @@
 """``python -m ddprun.run_path SCRIPT ...`` runs the script with runpy, as torchrun's --run-path does.
 
-So the folder of the script is not added to ``sys.path``. SCRIPT may also be a folder or a zip file with a __main__.py.
+runpy does not add the script's folder to ``sys.path``. SCRIPT may also be a folder or a zip file with a __main__.py.
 """
 
 import runpy

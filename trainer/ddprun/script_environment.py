@@ -31,8 +31,7 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
     ``root`` is where Python looks for the script's own modules. Only the order of the source matters: all code above
     the import counts, even code inside a function. The result is empty for a file that cannot be read or parsed.
     """
-    names = dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name))
-    return tuple(names)
+    return tuple(dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name)))
 
 
 def is_read_later(name: str) -> bool:
@@ -70,7 +69,7 @@ class _Reader:
         self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements. ``runs``: whether they run with the file; only then do imports among them count."""
+        """Read statements. Imports among them count only if ``runs`` is set, so not inside functions."""
         for statement in body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 if runs:

@@ -1,8 +1,8 @@
-"""Connections to stores in which no call waits forever, and whose values are signed if the run has a secret.
+"""Clients of stores. None of their calls waits forever, and values are signed if the run has a secret.
 
 TCPStore's own calls may wait forever, for example if another program accepts the connection and stays silent, or if the
-store's machine loses power. Then no connection is closed, and TCPStore's timeouts apply only while the store answers
-that a key is missing.
+store's machine loses power. TCPStore's own timeouts do not help, because they apply only if the store answers that a
+key is missing.
 """
 
 import hmac
@@ -31,7 +31,7 @@ CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothi
 
 
 def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
-    """Return ``make`` applied to a JSON value of the store. Raises NodeError for a value that no ddprun writes."""
+    """Decode a JSON value of the store with ``make``. Raises NodeError for a value that no ddprun writes."""
     try:
         return make(json.loads(value))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -41,7 +41,7 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
 
 
 class TimeoutStore(Store):
-    """A client of a store: each call returns, or raises RuntimeError soon after its own timeout."""
+    """A client of a store. Each call returns, or raises RuntimeError soon after its timeout."""
 
     def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
         """``timeout`` is the store's own timeout for missing keys."""
@@ -72,7 +72,7 @@ class TimeoutStore(Store):
 
     @property
     def port(self) -> int:
-        """The port on which the store listens."""
+        """Return the port on which the store listens."""
         return int(self._store.port)
 
     def clone(self) -> "TimeoutStore":
@@ -105,7 +105,7 @@ class TimeoutStore(Store):
 
 
 class SignedStore:
-    """A store that signs its values if the run has a secret. Counters and torch's keys (``wrapped``) are unsigned."""
+    """A store that signs its values if the run has a secret, except counters. torch uses ``wrapped``, unsigned."""
 
     def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
         self.wrapped = store
@@ -127,7 +127,7 @@ class SignedStore:
         return self._verify(key, bytes(self.wrapped.get(key)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store. An empty ``expected`` means that the key is missing. Raises NodeError as ``get`` does."""
+        """Implement ``Store.compare_set``; an empty ``expected`` means a missing key. Raises NodeError as ``get``."""
         value = self._signature(key, value.encode()).decode() + value
         return self._verify(key, bytes(self.wrapped.compare_set(key, expected, value)))
 
@@ -139,7 +139,7 @@ class SignedStore:
 
     def _verify(self, key: str, stored: bytes) -> bytes:
         if not self._secret and stored.startswith(SIGNED):
-            message = "the nodes of this run sign what they write into its store, and this node has no secret"
+            message = "the nodes of this run sign what they write into its store, but this node has no secret"
             raise config_error(message, hint=f"give it the other nodes' file in {names.SECRET_FILE}")
         value = stored.partition(b" ")[2] if self._secret else stored
         if hmac.compare_digest(stored, self._signature(key, value) + value):
@@ -150,7 +150,7 @@ class SignedStore:
 
 
 def connect(address: str, port: int) -> TimeoutStore:
-    """Connect to the store on ``address``, where a process listens. Raises RuntimeError if it is not a store."""
+    """Connect to a store. Raises RuntimeError if the process that listens at address:port is not a store."""
     made: list[TCPStore] = []
 
     def run() -> None:
@@ -168,7 +168,7 @@ def connect(address: str, port: int) -> TimeoutStore:
 
 
 def connect_to_node_0(address: str, port: int) -> TimeoutStore:
-    """Connect to the run's store, on whose port a process listens. Raises NodeError if that process is not a store."""
+    """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
     try:
         return connect(address, port)
     except RuntimeError:
@@ -177,7 +177,7 @@ def connect_to_node_0(address: str, port: int) -> TimeoutStore:
 
 
 def serve(host: str, listener: socket.socket) -> TCPStore:
-    """Serve a store on a port that is already bound, so that no other process can take it. Raises OSError."""
+    """Serve a store on ``listener``, a bound socket, so that no other process can take its port. Raises OSError."""
     listener.listen(network.LISTEN_BACKLOG)
     port = listener.getsockname()[1]
     return TCPStore(

@@ -1,13 +1,13 @@
-"""The supervisor: the parent of a node's ranks, a small process that starts and reaps them, and leaves none behind.
+"""The supervisor: a small process that starts a node's ranks, reaps them, and leaves no process behind.
 
-The supervisor has no threads, so it can fork ranks safely. The kernel kills the ranks when the supervisor dies. When
-ddprun is SIGKILLed, the control socket closes, and the supervisor kills all its descendants and ends. It uses only the
-standard library, and handles only processes, not training.
+The supervisor has no threads, so it can fork ranks safely. It uses only the standard library. The kernel kills the
+ranks when the supervisor dies. When ddprun is SIGKILLed, the control socket closes, and the supervisor kills all its
+descendants and ends.
 
-The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
-descriptors of the rank's stdin, stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
-{"started": tag, "pid", "plain"} (why the rank was executed instead of forked, see fork_server.py);
-{"exited": tag, "status"} as soon as waitpid returns (subprocess' return code); {"cleared": true} when no descendant is
+The control socket carries JSON lines. ddprun sends {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
+descriptors of the rank's stdin, stdout and stderr, {"do": "signal", "tag", "signal"} and {"do": "clear"}. The
+supervisor sends {"started": tag, "pid", "plain"}, where "plain" is why the rank was executed instead of forked
+(fork_server.py), {"exited": tag, "status"} with subprocess' return code, and {"cleared": true} when no descendant is
 left.
 """
 
@@ -99,7 +99,7 @@ class Supervisor:
                     processes.kill_session(pid)
 
     def _clear(self, *, timeout_s: float) -> None:
-        """Kill all descendants; report the exit of each rank before this returns."""
+        """Kill all descendants, and report the exit of each rank."""
         deadline = time.monotonic() + timeout_s
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ class Supervisor:
 def exec_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork and execute a rank as the leader of its own session; return its pid."""
+    """Fork and execute a rank as the leader of its own session. Return its pid and an empty string."""
     supervisor_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -132,15 +132,12 @@ def exec_rank(
 
 
 def unbuffered(argv: Sequence[str]) -> list[str]:
-    """Return a rank's command. Add -u for Python: otherwise the last output of a rank that is killed is lost."""
+    """Return a rank's command, with -u for Python, so that the last output of a killed rank is not lost."""
     return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 
 def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:
-    """Set up the streams, session, cores and working directory of the forked child, which dies with the supervisor.
-
-    Raises OSError.
-    """
+    """Set the child's streams, session, cores and folder, and make it die with the supervisor. Raises OSError."""
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     os.setsid()
@@ -154,13 +151,13 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
-    """End a child process that could not be started, with a message and an exit code like a shell's."""
+    """End a child process that could not be started, with a shell's exit code."""
     os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def serve(control: socket.socket, start: StartRank) -> None:
-    """Supervise ranks for the process at the other end of ``control``, until that process and the ranks have ended."""
+    """Supervise ranks until the process at the other end of ``control`` and the ranks have ended."""
     processes.adopt_orphans()
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)
@@ -170,7 +167,7 @@ def serve(control: socket.socket, start: StartRank) -> None:
 
 
 def main() -> None:
-    """Supervise ranks that are executed. The last arguments are the descriptors of the node's lock and the socket."""
+    """Supervise ranks that are executed. The last arguments are descriptors: the node's lock and the socket."""
     for descriptor in map(int, sys.argv[-2:]):  # the ranks must not inherit these
         os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:

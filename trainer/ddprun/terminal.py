@@ -1,4 +1,4 @@
-"""What a rank gets as its stdin, stdout and stderr if ddprun's own are a terminal.
+"""The stdin, stdout and stderr of a rank if those of ddprun are a terminal.
 
 ddprun reads a rank's output and writes it to the rank's log, so the rank's stdout and stderr are a pseudo-terminal with
 the same size and modes as the terminal. A rank's stdin is the terminal itself.
@@ -16,7 +16,7 @@ OUTPUT_FLAGS = 1  # their index in the result of termios.tcgetattr
 
 
 def open_pair(like: int) -> tuple[int, int]:
-    """Return ddprun's end and the rank's end of a pseudo-terminal if ``like`` is a terminal, otherwise of a pipe."""
+    """Return ddprun's end and the rank's end of a pseudo-terminal, or of a pipe if ``like`` is no terminal."""
     if os.isatty(like):
         with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
             return _open_terminal(like)
@@ -40,7 +40,7 @@ def copy_size(source: int, target: int) -> None:
 
 
 class TerminalModes:
-    """The modes of ddprun's own terminal. A rank that is killed at a prompt leaves its line editor's modes set."""
+    """The modes of ddprun's terminal, which a rank may have changed, for example with a line editor."""
 
     def __init__(self) -> None:
         self._modes = None
@@ -55,11 +55,8 @@ class TerminalModes:
 
 
 def open_stdin(*, own: bool) -> int:
-    """Return a rank's stdin: ddprun's if ``own`` is set and ddprun is not in the background of a terminal, else
-    /dev/null.
-
-    A rank has its own session, so the kernel does not stop it when it reads from a terminal that a shell reads.
-    """
+    """Return ddprun's stdin if ``own`` is set and ddprun is not in the background of a terminal, or else /dev/null."""
+    # In the background, the kernel would let the rank read what is typed for the shell: the rank has its own session.
     if own and _in_foreground():
         return os.dup(0)
     return os.open(os.devnull, os.O_RDONLY)

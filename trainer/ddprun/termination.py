@@ -1,7 +1,7 @@
-"""How a node ends: the signals it receives, the stop of its ranks, and kills by the kernel when memory is exhausted.
+"""How a node ends: the signals that it receives, the stop of its ranks, and the kernel's OOM kills.
 
-``Signals`` turns signals, and the end of the lifeline, into calls; ``Stop`` ends the ranks with a signal, a grace
-period and SIGKILL; ``OomMonitor`` reads the kernel's count of OOM kills.
+``Signals`` calls functions when signals arrive, or when the lifeline ends. ``Stop`` ends the ranks with a signal, a
+grace period and SIGKILL. ``OomMonitor`` reads the kernel's count of OOM kills.
 """
 
 import contextlib
@@ -31,10 +31,9 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 class Signals:
     """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive. The owner may replace these callbacks.
 
-    Before ``listen`` is called, the main thread makes the calls: there is no other thread, so that the process may be
-    forked. Afterwards a separate thread makes them, whatever the main thread is doing. Python runs a signal handler
-    only between two bytecodes of the main thread, so never while the main thread waits in C++; the number of the signal
-    arrives through ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
+    Before ``listen`` is called, the main thread makes the calls, so that this process has one thread and may be forked.
+    Afterwards a second thread makes them. It gets the number of each signal at once, through ``set_wakeup_fd``, while
+    Python runs no signal handler as long as the main thread waits in C++. None of these signals kills ddprun by itself.
     """
 
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
@@ -61,7 +60,7 @@ class Signals:
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def stop(self, reason: str) -> None:
-        """Act as after a SIGTERM, unless a stop was already requested: a second request would end the grace period."""
+        """Act as on SIGTERM, unless a stop was already requested: a second request would end the grace period."""
         if self._stop_requested:
             return
         self.stop_reason = reason
@@ -73,7 +72,7 @@ class Signals:
             self._dispatch(number)
 
     def watch_lifeline(self, descriptor: int) -> None:
-        """Treat the end of file of ``descriptor`` as a SIGTERM, because the process at its other end has ended."""
+        """Act as on SIGTERM when ``descriptor`` is at its end, because the process at the other end has ended."""
         try:
             os.set_inheritable(descriptor, False)
         except (OSError, OverflowError):
@@ -87,7 +86,7 @@ class Signals:
                 pass
         except OSError:
             return  # it is not readable: no lifeline
-        self.stop("its ddpctl ended")
+        self.stop("the ddpctl that started it has ended")
 
     def _listen(self) -> None:
         while numbers := self._read.recv(64):
@@ -130,10 +129,7 @@ class Stop:
         self.requested_again = False
 
     def request(self, number: int, *, leaves: bool = False) -> None:
-        """Stop the ranks: with a grace period on the first request, at once on the second.
-
-        ``leaves``: whether the run continues with a new node in this node's place.
-        """
+        """Stop the ranks, with a grace period on the first request, and at once on the second."""
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")
@@ -153,7 +149,7 @@ class Stop:
             self._signal_ranks(number, self._grace_s)
 
     def forward(self, number: int) -> None:
-        """Forward a signal to the ranks, which may then save, dump or end."""
+        """Forward a signal to the ranks."""
         self.forwarded = number
 
         def send() -> None:
@@ -176,7 +172,7 @@ class Stop:
         self.forwarded = self.requested
 
     def end_ranks(self, grace_s: float) -> None:
-        """End all ranks after ``grace_s``, or after the rest of a grace period that has already begun."""
+        """End all ranks after ``grace_s``, or after the rest of a grace period that has begun."""
         if not self._sent:
             self._signal_ranks(signal.SIGTERM, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
@@ -205,12 +201,12 @@ class OomMonitor:
         self._kills = self._read()
 
     def killed(self) -> bool:
-        """Return whether a process was killed since the last call."""
+        """Return whether the kernel has killed a process since the last call."""
         before, self._kills = self._kills, self._read()
         return self._kills > before
 
     def limit(self) -> str:
-        """Describe how much memory there is."""
+        """Describe the memory limit."""
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read_text(self._cgroup / name) if self._cgroup else ""
             if text.isdecimal() and int(text) < 1 << 60:  # v1 writes a number just below 2^63 for no limit
@@ -227,7 +223,7 @@ class OomMonitor:
 
 
 def prefer_as_oom_victim(pid: int) -> None:
-    """Make the kernel kill this rank and its children before ddprun, which also holds torch in memory."""
+    """Make the kernel kill this rank or its children rather than ddprun, which also has torch in memory."""
     own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))

@@ -1,4 +1,4 @@
-"""A log of lines ``TIME [node0 rank1] LINE``. TIME is when ddprun read the line's end, by the node's clock in UTC."""
+"""A log of lines ``TIME [node0 rank1] LINE``. TIME is the UTC time at which ddprun read the end of the line."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ class TimedLog:
             path.parent.mkdir(exist_ok=True)
 
     def add(self, data: bytes) -> None:
-        """Add data that was read; empty data ends the last line. If the disk is full, lines are lost."""
+        """Add data that was read. Empty data ends the last line. On a full disk, lines are lost."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
@@ -35,5 +35,5 @@ class TimedLog:
 
 
 def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
-    """Remove torch's prefixes ``[rank3]: `` (one per default process group) from a line; ddprun adds its own."""
+    """Remove torch's prefixes ``[rank3]: `` from the start of a line, because ddprun adds its own prefix."""
     return line if rank is None else re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)

@@ -1,8 +1,8 @@
 """The script's first import of torch in a forked rank, which already has torch.
 
-As in an executed rank, sys.modules does not contain torch until the script imports it; then its modules are put back.
-Before the import, code that script_environment.py does not read (an installed package) may have set variables that
-torch reads during its import. They have no effect in a forked rank, so ddprun prints their names.
+As in an executed rank, sys.modules does not contain torch until the script imports it. The import puts torch's modules
+back. By then, code that script_environment.py does not read (an installed package) may have set variables that torch
+reads during its import. They have no effect in a forked rank, so ddprun prints their names.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Find torch itself. Its submodules are imported after it, when they are already in sys.modules again."""
+        """Return a spec for torch, but not for its submodules, which are in sys.modules again by then."""
         if fullname != "torch" or self._is_used:
             return None
         real = self._spec
@@ -63,11 +63,11 @@ class FirstTorchImport(MetaPathFinder, Loader):
         return self._modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore what importlib has replaced; print which variables were set too late."""
+        """Restore the spec that importlib has replaced, and print which variables were set too late."""
         module.__spec__ = self._spec
         changed = {name for name, _ in self._environ.items() ^ dict(os.environ).items()}
         late = sorted(name for name in changed if not is_read_later(name))
         if late and os.environ.get(names.LOCAL_RANK) == "0":
             when = f"{', '.join(late)} changed before the import of torch, in code that ddprun does not read"
-            why = "this has no effect on torch, which was imported once for all ranks; with --exec it has"
+            why = "this has no effect, because torch was imported once for all ranks; use --exec"
             print(f"ddprun: {when}: {why}", file=sys.stderr)

@@ -30,11 +30,11 @@ KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """Raised if the supervisor and its ranks have ended. A supervisor that does not reply in time is killed."""
+    """Raised if the supervisor and its ranks have ended, or if it was killed because it did not reply in time."""
 
 
 class Workers:
-    """The rank processes of this node, each identified by the tag it was started with."""
+    """The rank processes of this node. The tag with which each was started identifies it."""
 
     on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
     on_supervisor_lost: Callable[[], None]
@@ -43,10 +43,10 @@ class Workers:
     log: Callable[[str], None]  # prints progress while the supervisor is slow
 
     def __init__(self, *, lock_fd: int, fork: bool) -> None:
-        """Start the supervisor. The owner sets the callbacks before the first rank is started.
+        """Start the supervisor. The owner must set the callbacks before it starts the first rank.
 
-        ``fork``: whether the supervisor forks the ranks. Then it is itself a fork of this process, which must not have
-        threads yet.
+        If ``fork`` is set, the supervisor forks the ranks, and is itself a fork of this process. So this process must
+        not have threads yet.
         """
         self.on_supervisor_lost = lambda: None
         self.gives_up_start = lambda: False
@@ -85,21 +85,18 @@ class Workers:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The tags of the ranks that have not ended."""
+        """Return the tags of the ranks that have not ended."""
         return frozenset(self._alive)
 
     @property
     def forks(self) -> bool:
-        """Whether the ranks are forked rather than executed."""
+        """Return whether the ranks are forked rather than executed."""
         return self._fork and not self._exec_reason
 
     def start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], streams: RankStreams, cores: Collection[int] = ()
     ) -> int:
-        """Start a rank with ``streams``; return its pid. Raises SupervisorLostError.
-
-        ``cores`` are the cores on which the rank may run; if empty, it may use the cores of this process.
-        """
+        """Start a rank on ``cores`` (empty: the cores of this process). Return its pid. Raises SupervisorLostError."""
         if self._lost:
             if self._fork:  # this process has threads now
                 self._fork, self._exec_reason = False, "the process that had imported torch was killed"
@@ -120,13 +117,13 @@ class Workers:
             self._send({"do": "signal", "tag": tag, "signal": number})
 
     def clear(self) -> None:
-        """SIGKILL the ranks and all processes that they started; return when all of these have ended."""
+        """SIGKILL the ranks and all processes that they started. Return when all of them have ended."""
         if not self._lost:
             with contextlib.suppress(SupervisorLostError):  # then no rank is left
                 self._request({"do": "clear"})
 
     def continue_supervisor(self) -> None:
-        """Continue the supervisor if it was stopped (SIGSTOP): while stopped, it cannot start ranks or notice exits."""
+        """Continue the supervisor if SIGSTOP stopped it, because it could not start ranks or report exits."""
         if not self._lost and processes.is_stopped(self._pid):
             self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
             processes.kill(self._pid, signal.SIGCONT)
@@ -159,7 +156,7 @@ class Workers:
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, and with it its ranks; wait briefly until their exits are handled."""
+        """SIGKILL the supervisor, which also ends its ranks. Wait briefly until their exits are handled."""
         processes.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(queue.Empty):  # the supervisor or a rank is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:
