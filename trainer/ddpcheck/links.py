@@ -134,7 +134,8 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
     """Return the links that may be slow, the slowest first, without links of ``slow`` nodes.
 
-    If so many links are slow that no comparison is possible, return no link, and the reason."""
+    If so many links are slow that no comparison is possible, return no link, and the reason.
+    """
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []

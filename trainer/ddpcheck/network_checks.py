@@ -219,7 +219,8 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
     """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes.
 
-    Warning: they differ by more than 2 s. Bad: by more than 30 s."""
+    Warning: they differ by more than 2 s. Bad: by more than 30 s.
+    """
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

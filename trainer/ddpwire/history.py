@@ -1,9 +1,9 @@
 """``history.csv``: the metrics of a node's training over time, one row every few seconds. ddprun writes it.
 
-A row has the Unix time and one column per series. A column combines the values of the node's ranks: it has the sum
-of counters and the largest value of gauges. The name of a column is that of the metric and, after a colon, the value of its
-label: ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. In a long run, old rows
-are thinned out evenly, so that the file never has more than ``MAX_ROWS``.
+A row has the Unix time and one column per series. A column combines the values of the node's ranks: the sum of
+counters, and the largest value of gauges. A column is named after the metric and, after a colon, the value of its
+label: ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. In a long run, rows are
+removed at regular intervals, so that there are never more than ``MAX_ROWS``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

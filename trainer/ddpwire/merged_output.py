@@ -2,7 +2,8 @@
 
 A progress bar is a line whose states are separated by carriage returns. The text of a single source is passed on
 unchanged. If there are several sources, the last state of each progress bar is written at most once a second, and any
-other line is written when it is complete. If the line of one source is unfinished, the text of another source begins on a new line.
+other line is written when it is complete. If the line of one source is unfinished, the text of another source begins
+on a new line.
 """
 
 import threading
