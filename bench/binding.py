@@ -18,7 +18,7 @@ TIMEOUT_S = 300
 
 
 def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
-    """The rate that ddptrain prints at its end, of all ranks together."""
+    """Return the rate that ddptrain prints at its end, of all ranks together."""
     command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
     with tempfile.TemporaryDirectory() as folder:  # so that no run continues from the checkpoint of another
         done = subprocess.run(

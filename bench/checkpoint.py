@@ -43,7 +43,7 @@ def with_fsync(state: object, path: Path) -> None:
 
 
 def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round, by what was timed."""
+    """Return milliseconds of each round, by what was timed."""
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
     from ddptrain.config import CheckpointOptions

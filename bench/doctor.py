@@ -60,18 +60,18 @@ Place = tuple[int, str]  # a node and a check
 
 
 def full(folder: Path) -> str:
-    """A script that puts a full disk at ``folder``."""
+    """Return a script that puts a full disk at ``folder``."""
     return f"mount -t tmpfs -o size=1m tmpfs {folder}; head -c 2m /dev/zero >{folder}/filler 2>&- || true\n"
 
 
 def stale_library(folder: Path) -> str:
-    """A script that replaces a library of torch by one that differs in one byte."""
+    """Return a script that replaces a library of torch by one that differs in one byte."""
     (folder / "libc10.so").write_bytes(C10.read_bytes() + b"\0")
     return f"mount --bind {folder}/libc10.so {C10}\n"
 
 
 def wrong_clock(folder: Path) -> dict[str, str]:
-    """The variables of a node whose Python is a minute ahead."""
+    """Return the variables of a node whose Python is a minute ahead."""
     (folder / "wrong-clock").mkdir()
     (folder / "wrong-clock" / "sitecustomize.py").write_text(WRONG_CLOCK)
     return {"PYTHONPATH": f"{folder}/wrong-clock:{PACKAGES}"}
@@ -168,7 +168,7 @@ def slow_link(cluster: Lab, a: int, b: int) -> None:
 
 
 def examine(cluster: Lab, *words: str) -> dict[str, Any]:
-    """The JSON of a check, which has a result."""
+    """Return the JSON of a check, which has a result."""
     done = cluster.ddpctl(*(words or ("doctor",)), "--json", timeout=TIMEOUT_S)
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -177,7 +177,7 @@ def examine(cluster: Lab, *words: str) -> dict[str, Any]:
 
 
 def bad_places(result: dict[str, Any]) -> set[Place]:
-    """Each node and check that is bad; of a bench the slow nodes and links."""
+    """Return each node and check that is bad; of a bench the slow nodes and links."""
     if result["check"] == "bench":
         return {(members[0], "slow " + "-".join(map(str, members))) for members in result["slow"]}
     return {(one["node"], one["check"]) for one in result["results"] if one["status"] == "bad"}

@@ -39,7 +39,7 @@ SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.0
 
 
 def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tuple[str, ...]:
-    """A training on images that are made from the seed, with ``steps`` steps per epoch."""
+    """Return a training on images that are made from the seed, with ``steps`` steps per epoch."""
     size = (f"--synthetic-shape={shape}", f"--synthetic-samples={steps * batch}", f"--batch-size={batch}")
     return (*SYNTHETIC, *size, *options)
 
@@ -155,7 +155,7 @@ def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tup
 
 
 def weights(text: str) -> str:
-    """The hash of the final weights in the output of a training."""
+    """Return the hash of the final weights in the output of a training."""
     return re.findall(r"weights sha256 ([0-9a-f]{16})", text)[-1]
 
 
@@ -199,7 +199,7 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
 
 @functools.cache
 def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
-    """The weights of a training that gets no signal."""
+    """Return the weights of a training that gets no signal."""
     with tempfile.TemporaryDirectory() as folder:
         row = Row(group="", title="undisturbed", events=(), ranks=ranks, options=options)
         return train(row, Path(folder), ())[0]

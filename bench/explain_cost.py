@@ -40,13 +40,13 @@ def launch(way: str, steps: int) -> list[dict[str, float]]:
 
 
 def step(way: str, steps: int) -> dict[str, float]:
-    """Seconds of a step: CPU time of both ranks, wall time of rank 0."""
+    """Return seconds of a step: CPU time of both ranks, wall time of rank 0."""
     ranks = launch(way, steps)
     return {"cpu": sum(rank["cpu"] for rank in ranks), "wall": ranks[0]["wall"]}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean: percentiles of resampled means."""
+    """Return the 95 % interval of the mean: percentiles of resampled means."""
     draw = random.Random(0)  # noqa: S311
     means = sorted(statistics.fmean(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]

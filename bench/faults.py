@@ -63,7 +63,7 @@ def said(value: float | None) -> str:
 
 
 def both(values: Sequence[float | None], form: str = ".2f") -> str:
-    """The median and the highest value, or the only value."""
+    """Return the median and the highest value, or the only value."""
     found = [value for value in values if value is not None]
     if not found:
         return "-"
@@ -73,7 +73,7 @@ def both(values: Sequence[float | None], form: str = ".2f") -> str:
 
 
 def line(tries: Sequence[Tried]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     row, result = tries[0].row, [tried.result for tried in tries]
     cells = [
         str(row.number),
@@ -89,7 +89,7 @@ def line(tries: Sequence[Tried]) -> str:
 
 
 def beside(tried: Tried) -> str:
-    """A row of torchrun's table. It is not judged."""
+    """Return a row of torchrun's table. It is not judged."""
     result = tried.result
     again = f"not within {LIMIT_S:g} s" if result.timed_out else said(result.again_s)
     cells = [
@@ -126,7 +126,7 @@ def as_dict(tried: Tried) -> dict[str, object]:
 
 
 def read(path: Path) -> list[Tried]:
-    """The results of an earlier call."""
+    """Return the results of an earlier call."""
     rows = {row.title: row for row in ROWS}
     return [
         Tried(

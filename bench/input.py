@@ -63,7 +63,7 @@ def ours(device: torch.device, *arguments: str):
 
 
 def timed(ready, count: int, device: torch.device) -> float:
-    """Seconds of so many batches."""
+    """Return seconds of so many batches."""
     if device.type == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()

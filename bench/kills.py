@@ -58,7 +58,7 @@ class Run:
         return False
 
     def step(self) -> int:
-        """The last step of rank 0 in the current attempt."""
+        """Return the last step of rank 0 in the current attempt."""
         beat = read_beat(self.node / rank_heartbeat(0))
         return beat.step if beat else 0
 
@@ -99,7 +99,7 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
 
 
 def open_files(pid: int) -> int:
-    """The number of open files of a ddprun and of its first child, which forks the ranks."""
+    """Return the number of open files of a ddprun and of its first child, which forks the ranks."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
 

@@ -36,7 +36,7 @@ class Machine:
     port: str  # of the switch, where its cable is
 
     def command(self, *argv: str) -> list[str]:
-        """The command that runs ``argv`` on this machine."""
+        """Return the command that runs ``argv`` on this machine."""
         return [
             "ip",
             "netns",
@@ -64,7 +64,7 @@ class Machine:
         ip("-n", self.switch, "link", "set", self.port, "up")
 
     def pids(self) -> tuple[int, ...]:
-        """The processes on this machine."""
+        """Return the processes on this machine."""
         return pids(self.namespace)
 
     def kill(self) -> None:
@@ -108,7 +108,7 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
 
 
 def pids(namespace: str) -> tuple[int, ...]:
-    """The processes of a namespace, or none if it does not exist."""
+    """Return the processes of a namespace, or none if it does not exist."""
     command = ["ip", "netns", "pids", namespace]
     done = subprocess.run(command, check=False, timeout=10, capture_output=True, text=True)
     return tuple(map(int, done.stdout.split()))

@@ -17,7 +17,7 @@ TABLE_END = "<!-- end -->\n"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the docstring of a benchmark."""
+    """Return a parser whose help is the docstring of a benchmark."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
@@ -27,7 +27,7 @@ def clean_environ(*prefixes: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that is free now."""
+    """Return a TCP port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -49,24 +49,24 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float, 
 
 
 def machine() -> str:
-    """The cores, the version of torch, and the load of this machine."""
+    """Return the cores, the version of torch, and the load of this machine."""
     version, load = metadata.version("torch"), os.getloadavg()[0]
     return f"{os.cpu_count()} cores ({platform.machine()}), torch {version}, load {load:.1f}"
 
 
 def head(title: str, width: int, cell: int) -> str:
-    """The first line of a table whose lines are made by ``row``."""
+    """Return the first line of a table whose lines are made by ``row``."""
     return f"{title:{width}}{'median':>{cell}}{'min':>{cell}}{'max':>{cell}}{'n':>4}"
 
 
 def row(name: str, values: Sequence[float], width: int, form: str) -> str:
-    """A name, and the median, minimum, maximum and number of the values. ``form`` is the format of a number."""
+    """Return a name, and the median, minimum, maximum and number of the values. ``form`` is the format of a number."""
     cells = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
     return f"{name:{width}}{''.join(cells)}{len(values):4}"
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """The median of the ratios of two values of the same round."""
+    """Return the median of the ratios of two values of the same round."""
     return statistics.median(one / other for one, other in zip(values, baseline, strict=True))
 
 

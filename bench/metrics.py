@@ -76,7 +76,7 @@ def rank(number: int, size: int, port: int) -> None:
 
 
 def a_step(size: int = 2) -> dict[str, float]:
-    """Microseconds of CPU time per step, of the slowest rank."""
+    """Return microseconds of CPU time per step, of the slowest rank."""
     with tempfile.TemporaryDirectory() as folder:
         processes, port = [], measuring.free_port()
         for number in range(size):
@@ -159,7 +159,7 @@ def crowd(url: str, until: float) -> int:
 
 
 def steps_of(url: str) -> tuple[float, float]:
-    """Seconds and number of the steps of rank 0 until now."""
+    """Return seconds and number of the steps of rank 0 until now."""
     values = dict(line.rsplit(" ", 1) for line in get(url).splitlines() if line.startswith("ddp_step_duration"))
     return (
         float(values['ddp_step_duration_seconds_sum{rank="0"}']),

@@ -31,7 +31,7 @@ def memory_mib(field: str) -> float:
 
 
 def state(mib: int) -> dict[str, Any]:
-    """A model of a third of ``mib``, and Adam's two moments of each parameter."""
+    """Return a model of a third of ``mib``, and Adam's two moments of each parameter."""
     tensors = [torch.randn(MIB // 4) for _ in range(mib)]
     parameters, first, second = tensors[::3], tensors[1::3], tensors[2::3]
     moments = {

@@ -36,7 +36,7 @@ RANK = Path(__file__).with_name("scaling_rank.py")
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """The command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
+    """Return the command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
     images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
     return [sys.executable, str(RANK), str(steps), *images, *how]
@@ -58,7 +58,7 @@ def rate(commands: list[list[str]]) -> float:
 
 
 def on_loopback(size: int, steps: int) -> float:
-    """Images/s of ``size`` ranks on this machine."""
+    """Return Images/s of ``size`` ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
         return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
@@ -81,7 +81,7 @@ def limited(pair: tuple[Machine, ...], link: str):
 
 
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
-    """Images/s of two ranks, one on each machine."""
+    """Return Images/s of two ranks, one on each machine."""
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
     here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
     return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
@@ -99,7 +99,7 @@ def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
 
 
 def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
-    """The lines of the tables."""
+    """Return the lines of the tables."""
     lines = [measuring.head("ranks on the loopback, images/s", 38, 8)] if sizes else []
     for size, values in sizes.items():
         lines.append(measuring.row(f"{size}", values, 38, "8.1f"))

@@ -54,7 +54,7 @@ def phase(run_dir: Path) -> str:
 
 
 def left(run_dir: Path) -> list[int]:
-    """The processes whose environment has the run's folder."""
+    """Return the processes whose environment has the run's folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -51,7 +51,7 @@ TEXTS = ["$(touch {canary})", "`touch {canary}`", "'; touch {canary}; '", '"; to
 
 
 def time_start(slurm: slurm_lab.Slurm, script: str, folder: Path) -> float:
-    """Seconds from sbatch to the last rank's first step."""
+    """Return seconds from sbatch to the last rank's first step."""
     started = time.time()
     done = slurm.run("sbatch", "--parsable", script, env={"PYTHON": sys.executable, "RUN_DIR": str(folder / "run")})
     if done.returncode:
@@ -90,7 +90,7 @@ def start(repeats: int) -> None:
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """A random job, with texts that a shell would run if they were not quoted."""
+    """Return a random job, with texts that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)

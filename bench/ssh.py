@@ -93,7 +93,7 @@ class Lab:
     places: Sequence[str]
 
     def time(self, argv: Sequence[str]) -> tuple[float, float, str]:
-        """Seconds of wall time and of CPU time that a program takes, and what it prints."""
+        """Return seconds of wall time and of CPU time that a program takes, and what it prints."""
         env = {"HOME": str(self.person.home), "PATH": os.defpath, "USER": user(),
                "DDPCTL_STATE_DIR": f"{self.folder}/runs",
                "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip

@@ -68,7 +68,7 @@ def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]
 
 
 def time_first_step(launcher: str) -> tuple[float, float]:
-    """Seconds from the launch to the last rank's first step, and the CPU time of all processes of the launch."""
+    """Return seconds from the launch to the last rank's first step, and the CPU time of all processes of the launch."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -82,7 +82,7 @@ def time_first_step(launcher: str) -> tuple[float, float]:
 
 
 def time_recoveries(kills: int) -> list[float]:
-    """Seconds from each SIGKILL of a random rank to the last rank's next first step."""
+    """Return seconds from each SIGKILL of a random rank to the last rank's next first step."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         nodes = launch("ddprun", Path(folder), steps=STEPS_FOR_EVER, restarts=kills)

@@ -73,7 +73,7 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
 
 
 def is_right(run: dict[str, object]) -> bool:
-    """Whether a run has the reports that it should have."""
+    """Return whether a run has the reports that it should have."""
     named = {rank for _, rank, _ in run["reports"]}  # type: ignore[attr-defined]
     return named == (set() if run["slow_rank"] is None else {run["slow_rank"]})
 

@@ -65,7 +65,7 @@ class Lab:
         return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
 
     def ssh(self, one: Box) -> str:
-        """The command of OpenSSH's client for one host."""
+        """Return the command of OpenSSH's client for one host."""
         return (
             f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
@@ -145,7 +145,7 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
 def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """The seconds of each turn by tool: for the first time, and after one change."""
+    """Return the seconds of each turn by tool: for the first time, and after one change."""
     found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,

@@ -142,7 +142,7 @@ def worker(args) -> None:
 
 
 def measure(model: str, args) -> dict[str, list[float]]:
-    """The rates of each way on one model, by ranks of their own."""
+    """Return the rates of each way on one model, by ranks of their own."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]

@@ -53,7 +53,7 @@ def run(case: Case, launcher: str, prefix: str) -> Result:
 
 
 def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a node that is launched by ``launcher``."""
+    """Return the command and the environment of a node that is launched by ``launcher``."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(node.startup)
     script = folder / "train.py"
@@ -79,7 +79,7 @@ def started(command: list[str], output: Path, env: dict[str, str] | None = None)
 
 
 def sentence(lines: list[str], folder: str) -> str:
-    """The line that tells the user what is wrong."""
+    """Return the line that tells the user what is wrong."""
     own = [line for line in lines if re.match(r"\[node\d+\] ", line)]
     warnings = [line for line in own if "warning: " in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]

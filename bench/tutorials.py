@@ -41,7 +41,7 @@ class Setting:
 
 
 def convnet() -> nn.Module:
-    """The model of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
+    """Return the model of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, kernel_size=5, stride=1, padding=2)
@@ -51,7 +51,7 @@ def convnet() -> nn.Module:
 
 
 def image_classifier() -> nn.Module:
-    """The model of the CIFAR-10 tutorials."""
+    """Return the model of the CIFAR-10 tutorials."""
 
     def block(inputs: int, middle: int, outputs: int) -> list[nn.Module]:
         first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)

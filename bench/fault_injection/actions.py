@@ -71,7 +71,7 @@ def agent_is_killed(node: int) -> Callable[[Experiment], None]:
 
 
 def machine_is_lost(node: int) -> Callable[[Experiment], None]:
-    """A power failure: the link goes down first, so that no connection is closed."""
+    """Return a power failure: the link goes down first, so that no connection is closed."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -209,7 +209,7 @@ def master_is_another(experiment: Experiment) -> None:
 
 
 def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
-    """The nodes have different files in their homes, or node 1 has another image."""
+    """Return the nodes have different files in their homes, or node 1 has another image."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job

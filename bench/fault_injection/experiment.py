@@ -130,7 +130,7 @@ class Experiment:
 
 
 def undisturbed(folder: Path) -> str:
-    """The sha256 of the weights that a run without a fault ends with."""
+    """Return the sha256 of the weights that a run without a fault ends with."""
     with fault_job.start_job(folder, prefix="calm") as job:
         job.start()
         job.until(job.has_ended, "the end of an undisturbed run", 2 * END_S)
@@ -141,6 +141,6 @@ def undisturbed(folder: Path) -> str:
 
 
 def counted(name: str, page: str) -> dict[str, int]:
-    """The values of a counter by the value of its only label, without those that are 0."""
+    """Return the values of a counter by the value of its only label, without those that are 0."""
     samples = re.findall(rf'^{name}{{\w+="(\w+)"}} (\S+)$', page, re.M)
     return {label: int(float(value)) for label, value in samples if float(value)}

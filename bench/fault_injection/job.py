@@ -123,11 +123,11 @@ class Job:
         return time.time()
 
     def has_ended(self, *nodes: int) -> bool:
-        """Whether no process of these nodes is running; by default, of all nodes."""
+        """Return whether no process of these nodes is running; by default, of all nodes."""
         return not any(node in self.processes for node in nodes or range(NODES))
 
     def steps(self, rank: int, since: float = 0.0) -> list[Step]:
-        """The steps that the processes of a rank have made since the time ``since``."""
+        """Return the steps that the processes of a rank have made since the time ``since``."""
         found = []
         for path in (self.folder / "steps").glob(f"{rank}.*"):
             lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -135,11 +135,11 @@ class Job:
         return sorted((step for step in found if step.at > since), key=lambda step: step.at)
 
     def reached(self, step: int) -> bool:
-        """Whether every rank has made the step ``step``."""
+        """Return whether every rank has made the step ``step``."""
         return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
 
     def pids(self, rank: int) -> list[int]:
-        """The pids of the processes that were this rank, the latest last."""
+        """Return the pids of the processes that were this rank, the latest last."""
         paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
         return [int(path.suffix[1:]) for path in paths]
 
@@ -159,7 +159,7 @@ class Job:
         return firsts
 
     def home(self, node: int) -> Path:
-        """The folder in which a node's launcher is started. Python runs a sitecustomize.py in it first."""
+        """Return the folder in which a node's launcher is started. Python runs a sitecustomize.py in it first."""
         return self.folder / f"home-{node}"
 
     @contextlib.contextmanager
@@ -174,11 +174,11 @@ class Job:
                 process.kill()
 
     def said_by(self, node: int) -> Path:
-        """The file with what a node's launcher and its ranks wrote to stderr, over all its starts."""
+        """Return the file with what a node's launcher and its ranks wrote to stderr, over all its starts."""
         return self.folder / f"said-by-{node}"
 
     def words(self, node: int) -> list[str]:
-        """The lines of a node's launcher itself."""
+        """Return the lines of a node's launcher itself."""
         with contextlib.suppress(FileNotFoundError):
             lines = self.said_by(node).read_text(errors="replace").splitlines()
             return [line for line in lines if SPOKEN.match(line)]
@@ -198,7 +198,7 @@ class Job:
         return None
 
     def metrics(self, node: int) -> str:
-        """The text of a node's /metrics now, or an empty text if the node does not serve it."""
+        """Return the text of a node's /metrics now, or an empty text if the node does not serve it."""
         state = self.state(node)
         if state is None or state.metrics is None:
             return ""
@@ -207,11 +207,11 @@ class Job:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
 
     def alive(self) -> list[int]:
-        """All processes on the machines."""
+        """Return all processes on the machines."""
         return [pid for machine in self.machines for pid in machine.pids()]
 
     def weights(self) -> dict[str, str]:
-        """The sha256 of each rank's final weights."""
+        """Return the sha256 of each rank's final weights."""
         return {path.name: path.read_text() for path in (self.folder / "weights").glob("*")}
 
 
