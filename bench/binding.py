@@ -1,4 +1,4 @@
-"""Does it help to give each rank cores of its own? Images/s of two ranks, bound and not bound, in turns.
+"""Measure whether it helps to bind each rank to its own cores: images/s of two ranks, bound and not bound, in turns.
 
     python bench/binding.py [--repeats 5] [--nproc 2] [--modes none exclusive] [-- ARGUMENTS OF ddptrain]
 
