@@ -23,7 +23,9 @@ TOO_BUSY = 3
 
 
 def by_hand(name: str, size: int) -> float:
-    """Return the busbw in GB/s, with the time of the slowest rank. PERFORMANCE.md of nccl-tests defines S and the factor."""
+    """Return the busbw in GB/s, with the time of the slowest rank. PERFORMANCE.md of nccl-tests defines S and the
+    factor.
+    """
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,5 @@
-"""Measure what it costs to sum gradients in a fixed order: a step of DistributedDataParallel, with gloo on this machine.
+"""Measure what it costs to sum gradients in a fixed order: a step of DistributedDataParallel, with gloo on this
+machine.
 
     python bench/deterministic.py [--ranks 2] [--rounds 15] [--models convnet,resnet18,deep] [--json FILE]
 

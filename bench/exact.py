@@ -2,14 +2,14 @@
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
-All trainings run with --deterministic and gloo. Each row trains twice on the same number of ranks: once undisturbed, and
-once with a rank that gets signals at chosen moments (exact_rank.py). After a SIGKILL, ddprun starts the rank again, or
-the same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save and stop, and the
-same command is run again.
+All trainings run with --deterministic and gloo. Each row trains twice on the same number of ranks: once undisturbed,
+and once with a rank that gets signals at chosen moments (exact_rank.py). After a SIGKILL, ddprun starts the rank again,
+or the same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save and stop, and
+the same command is run again.
 
 --rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
---gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment. --write puts
-the table into docs/faults.md. The exit code is 1 if any weights differ.
+--gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment. --write
+puts the table into docs/faults.md. The exit code is 1 if any weights differ.
 """
 
 import functools
@@ -48,7 +48,9 @@ def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A training, the signals that it gets, and how it is continued. In the signals (exact_rank.py), R is the last rank."""
+    """A training, the signals that it gets, and how it is continued. In the signals (exact_rank.py), R is the last
+    rank.
+    """
 
     group: str
     title: str
@@ -139,7 +141,8 @@ ROWS = (
 
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Start a training once. Return its exit code and output. End the benchmark if the exit code is not in ``codes``."""
+    """Start a training once. Return its exit code and output. End the benchmark if the exit code is not in ``codes``.
+    """
     environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,
@@ -162,14 +165,18 @@ def weights(text: str) -> str:
 
 
 def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
-    """Start a training with the options DIGITS on one node, and stop it in step 37. Return the folder of its checkpoints."""
+    """Start a training with the options DIGITS on one node, and stop it in step 37. Return the folder of its
+    checkpoints.
+    """
     how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
     started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
     return folder / "run" / "checkpoints"
 
 
 def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
-    """Train to the end, and continue after each signal as the row says. Return the weights' hash and the number of starts."""
+    """Train to the end, and continue after each signal as the row says. Return the weights' hash and the number of
+    starts.
+    """
     nodes, here = row.ranks
     given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
     script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
@@ -243,7 +250,9 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
 
 
 def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """Return, for each launch, the step at which a rank was killed and the final weights. The first launch is undisturbed."""
+    """Return, for each launch, the step at which a rank was killed and the final weights. The first launch is
+    undisturbed.
+    """
     dice = random.Random(seed)  # noqa: S311
     # Of 540 steps: a kill in the last ones could come too late.
     found = []

@@ -1,4 +1,5 @@
-"""Measure what ``ddpctl explain`` costs in each step: the thread in each rank that answers, and torch's flight recorder.
+"""Measure what ``ddpctl explain`` costs in each step: the thread in each rank that answers, and torch's flight
+recorder.
 
     python bench/explain_cost.py [--pairs 30] [--steps 800] [--recorded-steps 3000] [--json FILE]
 

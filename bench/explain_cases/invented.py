@@ -1,4 +1,6 @@
-"""Ten causes, written by someone who had not seen ddpctl's code. Only the slow cases were changed: they now run endlessly."""
+"""Ten causes, written by someone who had not seen ddpctl's code. Only the slow cases were changed: they now run
+endlessly.
+"""
 
 import ctypes
 import fcntl
@@ -21,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def flock_around_barrier() -> None:
-    """Each rank calls barrier while it holds a file lock, and the other ranks wait for that lock. No rank is at fault."""
+    """Each rank calls barrier while it holds a file lock, and the other ranks wait for that lock. No rank is at fault.
+    """
     dist.init_process_group("gloo")
     for _ in range(5):
         dist.all_reduce(torch.ones(8))

@@ -1,8 +1,10 @@
-"""Causes that bench/explain.py injects from outside the ranks: into links, disks and limits of two machines (bench/lab.py).
+"""Causes that bench/explain.py injects from outside the ranks: into links, disks and limits of two machines
+(bench/lab.py).
 
-Each cause is a generator with up to three ``yield``. The code before the first one runs before the ranks start. The code
-before the second one runs while they train. The code before the third one runs after ``ddpctl explain`` has answered.
-The rest runs after the ranks have ended. ``SCRIPTS`` names the case of the training script that the ranks run.
+Each cause is a generator with up to three ``yield``. The code before the first one runs before the ranks start. The
+code before the second one runs while they train. The code before the third one runs after ``ddpctl explain`` has
+answered. The rest runs after the ranks have ended. ``SCRIPTS`` names the case of the training script that the ranks
+run.
 """
 
 import contextlib
