@@ -3,10 +3,10 @@
     exact_rank.py FOLDER SIGNAL@MOMENT:NUMBER@RANK ... -- OPTIONS OF ddptrain
 
     step:N        in step N, between the all-reduce of the gradients and the update of the weights
-    saved:N       in step N, as above, but only when a checkpoint is complete (on a busy disk, saving takes several
-    steps) evaluation:N  in the N-th evaluation of a process data:N        when rank 0 has written the data of the
-    checkpoint of step N, but not its manifest manifest:N    when that manifest has its final name, but the data does
-    not have its final name yet
+    saved:N       in step N, as above, after waiting until a checkpoint is complete
+    evaluation:N  in the N-th evaluation of a process
+    data:N        when rank 0 has written the data of the checkpoint of step N, but not its manifest
+    manifest:N    when that manifest has its final name, but the data does not have its final name yet
 
 A file in FOLDER records each signal, so that it is not sent again.
 """

@@ -1,4 +1,5 @@
-"""The steps that several benchmarks share: options, turns, waiting, the line about the machine, spreads, results."""
+"""Functions that several benchmarks share: options, taking turns, waiting, facts about the machine, tables and results.
+"""
 
 import argparse
 import json
@@ -22,7 +23,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def clean_environ(*prefixes: str) -> dict[str, str]:
-    """This process's environment without the variables of a launcher, and without those that begin with a prefix."""
+    """Return this process's environment without a launcher's variables and without names that begin with a prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
 
 
@@ -44,7 +45,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float, 
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: not within {timeout_s:g} s")
+            raise SystemExit(f"{what}: did not happen within {timeout_s:g} s")
         time.sleep(pause_s)
 
 
@@ -60,13 +61,15 @@ def head(title: str, width: int, cell: int) -> str:
 
 
 def row(name: str, values: Sequence[float], width: int, form: str) -> str:
-    """Return a name, and the median, minimum, maximum and number of the values. ``form`` is the format of a number."""
+    """Return a line with a name and the median, minimum, maximum and number of the values.
+
+    ``form`` is the format of a number."""
     cells = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
     return f"{name:{width}}{''.join(cells)}{len(values):4}"
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """Return the median of the ratios of two values of the same round."""
+    """Return the median of the ratios. Each ratio divides a value by the baseline of the same round."""
     return statistics.median(one / other for one, other in zip(values, baseline, strict=True))
 
 
