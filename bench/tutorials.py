@@ -1,6 +1,6 @@
-"""The tutorials' training loops, written out plainly: what everyone starts with, and what bench/train.py compares with.
+"""The training loops of tutorials, with which bench/train.py compares ddptrain.
 
-A sample at a time through PIL, float32, a loss that is read after every step.
+They prepare one sample at a time with PIL, train in float32, and read the loss after every step.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all ways of training have in common."""
+    """The settings that all ways of training share."""
 
     model: str
     shape: ImageShape
@@ -85,7 +85,7 @@ Steps = Callable[[int], None]  # train so many steps
 
 
 class Pictures(Dataset):
-    """As torchvision's MNIST and CIFAR10: an array, a PIL image, the transforms."""
+    """A dataset like torchvision's MNIST and CIFAR10: an array of images. Each is converted with PIL and transformed."""
 
     def __init__(self, setting: Setting) -> None:
         shape, generator = setting.shape, np.random.default_rng(0)
@@ -107,7 +107,7 @@ class Pictures(Dataset):
 
 
 def loader(setting: Setting) -> DataLoader:
-    """Shuffled, in the process itself: so its CPU time is counted."""
+    """Return a loader that shuffles. It has no workers, so that its CPU time counts as the process's."""
     data = Pictures(setting)
     sampler = DistributedSampler(data, setting.size, setting.rank) if setting.size > 1 else None
     return DataLoader(data, batch_size=setting.batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)
