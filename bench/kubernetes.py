@@ -6,7 +6,7 @@ Prints how many configurations were refused, and how many were rendered as each 
 names the configuration, in each of these cases:
 
 - rendering ends with a traceback
-- the error message does not name the line of a refused configuration
+- the configuration is refused, but the error does not name its line
 - a schema or Pod Security refuses the manifest
 - a text is changed by the manifest
 - the arguments would not reach the container byte for byte

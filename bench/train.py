@@ -27,7 +27,7 @@ TIMEOUT_S = 3600.0
 
 
 def ours(setting):
-    """Yield after each of ddptrain's steps. The steps run on a separate CUDA stream."""
+    """Return a function that runs ddptrain's training steps, and the name of their precision."""
     from tutorials import NUM_IMAGES
 
     from ddptrain.callbacks import NonFiniteGuard

@@ -10,7 +10,7 @@ ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.job_id}&var-run_uid=${__data.
 
 
 def of(name: str, more: str = "") -> str:
-    """The series of that name of all runs in the chosen namespaces."""
+    """Return an expression for the series ``name`` of all runs in the chosen namespaces."""
     return f"{name}{{{', '.join(filter(None, (HERE, more)))}}}"
 
 
@@ -159,7 +159,7 @@ OVER_TIME = [
 
 
 def board() -> str:
-    """Its JSON."""
+    """Return the JSON of the dashboard."""
     description = "All training runs that Prometheus scrapes."
     made = new_board("ddpctl: all runs", "ddpctl-fleet", description, refresh="30s", since="now-6h")
     return text_of(made, {"Which runs need attention?": NOW, "What are the machines used for?": OVER_TIME})
