@@ -15,17 +15,17 @@ def of(name: str, more: str = "") -> str:
 
 
 def each(name: str) -> str:
-    """A recorded series without its name, by which rows of a table would be told apart."""
+    """Return an expression for a recorded series without its name, so that a table has one row per run."""
     return f"max by ({RUN}) ({of(name)})"
 
 
 def of_run(operation: str, name: str) -> str:
-    """A node's or a rank's series, aggregated over each run."""
+    """Return an expression that aggregates a series of nodes or ranks over each run."""
     return by_run(operation, of(name))
 
 
 def rate(name: str) -> str:
-    """How fast they grow, a second."""
+    """Return an expression for the growth of a counter per second."""
     return f"rate({of(name)}[$__rate_interval])"
 
 

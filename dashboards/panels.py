@@ -27,7 +27,7 @@ class Query:
 
 
 def q(expr: str, legend: str = "") -> Query:
-    """A query."""
+    """Return a query."""
     return Query(expr=expr, legend=legend)
 
 
@@ -57,7 +57,8 @@ def number(
 ) -> Any:
     """Return a panel with the current value in large digits.
 
-    The value is shown in red from ``red`` upwards or, with ``below``, up to ``red``."""
+    The value is shown in red from ``red`` upwards or, with ``below``, up to ``red``.
+    """
     calcs = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(calcs).graph_mode(common_models.BigValueGraphMode.NONE)
     panel = panel.text_mode(common_models.BigValueTextMode.AUTO).thresholds(_thresholds(red, below))
@@ -126,7 +127,7 @@ def new_board(title: str, uid: str, description: str, *, refresh: str, since: st
 
 
 def text_of(made: Any, rows: Mapping[str, Sequence[Any]]) -> str:
-    """Return the JSON of a dashboard with these panels. The keys are the titles of rows. Panels are numbered in order."""
+    """Return the JSON of a dashboard with these panels. The keys are row titles. Panels are numbered in order."""
     for title, panels in rows.items():
         made = made.with_row(dashboard.Row(title))
         for panel in panels:

@@ -2,7 +2,7 @@
 
 RUN = 'namespace=~"$namespace", job_id="$run"'
 UID = 'run_uid="$run_uid"'
-RECORDED = "run:"  # how the names of what the rules record for each run begin
+RECORDED = "run:"  # the names of the recording rules begin with this
 
 
 def of(name: str, more: str = "") -> str:
@@ -13,17 +13,17 @@ def of(name: str, more: str = "") -> str:
 
 
 def rate(name: str, more: str = "") -> str:
-    """Return an expression for their growth per second. The window fits the scrape interval and the width of the graph."""
+    """Return an expression for the growth of a counter per second. The window fits the scrape interval."""
     return _of_its_nodes(f"rate({name}{{{_matchers(RUN, more)}}}[$__rate_interval])")
 
 
 def increase(name: str, more: str = "", window: str = "$__range") -> str:
-    """Return an expression for their growth within ``window`` or, by default, within the visible time range."""
+    """Return an expression for the growth of a counter within ``window`` or, by default, the visible time range."""
     return _of_its_nodes(f"increase({name}{{{_matchers(RUN, more)}}}[{window}])")
 
 
 def _of_its_nodes(series: str) -> str:
-    """Those of the run's own nodes: another run may have its name, and only a node's ddp_run_info says which it is."""
+    """Keep only the series of this run's nodes. Another run may have the same name (see ddp_run_info)."""
     return f"({series} and on (namespace, job_id, instance) ddp_run_info{{{RUN}, {UID}}})"
 
 
