@@ -141,7 +141,7 @@ ROWS = (
 
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Start a training once. Return its exit code and output. End the benchmark if the exit code is not in ``codes``."""
+    """Start a training once. Return its exit code and output. End the benchmark if the code is not in ``codes``."""
     environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,

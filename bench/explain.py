@@ -119,7 +119,7 @@ ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer:{ROOT}/bench"}
 
 @contextlib.contextmanager
 def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """Start 4 ranks on this machine. Yield a function that does nothing, because the script injects the cause itself."""
+    """Start 4 ranks on this machine. Yield a function that does nothing: the script injects the cause itself."""
     options = ["--standalone", "--nproc-per-node", "4", "--max-restarts", "0", "--grace", "1"]
     options += ["--run-dir", str(folder / "run")]
     command = [sys.executable, "-P", "-m", "ddprun", *options, str(nodes.CASE_FILES[name]), name]

@@ -1,4 +1,4 @@
-"""Functions that several benchmarks share: options, taking turns, waiting, facts about the machine, tables and results."""
+"""Functions that several benchmarks share: options, turns, waiting, facts about the machine, tables and results."""
 
 import argparse
 import json

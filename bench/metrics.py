@@ -145,7 +145,7 @@ def get(url: str) -> str:
 
 
 def crowd(url: str, until: float) -> int:
-    """Make a hundred scrapes at once every second, and keep one more request incomplete. Return how many were answered."""
+    """Make a hundred scrapes at once every second, and leave one request incomplete. Return how many were answered."""
     host, port = url.split("/")[2].split(":")
     answered = []
     with socket.create_connection((host, int(port))) as hanging:

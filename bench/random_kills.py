@@ -133,7 +133,7 @@ class Run:
         return found
 
     def send(self) -> str:
-        """Wait for the chosen moment and send the signal. Return what was done, or an empty text if the run had ended."""
+        """Wait for the chosen moment and send the signal. Return what was done, or "" if the run had ended."""
         deadline = time.monotonic() + self.limit_s
         while self.role in ("rank", "child") and not self.rank_pids() and time.monotonic() < deadline:
             time.sleep(0.1)  # the delay counts from their start, however slow this machine is

@@ -37,7 +37,7 @@ START_TIMEOUT_S = 300.0
 
 
 def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay_s: float) -> dict[str, object]:
-    """Run a training and ``busy`` busy loops. Return the number of steps, and the step, rank and ratio of each report."""
+    """Run a training and ``busy`` busy loops. Return the number of steps, and each report's step, rank and ratio."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -85,7 +85,7 @@ Steps = Callable[[int], None]  # train so many steps
 
 
 class Pictures(Dataset):
-    """A dataset like torchvision's MNIST and CIFAR10: an array of images. Each is converted with PIL and transformed."""
+    """A dataset like torchvision's MNIST and CIFAR10: each image of an array becomes a PIL image and is transformed."""
 
     def __init__(self, setting: Setting) -> None:
         shape, generator = setting.shape, np.random.default_rng(0)

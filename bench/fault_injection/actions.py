@@ -202,7 +202,7 @@ def master_has_no_name(experiment: Experiment) -> None:
 
 
 def master_is_another(experiment: Experiment) -> None:
-    """Give the job a MASTER_ADDR that no machine has. Node 0 can report this. The other nodes can only wait for node 0."""
+    """Give the job a MASTER_ADDR that no machine has. Node 0 can report this. The other nodes can only wait."""
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)

@@ -113,7 +113,7 @@ class Job:
                 self.start(node)
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:
-        """Call ``tend`` repeatedly until ``condition()`` is true. Return the time at which it is. Raises TooLateError."""
+        """Call ``tend`` until ``condition()`` is true. Return the time at that moment. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
