@@ -1,4 +1,4 @@
-"""Does it help to give each rank cores of its own? Images/s of two ranks, bound and not bound, in turns.
+"""Measure whether it helps to bind each rank to its own cores: images/s of two ranks, bound and not bound, in turns.
 
     python bench/binding.py [--repeats 5] [--nproc 2] [--modes none exclusive] [-- ARGUMENTS OF ddptrain]
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 300
 
 
 def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
-    """The rate that ddptrain prints at its end, of all ranks together."""
+    """Return the rate that ddptrain prints at its end, of all ranks together."""
     command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
     with tempfile.TemporaryDirectory() as folder:  # so that no run continues from the checkpoint of another
         done = subprocess.run(

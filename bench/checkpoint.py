@@ -1,10 +1,11 @@
-"""What checkpoints, metrics and logging cost the training loop, for a ResNet-18 with momentum on the CPU.
+"""Measure the cost of checkpoints, metrics and logging in a training loop (ResNet-18 with momentum, on the CPU).
 
     python bench/checkpoint.py [--rounds 10] [--json FILE]
 
-Blocked: how long the call stops the loop, ours against torch.save of the same state (and against torch.save with
-fsync and rename, which is what a checkpoint that survives a power failure costs without a thread), in turns, in
-reversed order each round. Goals: at most 25 % of torch.save; metrics and logging at most 50 us or 1 % of a step.
+"Blocked" is how long saving a checkpoint stops the loop. ddptrain is compared with torch.save of the same state, and
+with torch.save followed by fsync and rename. Without a thread, only the latter survives a power failure. The ways take
+turns, and each round reverses their order. Goals: a checkpoint blocks the loop for at most 25 % of the time of
+torch.save; metrics and logging take at most 50 us or 1 % of a step.
 The exit code is 0 whatever the numbers are.
 """
 
@@ -43,7 +44,7 @@ def with_fsync(state: object, path: Path) -> None:
 
 
 def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round, by what was timed."""
+    """Return the milliseconds of each round, by the name of what was timed."""
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
     from ddptrain.config import CheckpointOptions
@@ -103,7 +104,10 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def watching() -> tuple[list[float], float]:
-    """Microseconds of each step for metrics, phases, heartbeat and progress; and of the guard's look at a gradient."""
+    """Return two times in microseconds.
+
+    The first is the time of each step for metrics, phases, heartbeat and progress. The second is the time in which
+    the guard checks a gradient."""
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics

@@ -1,12 +1,12 @@
-"""Is the busbw of `ddpctl bench` right? Ratios to loops written by hand, on the same ranks, in turns.
+"""Check the busbw of `ddpctl bench`: compare it with loops written by hand, on the same ranks, in turns.
 
     python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
-In each repeat the loop is measured twice and bench twice, in the order loop, bench, bench, loop. A ratio is of the two
-best figures, because other work on the machine can only make a call slower. It counts if the loop agrees with itself:
-the best of its first and of its second turns differ by at most 5 %, after at least --repeats and at most 10 times as
-many repeats. The exit code is 1 if such a ratio differs from 1 by more than 10 %, and 3 if the machine is too busy.
-Needs an idle machine.
+Each repeat measures in the order loop, bench, bench, loop. The ratio compares the best figure of the loop with the best
+figure of bench, because other work on the machine can only make a call slower. The ratio counts only if the loop's
+figures are stable: the best of its first turns and the best of its second turns differ by at most 5 %. Repeats continue
+until then, at least --repeats times and at most 10 times as often. The exit code is 1 if a ratio that counts differs
+from 1 by more than 10 %, and 3 if the machine is too busy. Needs an idle machine.
 """
 
 import os
@@ -23,7 +23,9 @@ TOO_BUSY = 3
 
 
 def by_hand(name: str, size: int) -> float:
-    """busbw in GB/s: S and the factor as nccl-tests' PERFORMANCE.md has them, the time of the slowest rank."""
+    """Return the busbw in GB/s, with the time of the slowest rank. PERFORMANCE.md of nccl-tests defines S and the
+    factor.
+    """
     import torch
     import torch.distributed as dist
 
@@ -45,7 +47,7 @@ def by_hand(name: str, size: int) -> float:
 
 
 def rank(repeats: int, size: int) -> None:
-    """One rank; the first prints."""
+    """Run one rank. Rank 0 prints the results."""
     import torch.distributed as dist
 
     from ddpcheck import collectives

@@ -1,11 +1,16 @@
-"""What a fixed order of the gradients' sums costs a step of DistributedDataParallel, on gloo ranks of this machine.
+"""Measure what it costs to sum gradients in a fixed order: a step of DistributedDataParallel, with gloo on this
+machine.
 
     python bench/deterministic.py [--ranks 2] [--rounds 15] [--models convnet,resnet18,deep] [--json FILE]
 
-Four ways, in turns in the same processes: as torch does it (the buckets are laid out again after the first step);
-buckets laid out before the first step, which ``ddptrain --deterministic`` does; find_unused_parameters=True, which
-keeps the first layout; a communication hook that gathers all gradients and adds them in the order of the ranks.
-``deep`` has 200 parameters. The exit code is 0 whatever the numbers are.
+Four ways take turns in the same processes:
+
+- torch's default: DDP rebuilds its buckets after the first step
+- ``ddptrain --deterministic``: the final buckets are built before the first step
+- find_unused_parameters=True: DDP keeps the first buckets
+- a communication hook that gathers all gradients and adds them in the order of the ranks
+
+The model ``deep`` has 200 parameters. The exit code is 0 whatever the numbers are.
 """
 
 import copy

@@ -1,10 +1,11 @@
-"""Does ``ddpctl doctor`` name each fault of a target with its node and its check, and nothing healthy?
+"""Check that ``ddpctl doctor`` names each fault with its node and its check, and reports nothing healthy as bad.
 
     python bench/doctor.py [--sound 20] [--busy 2] [FAULT ...]
 
-The target is four SSH machines made of namespaces. Each fault is injected alone, and ``ddpctl doctor`` (for the slow
-link ``ddpctl bench``) checks the target. Then a healthy target is checked --sound times beside busy loops. The exit
-code is 1 if a fault is not named with its node, or something healthy is bad. Needs root, iproute2 and iptables.
+The target is four SSH machines made of network namespaces. The faults are injected one at a time. For each,
+``ddpctl doctor`` checks the target (``ddpctl bench`` for the slow link). Then a healthy target is checked --sound times
+while busy loops run. The exit code is 1 if a fault is not named with its node, or if a healthy node or link is reported
+as bad. Needs root, iproute2 and iptables.
 """
 
 import contextlib
@@ -60,18 +61,18 @@ Place = tuple[int, str]  # a node and a check
 
 
 def full(folder: Path) -> str:
-    """A script that puts a full disk at ``folder``."""
+    """Return a script that mounts a full disk at ``folder``."""
     return f"mount -t tmpfs -o size=1m tmpfs {folder}; head -c 2m /dev/zero >{folder}/filler 2>&- || true\n"
 
 
 def stale_library(folder: Path) -> str:
-    """A script that replaces a library of torch by one that differs in one byte."""
+    """Return a script that replaces a library of torch with a copy that has one more byte."""
     (folder / "libc10.so").write_bytes(C10.read_bytes() + b"\0")
     return f"mount --bind {folder}/libc10.so {C10}\n"
 
 
 def wrong_clock(folder: Path) -> dict[str, str]:
-    """The variables of a node whose Python is a minute ahead."""
+    """Return the environment variables of a node on which Python's clock is a minute ahead."""
     (folder / "wrong-clock").mkdir()
     (folder / "wrong-clock" / "sitecustomize.py").write_text(WRONG_CLOCK)
     return {"PYTHONPATH": f"{folder}/wrong-clock:{PACKAGES}"}
@@ -89,7 +90,7 @@ class Faulty(Machine):
 
 @contextlib.contextmanager
 def lab(folder: Path, before: tuple[str, ...], environ: tuple[dict[str, str], ...] = ()) -> Iterator[Lab]:
-    """A laptop and a machine for each of ``before``."""
+    """Yield a lab with a laptop and one machine for each script in ``before``."""
     person = Person(folder / "me")
     with machines(1 + len(before), prefix="doctor") as made, contextlib.ExitStack() as stack:
         laptop, *rest = made
@@ -113,7 +114,7 @@ def lab(folder: Path, before: tuple[str, ...], environ: tuple[dict[str, str], ..
 
 
 def write(cluster: Lab, options: str = "", nodes: int = NODES) -> None:
-    """A ddpctl.yaml for ``nodes`` nodes with one rank each."""
+    """Write a ddpctl.yaml for ``nodes`` nodes with one rank each."""
     cluster.write(options=options)
     path = cluster.folder / "ddpctl.yaml"
     path.write_text(path.read_text().replace("nodes: 2, gpus: 2", f"nodes: {nodes}, gpus: 1, port: {PORT}"))
@@ -121,7 +122,7 @@ def write(cluster: Lab, options: str = "", nodes: int = NODES) -> None:
 
 @contextlib.contextmanager
 def quota(pid: int, share: float) -> Iterator[None]:
-    """A cgroup for a process, and what it starts, with so much of one core."""
+    """Limit a process and its children to this share of one core, with a cgroup."""
     root = Path("/sys/fs/cgroup")
     first = root / "cpu" if (root / "cpu").is_dir() else root
     group = first / f"ddpctl-doctor-{os.getpid()}"
@@ -148,19 +149,19 @@ def quota(pid: int, share: float) -> Iterator[None]:
 
 
 def small_mtu(cluster: Lab, node: int) -> None:
-    """MTU 1400 on the switch's side of a node's link; the node itself has 1500."""
+    """Set the MTU to 1400 on the switch's side of a node's link. The node's own side keeps 1500."""
     machine = cluster.machines[node]
     ip("-n", machine.switch, "link", "set", machine.port, "mtu", "1400")
 
 
 def loopback_name(cluster: Lab, node: int) -> None:
-    """On ``node`` the name of the first machine is an address of the loopback."""
+    """Make the name of the first machine resolve to a loopback address on ``node``."""
     names = "".join(f"{one.address} {one.name}\n" for one in cluster.machines[1:])
     cluster.machines[node].write_hosts(f"127.0.0.1 {cluster.machines[0].name}\n{names}")
 
 
 def slow_link(cluster: Lab, a: int, b: int) -> None:
-    """40 Mbit/s from one node to another."""
+    """Limit the link from node ``a`` to node ``b`` to 40 Mbit/s."""
     to_b = f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {cluster.machines[b].address}/32 flowid 1:2"
     for line in (*SLOW_LINK, to_b):
         argv = ["ip", "netns", "exec", cluster.machines[a].namespace, "tc", *line.split()]
@@ -168,7 +169,7 @@ def slow_link(cluster: Lab, a: int, b: int) -> None:
 
 
 def examine(cluster: Lab, *words: str) -> dict[str, Any]:
-    """The JSON of a check, which has a result."""
+    """Run a ``ddpctl`` command and return its JSON. It must contain a result."""
     done = cluster.ddpctl(*(words or ("doctor",)), "--json", timeout=TIMEOUT_S)
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -177,7 +178,7 @@ def examine(cluster: Lab, *words: str) -> dict[str, Any]:
 
 
 def bad_places(result: dict[str, Any]) -> set[Place]:
-    """Each node and check that is bad; of a bench the slow nodes and links."""
+    """Return each pair of a node and a check that is bad or, for a bench, the slow nodes and links."""
     if result["check"] == "bench":
         return {(members[0], "slow " + "-".join(map(str, members))) for members in result["slow"]}
     return {(one["node"], one["check"]) for one in result["results"] if one["status"] == "bad"}
@@ -189,7 +190,7 @@ def no_effect(_: Lab) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault, and where it must be found. The functions get the folder of the lab, or the lab."""
+    """A fault, and the places where it must be found. Its functions get the folder of the lab, or the lab itself."""
 
     title: str
     place: Place
@@ -238,7 +239,7 @@ FAULTS = (
 
 
 def run(fault: Fault, folder: Path) -> dict[str, Any]:
-    """Plant one fault and return what the check has found."""
+    """Inject one fault, run the check and return its result."""
     node = fault.place[0]
     (folder / "checkpoints").mkdir()
     before, environ = [""] * NODES, [dict[str, str]() for _ in range(NODES)]

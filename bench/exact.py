@@ -1,13 +1,15 @@
-"""Trainings that are killed or stopped, and then continued: do they end with the weights of an undisturbed training?
+"""Check that trainings that are killed or stopped, and then continued, end with the weights of an undisturbed training.
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
-Everything runs with --deterministic on gloo. Each row trains twice on as many ranks: undisturbed, and with a rank that
-gets signals at chosen moments (exact_rank.py). A rank killed by SIGKILL is started again by ddprun, or by the same
-command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop, and the same command continues.
---rows: the rows whose title this regular expression finds. --random N: besides, N runs of ``ddpctl launch --nodes 2
---gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment.
---write puts the table into docs/faults.md. Ends with 1 if any weights differ.
+All trainings run with --deterministic and gloo. Each row trains twice on the same number of ranks: once undisturbed,
+and once with a rank that gets signals at chosen moments (exact_rank.py). After a SIGKILL, ddprun starts the rank again,
+or the same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save and stop, and
+the same command is run again.
+
+--rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
+--gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment. --write
+puts the table into docs/faults.md. The exit code is 1 if any weights differ.
 """
 
 import functools
@@ -39,14 +41,16 @@ SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.0
 
 
 def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tuple[str, ...]:
-    """A training on images that are made from the seed, with ``steps`` steps per epoch."""
+    """Return ddptrain's options for a training on generated images, with ``steps`` steps per epoch."""
     size = (f"--synthetic-shape={shape}", f"--synthetic-samples={steps * batch}", f"--batch-size={batch}")
     return (*SYNTHETIC, *size, *options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One training, the signals that it gets (see exact_rank.py; R is the last rank), and what continues it."""
+    """A training, the signals that it gets, and how it is continued. In the signals (exact_rank.py), R is the last
+    rank.
+    """
 
     group: str
     title: str
@@ -137,7 +141,7 @@ ROWS = (
 
 
 def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Run one start of a training. Return its exit code and output. End the benchmark at any other code."""
+    """Start a training once. Return its exit code and output. End the benchmark if the code is not in ``codes``."""
     environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
     done = subprocess.run(
         command,
@@ -155,19 +159,23 @@ def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tup
 
 
 def weights(text: str) -> str:
-    """The hash of the final weights in the output of a training."""
+    """Return the hash of the final weights in the output of a training."""
     return re.findall(r"weights sha256 ([0-9a-f]{16})", text)[-1]
 
 
 def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
-    """Stop a training of DIGITS, on ranks of one ddprun, in step 37. Return the folder of its checkpoints."""
+    """Start a training with the options DIGITS on one node, and stop it in step 37. Return the folder of its
+    checkpoints.
+    """
     how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
     started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
     return folder / "run" / "checkpoints"
 
 
 def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
-    """Train to the end, continuing as the row says. Return the hash of the weights and the number of starts."""
+    """Train to the end, and continue after each signal as the row says. Return the weights' hash and the number of
+    starts.
+    """
     nodes, here = row.ranks
     given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
     script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
@@ -193,13 +201,13 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
     assert happened == sorted(event.rpartition("@")[0] for event in events), (happened, text)
     resumed = text.count("continuing at step")
     if not resumed and events and "KILL@step:1@R" not in events:
-        sys.exit(f"exact.py: {row.title}: no checkpoint was gone on from:\n{text}")
+        sys.exit(f"exact.py: {row.title}: the training continued from no checkpoint:\n{text}")
     return weights(text), resumed + 1
 
 
 @functools.cache
 def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
-    """The weights of a training that gets no signal."""
+    """Return the hash of the weights of a training that gets no signal."""
     with tempfile.TemporaryDirectory() as folder:
         row = Row(group="", title="undisturbed", events=(), ranks=ranks, options=options)
         return train(row, Path(folder), ())[0]
@@ -215,7 +223,9 @@ LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
 
 
 def launched(folder: Path, kill_after: int | None = None) -> str:
-    """The weights of a ``ddpctl launch`` on 2 x 2 ranks. One rank is killed after step ``kill_after`` of rank 0."""
+    """Run ``ddpctl launch`` on 2 nodes x 2 ranks and return the hash of the weights.
+
+    One rank is killed when rank 0 has finished step ``kill_after``."""
     place = ["--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "x"]
     command = [sys.executable, "-m", "ddpctl", "launch", *place]
     environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
@@ -239,7 +249,9 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
 
 
 def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """For each launch the step at which a rank was killed and the final weights. The first launch is undisturbed."""
+    """Return, for each launch, the step at which a rank was killed and the final weights. The first launch is
+    undisturbed.
+    """
     dice = random.Random(seed)  # noqa: S311
     # Of 540 steps: a kill in the last ones could come too late.
     found = []

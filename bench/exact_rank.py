@@ -3,10 +3,10 @@
     exact_rank.py FOLDER SIGNAL@MOMENT:NUMBER@RANK ... -- OPTIONS OF ddptrain
 
     step:N        in step N, between the all-reduce of the gradients and the update of the weights
-    saved:N       in step N, as above, once a checkpoint is whole: a busy disk may take more than a few steps
+    saved:N       in step N, as above, after waiting until a checkpoint is complete
     evaluation:N  in the N-th evaluation of a process
-    data:N        when the data of the checkpoint of step N is written, and its manifest is not (rank 0 writes)
-    manifest:N    when that manifest has its name, and the data does not have its own yet
+    data:N        when rank 0 has written the data of the checkpoint of step N, but not its manifest
+    manifest:N    when that manifest has its final name, but the data does not have its final name yet
 
 A file in FOLDER records each signal, so that it is not sent again.
 """
@@ -30,7 +30,7 @@ SAVED_S = 120.0
 def patch(
     owner: object, name: str, *, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
 ):
-    """Replace a function by one that makes these calls, with its arguments, before and after it."""
+    """Replace a function with one that also calls ``before`` and ``after``, with the same arguments."""
     function = getattr(owner, name)
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def patch(
 
 
 def wait_for_checkpoint(moment: str) -> None:
-    """Wait until a checkpoint is whole, if ``moment`` asks for one."""
+    """Wait until a checkpoint is complete, if ``moment`` requires one."""
     folder, deadline = Path(os.environ["DDP_CHECKPOINT_DIR"]), time.monotonic() + SAVED_S
     while moment.startswith("saved:") and not any(
         checkpoint.manifest_path(path).exists() for path in folder.glob("step-*.pt")

@@ -1,10 +1,10 @@
-"""How many causes ``ddpctl explain`` names, and whether it blames a rank of a healthy run.
+"""Count the causes that ``ddpctl explain`` names, and check that it names no rank of a healthy run.
 
     python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
-Each case is a launch of a script of bench/explain_cases with 4 ranks on this machine and one injected cause. The cases
-of explain_cases/nodes.py have 2 ranks on each of two machines made of network namespaces, and need root. CAUSES was
-written before the code that names the causes. NOT_INJECTED has what could not be injected here.
+Each case launches a script of bench/explain_cases with 4 ranks on this machine and injects one cause. The cases of
+explain_cases/nodes.py run on two machines made of network namespaces, with 2 ranks each, and need root. CAUSES, the
+expected results, was written before the code that names the causes. NOT_INJECTED lists causes that were not tested.
 
 Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. The counts follow.
 """
@@ -119,7 +119,7 @@ ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer:{ROOT}/bench"}
 
 @contextlib.contextmanager
 def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """Start 4 ranks on this machine; what is yielded does nothing, as the script injects the cause itself."""
+    """Start 4 ranks on this machine. Yield a function that does nothing: the script injects the cause itself."""
     options = ["--standalone", "--nproc-per-node", "4", "--max-restarts", "0", "--grace", "1"]
     options += ["--run-dir", str(folder / "run")]
     command = [sys.executable, "-P", "-m", "ddprun", *options, str(nodes.CASE_FILES[name]), name]
@@ -132,7 +132,7 @@ def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def wait_until_started(run: Path, ranks_met: int) -> None:
-    """Until that many of its ranks begin to meet, or the run has ended."""
+    """Wait until ``ranks_met`` ranks have started their rendezvous, or until the run has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = [*run.glob("node-*/outcome.json")]
@@ -159,7 +159,7 @@ def judge(name: str, found: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the same ranks with torchrun, with a short time-out of their group, and dumps of the flight recorder."""
+    """Start the same ranks with torchrun, with a short time-out of the process group and with flight recorder dumps."""
     folder.mkdir()
     env = ENV | {
         "EXPLAIN_TIMEOUT_S": str(GROUP_TIMEOUT_S),

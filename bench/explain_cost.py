@@ -1,13 +1,15 @@
-"""What it costs a step that ``ddpctl explain`` can ask a rank: the thread that answers, and torch's flight recorder.
+"""Measure what ``ddpctl explain`` costs in each step: the thread in each rank that answers, and torch's flight
+recorder.
 
     python bench/explain_cost.py [--pairs 30] [--steps 800] [--recorded-steps 3000] [--json FILE]
 
-A pair is two launches of a plain DistributedDataParallel script with 2 gloo ranks under ddprun, once as it is and once
-without both, in reversed order in every second pair. Steady steps are measured in the ranks: CPU time of a step, of
-both ranks, and the median of rank 0's wall time. Wants an idle machine. The exit code is 1 if the 95 % interval of a
-ratio (bootstrap of the pairs' mean) ends above the goal of 1.02.
+A pair consists of two launches of a plain DistributedDataParallel script with 2 gloo ranks under ddprun: one with the
+thread and the flight recorder, one without. Every second pair runs in reversed order. The ranks measure steps after a
+warm-up: the CPU time of a step on both ranks, and the median wall time on rank 0. Needs an idle machine. The exit code
+is 1 if the 95 % interval of a ratio (bootstrap of the pairs' mean) ends above the goal of 1.02.
 
-With --recorded-steps at last, without a goal: steps while ``ddpctl profile`` records, and while the trace is written.
+With --recorded-steps, steps are also measured while ``ddpctl profile`` records, and while the trace is written. There
+is no goal for these.
 """
 
 import json
@@ -27,7 +29,7 @@ WITH, WITHOUT = "with", "without"
 
 
 def launch(way: str, steps: int) -> list[dict[str, float]]:
-    """What each rank has measured, in seconds."""
+    """Launch a training and return what each rank has measured, in seconds."""
     environ = measuring.clean_environ("TORCH_") | {"OMP_NUM_THREADS": "1"}
     environ |= {"TORCH_FR_BUFFER_SIZE": "0"} if way == WITHOUT else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -40,13 +42,13 @@ def launch(way: str, steps: int) -> list[dict[str, float]]:
 
 
 def step(way: str, steps: int) -> dict[str, float]:
-    """Seconds of a step: CPU time of both ranks, wall time of rank 0."""
+    """Return the seconds of a step: CPU time of both ranks, wall time of rank 0."""
     ranks = launch(way, steps)
     return {"cpu": sum(rank["cpu"] for rank in ranks), "wall": ranks[0]["wall"]}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean: percentiles of resampled means."""
+    """Return the 95 % interval of the mean: percentiles of the means of resampled values."""
     draw = random.Random(0)  # noqa: S311
     means = sorted(statistics.fmean(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]

@@ -1,10 +1,11 @@
-"""What faults do to a training of two machines x two ranks, with real processes and real signals.
+"""Measure the effects of faults on a training on two machines x two ranks, with real processes and real signals.
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-prints a table; --write puts it into docs/faults.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
-their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on
-Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
+prints a table. --write puts it into docs/faults.md. Rows 1, 3 and 4 run --times times (59 times with --long), spread
+over their variants, and each other row once. With --torchrun, rows 1, 3, 9 and 15 also run once with unmodified
+torchrun. Needs root on Linux, because the machines are network namespaces. The exit code is 1 if any result of ddprun
+is not as expected.
 """
 
 import json
@@ -33,7 +34,7 @@ HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps los
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The result of one fault, and what was wrong with it."""
+    """The result of one fault, and its differences from what is expected."""
 
     row: Row
     launcher: str
@@ -42,7 +43,7 @@ class Tried:
 
 
 def times(row: Row, asked: int) -> int:
-    """How often a way is tried: the ways of one row share the number of tries of the row."""
+    """Return how often a variant of a fault is tried. The variants of one row share the number of tries of the row."""
     ways = sum(other.number == row.number for other in ROWS)
     return math.ceil(asked / ways) if row.number in REPEATED else 1
 
@@ -63,7 +64,7 @@ def said(value: float | None) -> str:
 
 
 def both(values: Sequence[float | None], form: str = ".2f") -> str:
-    """The median and the highest value, or the only value."""
+    """Return the median and the highest value, or the only value."""
     found = [value for value in values if value is not None]
     if not found:
         return "-"
@@ -73,7 +74,7 @@ def both(values: Sequence[float | None], form: str = ".2f") -> str:
 
 
 def line(tries: Sequence[Tried]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     row, result = tries[0].row, [tried.result for tried in tries]
     cells = [
         str(row.number),
@@ -89,7 +90,7 @@ def line(tries: Sequence[Tried]) -> str:
 
 
 def beside(tried: Tried) -> str:
-    """A row of torchrun's table. It is not judged."""
+    """Return a row of torchrun's table. The row is not compared with what is expected."""
     result = tried.result
     again = f"not within {LIMIT_S:g} s" if result.timed_out else said(result.again_s)
     cells = [
@@ -126,7 +127,7 @@ def as_dict(tried: Tried) -> dict[str, object]:
 
 
 def read(path: Path) -> list[Tried]:
-    """The results of an earlier call."""
+    """Return the results of an earlier call."""
     rows = {row.title: row for row in ROWS}
     return [
         Tried(

@@ -1,4 +1,6 @@
-"""A DDP training of random data: each rank writes a file DIR/ATTEMPT.RANK after its first step, and continues."""
+"""A DDP training of random data: each rank writes the file DIR/ATTEMPT.RANK after its first step and continues to
+train.
+"""
 
 import os
 import sys

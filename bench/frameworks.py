@@ -1,4 +1,4 @@
-"""The same training with Fabric, accelerate and Lightning, as their guides show it; in float32 and in their bf16."""
+"""The same training with Fabric, accelerate and Lightning, written as in their guides, in float32 and in bf16."""
 
 import logging
 import os
@@ -69,7 +69,9 @@ def accelerate(setting: Setting, *, bf16: bool) -> Steps:
 
 
 class Paused:
-    """Lightning cannot be asked for single steps. So the time that it takes to set up a fit is subtracted."""
+    """A Lightning training. Lightning cannot run single steps, so the time that it takes to set up ``fit`` is
+    subtracted.
+    """
 
     def __init__(self) -> None:
         self.overhead_s = 0.0

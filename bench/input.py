@@ -1,10 +1,10 @@
-"""What the input of an image costs: crop, flip and normalise, with one thread, in turns.
+"""Measure the time to prepare an image (crop, flip, normalise) with one thread, in turns.
 
     python bench/input.py [--rounds 5] [--seconds 1] [--device cpu] [--json FILE]
 
-The ways: PIL with one sample at a time, as in the tutorials; torchvision's v2 transforms on tensors; ddptrain's
-batches. Prints microseconds of CPU time per image (of GPU time for ddptrain with --device cuda). Goal: PIL takes at
-least 15 times as long as ddptrain.
+Three ways are compared: PIL with one sample at a time, as in the tutorials; torchvision's v2 transforms on tensors; and
+ddptrain's batches. Prints microseconds of CPU time per image (with --device cuda, of GPU time for ddptrain). Goal: PIL
+takes at least 15 times as long as ddptrain.
 """
 
 import time
@@ -63,7 +63,7 @@ def ours(device: torch.device, *arguments: str):
 
 
 def timed(ready, count: int, device: torch.device) -> float:
-    """Seconds of so many batches."""
+    """Return the seconds that ``count`` batches take."""
     if device.type == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()

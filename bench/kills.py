@@ -1,15 +1,22 @@
-"""What SIGKILLs cost: ddptrain on several ranks under ddprun, of which one is killed repeatedly at random steps.
+"""Measure the cost of SIGKILLs: ddprun runs ddptrain on several ranks, and random ranks are killed at random steps.
 
 Compares the final weights with those of an undisturbed run, and counts the repeated steps.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
     python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 if the weights differ. --soak: a training that takes about so many seconds undisturbed. It saves a
-checkpoint every 2 s, and one of its ranks is killed every 20 s. The exit code is 1 unless it finishes, has an effective
-training time ratio of 0.6 or more (the time of its steps undisturbed, divided by the time since its first step), and
-at its end has no more open files and continues after a kill about as soon as at first. The ratio is meaningful only on
-an idle machine.
+The exit code is 1 if the weights differ.
+
+--soak S: run a training that takes about S seconds if undisturbed. It saves a checkpoint every 2 s, and one of its
+ranks is killed every 20 s. The exit code is 0 only if all of this is true:
+
+- the training finishes
+- its effective training time ratio is at least 0.6: the time that its steps take undisturbed, divided by the time since
+  its first step
+- it has no more open files at the end than at the beginning
+- it continues after the last kills about as soon as after the first ones
+
+The ratio is meaningful only on an idle machine.
 """
 
 import os
@@ -58,7 +65,7 @@ class Run:
         return False
 
     def step(self) -> int:
-        """The last step of rank 0 in the current attempt."""
+        """Return the last step of rank 0 in the current attempt."""
         beat = read_beat(self.node / rank_heartbeat(0))
         return beat.step if beat else 0
 
@@ -83,7 +90,9 @@ class Run:
 
 
 def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> list[tuple[int, int]]:
-    """Kill a random rank ``kills`` times, in a random step of each part of the run. Return the steps and the ranks."""
+    """Divide the run into ``kills`` parts, and kill a random rank in a random step of each part.
+
+    Return the step and the rank of each kill."""
     done: list[tuple[int, int]] = []
     for number in range(kills):
         low, high = (num_steps * at // kills for at in (number, number + 1))
@@ -99,7 +108,7 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
 
 
 def open_files(pid: int) -> int:
-    """The number of open files of a ddprun and of its first child, which forks the ranks."""
+    """Return the number of open files of a ddprun and of its first child, which forks the ranks."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
 

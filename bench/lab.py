@@ -1,6 +1,7 @@
 """Machines made of network namespaces, each with an address, a hostname and a hosts file. Needs root on Linux.
 
-They hang on a bridge in a namespace of its own, so that a host's firewall rules for bridges do not reach them.
+The machines are connected by a bridge in a separate namespace, so that the host's firewall rules for bridges do not
+apply to them.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ class Machine:
     port: str  # of the switch, where its cable is
 
     def command(self, *argv: str) -> list[str]:
-        """The command that runs ``argv`` on this machine."""
+        """Return the command that runs ``argv`` on this machine."""
         return [
             "ip",
             "netns",
@@ -56,15 +57,15 @@ class Machine:
         ip("-n", self.namespace, *arguments)
 
     def cut(self) -> None:
-        """Set its link down: packets are lost, and no connection is closed."""
+        """Set the link of this machine down. Packets are lost, but no connection is closed."""
         ip("-n", self.switch, "link", "set", self.port, "down")
 
     def plug_in(self) -> None:
-        """Set its link up again."""
+        """Set the link of this machine up again."""
         ip("-n", self.switch, "link", "set", self.port, "up")
 
     def pids(self) -> tuple[int, ...]:
-        """The processes on this machine."""
+        """Return the pids of the processes on this machine."""
         return pids(self.namespace)
 
     def kill(self) -> None:
@@ -108,7 +109,7 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
 
 
 def pids(namespace: str) -> tuple[int, ...]:
-    """The processes of a namespace, or none if it does not exist."""
+    """Return the pids of the processes in a namespace. If it does not exist, return an empty tuple."""
     command = ["ip", "netns", "pids", namespace]
     done = subprocess.run(command, check=False, timeout=10, capture_output=True, text=True)
     return tuple(map(int, done.stdout.split()))

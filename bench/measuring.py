@@ -1,4 +1,4 @@
-"""The steps that several benchmarks share: options, turns, waiting, the line about the machine, spreads, results."""
+"""Functions that several benchmarks share: options, turns, waiting, facts about the machine, tables and results."""
 
 import argparse
 import json
@@ -17,17 +17,17 @@ TABLE_END = "<!-- end -->\n"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the docstring of a benchmark."""
+    """Return a parser whose help is the docstring of a benchmark."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def clean_environ(*prefixes: str) -> dict[str, str]:
-    """This process's environment without the variables of a launcher, and without those that begin with a prefix."""
+    """Return this process's environment without a launcher's variables and without names that begin with a prefix."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that is free now."""
+    """Return a TCP port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -44,29 +44,31 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float, 
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: not within {timeout_s:g} s")
+            raise SystemExit(f"{what}: did not happen within {timeout_s:g} s")
         time.sleep(pause_s)
 
 
 def machine() -> str:
-    """The cores, the version of torch, and the load of this machine."""
+    """Return the cores, the version of torch, and the load of this machine."""
     version, load = metadata.version("torch"), os.getloadavg()[0]
     return f"{os.cpu_count()} cores ({platform.machine()}), torch {version}, load {load:.1f}"
 
 
 def head(title: str, width: int, cell: int) -> str:
-    """The first line of a table whose lines are made by ``row``."""
+    """Return the first line of a table whose lines are made by ``row``."""
     return f"{title:{width}}{'median':>{cell}}{'min':>{cell}}{'max':>{cell}}{'n':>4}"
 
 
 def row(name: str, values: Sequence[float], width: int, form: str) -> str:
-    """A name, and the median, minimum, maximum and number of the values. ``form`` is the format of a number."""
+    """Return a line with a name and the median, minimum, maximum and number of the values.
+
+    ``form`` is the format of a number."""
     cells = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
     return f"{name:{width}}{''.join(cells)}{len(values):4}"
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """The median of the ratios of two values of the same round."""
+    """Return the median of the ratios. Each ratio divides a value by the baseline of the same round."""
     return statistics.median(one / other for one, other in zip(values, baseline, strict=True))
 
 

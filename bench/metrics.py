@@ -1,4 +1,4 @@
-"""What metrics cost: in a step, for a scrape, and in a training that is scraped a hundred times a second.
+"""Measure the cost of metrics: in a step, for a scrape, and in a training with a hundred scrapes a second.
 
     python bench/metrics.py
 
@@ -27,7 +27,7 @@ START_S = 300.0
 
 
 def rank(number: int, size: int, port: int) -> None:
-    """One rank of a training of empty steps, with all callbacks. It prints microseconds per step."""
+    """Run one rank of a training in which steps only call the callbacks. Print microseconds per step."""
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def rank(number: int, size: int, port: int) -> None:
 
 
 def a_step(size: int = 2) -> dict[str, float]:
-    """Microseconds of CPU time per step, of the slowest rank."""
+    """Return the CPU time of a step on the slowest rank, in microseconds."""
     with tempfile.TemporaryDirectory() as folder:
         processes, port = [], measuring.free_port()
         for number in range(size):
@@ -108,7 +108,9 @@ metrics.flush()
 
 
 def a_scrape() -> tuple[dict[str, int], float, float]:
-    """Series by rank ("": the node's own), and milliseconds of a scrape of a node of 8 ranks: median, slowest."""
+    """Return the number of series of each rank, and the median and slowest time of a scrape in milliseconds.
+
+    The node has 8 ranks. The key "" has the node's own series."""
     from prometheus_client import CollectorRegistry
 
     from ddprun import host_metrics
@@ -127,7 +129,7 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
         url = f"http://127.0.0.1:{node_metrics.serve_registry(registry, '127.0.0.1', 0)}/metrics"
         times = []
         for _ in range(SCRAPES):
-            time.sleep(node_metrics.CACHE_S + 0.01)  # else it is the last one's answer
+            time.sleep(node_metrics.CACHE_S + 0.01)  # otherwise the cached response is sent again
             began = time.perf_counter()
             text = get(url)
             times.append(1e3 * (time.perf_counter() - began))
@@ -143,11 +145,11 @@ def get(url: str) -> str:
 
 
 def crowd(url: str, until: float) -> int:
-    """Make a hundred scrapes at once each second, and one that hangs. Return how many were answered."""
+    """Make a hundred scrapes at once every second, and leave one request incomplete. Return how many were answered."""
     host, port = url.split("/")[2].split(":")
     answered = []
     with socket.create_connection((host, int(port))) as hanging:
-        hanging.send(b"GET /metrics HTTP/1.1\r\n")  # and no more
+        hanging.send(b"GET /metrics HTTP/1.1\r\n")  # an incomplete request
         while time.monotonic() < until:
             threads = [threading.Thread(target=lambda: answered.append(get(url))) for _ in range(CROWD)]
             for thread in threads:
@@ -159,7 +161,7 @@ def crowd(url: str, until: float) -> int:
 
 
 def steps_of(url: str) -> tuple[float, float]:
-    """Seconds and number of the steps of rank 0 until now."""
+    """Return the total duration in seconds, and the number, of rank 0's steps so far."""
     values = dict(line.rsplit(" ", 1) for line in get(url).splitlines() if line.startswith("ddp_step_duration"))
     return (
         float(values['ddp_step_duration_seconds_sum{rank="0"}']),
@@ -168,7 +170,9 @@ def steps_of(url: str) -> tuple[float, float]:
 
 
 def a_crowd() -> tuple[list[float], list[float], int]:
-    """Milliseconds per step in windows without and with a crowd, in turns; and the number of answered scrapes."""
+    """Return milliseconds per step without scrapes, the same with scrapes, and the number of answered scrapes.
+
+    Time windows without scrapes and with scrapes take turns."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ddprun", "--run-dir", folder, "-m", "ddptrain", "--epochs=100000"]
         environ = os.environ | {"OMP_NUM_THREADS": "1", "DDP_DEVICE": "cpu"}
@@ -179,7 +183,7 @@ def a_crowd() -> tuple[list[float], list[float], int]:
             def find_url() -> str:
                 return (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
 
-            measuring.wait_until(find_url, "an address of metrics", timeout_s=START_S, pause_s=0.2)
+            measuring.wait_until(find_url, "a metrics address", timeout_s=START_S, pause_s=0.2)
             url = find_url()
             measuring.wait_until(
                 lambda: "ddp_eval_accuracy_ratio{" in get(url), "an evaluation", timeout_s=START_S, pause_s=0.5
@@ -193,7 +197,7 @@ def a_crowd() -> tuple[list[float], list[float], int]:
                     answered += crowd(url, time.monotonic() + WINDOW_S)
                 else:
                     time.sleep(WINDOW_S)
-                time.sleep(1)  # what is counted is written twice a second
+                time.sleep(1)  # the counters are written twice a second
                 after = steps_of(url)
                 times[window % 2].append(1e3 * (after[0] - before[0]) / (after[1] - before[1]))
             return times[0], times[1], answered

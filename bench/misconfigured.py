@@ -1,11 +1,12 @@
-"""What ddprun reports, and how soon, if a job of two machines is set up wrongly; with --torchrun also torchrun.
+"""Measure what ddprun reports, and after how long, if a job on two machines is set up wrongly.
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
-prints a table; --write puts it into docs/faults.md. Needs root on Linux: the machines are network namespaces.
+prints a table. --write puts it into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux, because the
+machines are network namespaces.
 
-The numbers mean something on a machine that does nothing else. Where that is to be had for minutes only, --results
-keeps what was measured, and leaves it as it is from then on, and --for ends a piece of the work:
+Needs an idle machine. If the machine is idle only for minutes at a time, split the work: --results keeps the results in
+a file, so that nothing is measured again, and --for stops after S seconds:
 
     until QUIETLY python bench/misconfigured.py --torchrun --results FILE --for 100; do sleep 1; done
     python bench/misconfigured.py --torchrun --results FILE --write
@@ -34,7 +35,7 @@ UNFINISHED = 75
 
 
 class Results:
-    """The results of each title by launcher, and how long an import of torch took in the meantime."""
+    """The results of each case by launcher, and how long importing torch took during the measurements."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -65,7 +66,7 @@ class Results:
 
 
 def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float) -> bool:
-    """Measure the missing results. Return whether all are there; False: the time was over before."""
+    """Measure the missing results. Return False if ``for_s`` seconds have passed before all are measured."""
     deadline = time.monotonic() + for_s
     missing = [case for case in cases if not results.of(case.title, "ddprun")]
     if missing:
@@ -126,7 +127,7 @@ def main() -> None:
     cases = [case for case in CASES if not args.titles or case.title in args.titles]
     results = Results(args.results)
     if not measure(results, cases, torchrun=args.torchrun, for_s=args.for_s):
-        print("the time is over; some rows are still to be measured", file=sys.stderr)
+        print("the time of --for is over; some rows are not measured yet", file=sys.stderr)
         sys.exit(UNFINISHED)
     text = table(results, cases)
     print(text)

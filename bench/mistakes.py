@@ -1,4 +1,4 @@
-"""Ways to set up a job of two machines wrongly: the commands and scripts of each node."""
+"""Mistakes in the setup of a job on two machines, with the commands and scripts of each node."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import lab
 
 PORT = "61234"
 JOIN_TIMEOUT_S = 2
-LONGER_S = 10  # than it takes to see that two nodes are alive in one place
+LONGER_S = 10  # longer than ddprun takes to notice two running nodes with the same node rank
 MEETING_S = 60  # for nodes that all join, so that a slow machine does not look like the mistake
 SKEWED = "import time; time.time = lambda real=time.time: real() + 60"
 OLDER = "import torch; torch.__version__ = '2.10.0'"
@@ -26,14 +26,14 @@ class Node:
     nnodes: int = 2
     nproc: int = 1
     image: str = ""
-    startup: str = ""  # Python that runs before all else: a clock, or a build, that only pretends
+    startup: str = ""  # Python code that runs first, such as one that changes the clock or torch's version
     script: str = SCRIPT
     arguments: tuple[str, ...] = ()  # the script's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One mistake. The last node is started last. The message of the node ``speaker`` counts."""
+    """One mistake. The nodes are started in this order. ``speaker`` is the node whose message is recorded."""
 
     title: str
     nodes: tuple[Node, ...]

@@ -1,12 +1,12 @@
-"""The time of an epoch by part: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
+"""Compare the time of an epoch in a notebook: ddpctl.notebook against mp.spawn with DataLoader workers.
 
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
 Both ways train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo
 ranks of one thread each. They take turns, in reversed order each round. mp.spawn starts the tutorial's ranks, and its
 DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours. ddptrain.step_timing measures
-both. The first epoch of each turn does not count. "Not computing" is all but forward, backward and the optimizer: the
-start of workers, input, waiting for the other rank.
+both. The first epoch of each turn does not count. "Not computing" is the time outside forward, backward and the
+optimizer: the start of workers, the input, and waiting for the other rank.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def model_of(shape):
 
 
 def tutorial_rank(rank, port, epochs, images, batch, file):
-    """A rank of the tutorials' way, which mp.spawn calls."""
+    """Train as the tutorials do. mp.spawn calls this on each rank."""
     import torch
     import torch.distributed as dist
     import tutorials
@@ -100,7 +100,7 @@ def tutorial(epochs, images, batch):
 
 
 def ours_rank(epochs, images, batch):
-    """ddptrain's own step on its own input: what every rank of the launch calls."""
+    """Train with ddptrain's step and input. ddpctl.notebook.launch calls this on each rank."""
     import torch
     import torch.distributed as dist
 
@@ -161,7 +161,7 @@ WAYS = {"tutorial": tutorial, "ours": ours}
 
 
 def summary(told):
-    """Seconds an epoch by part, the median of all epochs that count."""
+    """Return the seconds of each part of an epoch: the median of all epochs that count."""
     rows = {part: [sum(epoch.get(name, 0.0) for name in names) for epoch in told] for part, names in PARTS.items()}
     found = {part: statistics.median(values) for part, values in rows.items()}
     found["epoch"] = statistics.median(epoch["epoch"] for epoch in told)

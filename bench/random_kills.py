@@ -1,13 +1,13 @@
-"""Is what ddpctl says true after a random signal? Runs of 2 nodes x 2 ranks, of which one process gets it.
+"""Check what ddpctl reports after a random signal to one process of a run of 2 nodes x 2 ranks.
 
     python bench/random_kills.py [--runs 30] [--seed 0] [--epochs 15] [--limit 180] [--only ROLE] [--json F]
 
 Each run draws from its seed which process gets the signal (ddpctl, its log reader, a ddprun, the process that forks its
-ranks, a rank, a child of a rank), which signal (SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later) and when; some
-are ended by `ddpctl stop` instead. `--seed 7 --runs 1` repeats the run of seed 7. It then waits for the end, and
-compares the exit code of launch, `status --json` and `timeline --json` with what was done. The processes of a run are
-found by a variable in their environment. The exit code is 1 if a statement was false, a process was left, or a launch
-did not end.
+ranks, a rank, a child of a rank), which signal (SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later) and when. Some
+runs are ended by `ddpctl stop` instead. `--seed 7 --runs 1` repeats the run of seed 7. The benchmark waits for the end
+of the run, and compares the exit code of launch, `status --json` and `timeline --json` with what was done. It finds the
+processes of a run by a variable in their environment. The exit code is 1 if ddpctl reported anything false, if a
+process was left, or if a launch did not end.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CONTINUE_S = 12.0  # how long a process is stopped
 START_S = 5.0  # about what a start takes
 CLEAR_S = 15.0  # after the end of launch; nothing of the run may be alive then
 MARK = "RANDOM_KILLS_MARK"
-# The states that status may tell at the end, by role and signal; otherwise it is succeeded.
+# The states that status may report at the end, by role and signal. If none is listed, it must report succeeded.
 ALLOWED = {
     ("rank", "KILL"): {"succeeded"},  # all ranks start again
     ("rank", "TERM"): {"succeeded", "stopped"},  # restarted, or it saved and stopped
@@ -51,7 +51,7 @@ ALLOWED = {
 
 
 def processes(mark: str) -> dict[int, tuple[int, str, str]]:
-    """Pid → parent, state and command of each process that has the mark in its environment."""
+    """Return the parent, state and command, by pid, of each process that has ``mark`` in its environment."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -66,7 +66,7 @@ def processes(mark: str) -> dict[int, tuple[int, str, str]]:
 
 
 def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) -> dict[str, list[int]]:
-    """Role → the pids that have it."""
+    """Return the pids of each role."""
     by_role: dict[str, list[int]] = {role: [] for role in ROLES if role != "stop"}
     for pid, (parent, _, command) in sorted(found.items()):
         if pid == launch:
@@ -88,7 +88,7 @@ def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) 
 
 
 class Run:
-    """One launch, and the answers of the other verbs about it."""
+    """One launch, and the output of other commands about it."""
 
     def __init__(self, root: Path, number: int, args: argparse.Namespace) -> None:
         self.name, self.root, self.limit_s = f"kill{args.seed + number}", root, args.limit
@@ -123,7 +123,7 @@ class Run:
         return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def rank_pids(self) -> dict[int, int]:
-        """Pid → rank, of those that run now."""
+        """Return the rank of each rank process that runs now, by pid."""
         found = {}
         for path in (self.root / "runs" / self.name).glob("node-*/node.json"):
             try:
@@ -133,7 +133,7 @@ class Run:
         return found
 
     def send(self) -> str:
-        """Wait for the moment and send the signal. Return what was done, or an empty text if the run was over."""
+        """Wait for the chosen moment and send the signal. Return what was done, or "" if the run had ended."""
         deadline = time.monotonic() + self.limit_s
         while self.role in ("rank", "child") and not self.rank_pids() and time.monotonic() < deadline:
             time.sleep(0.1)  # the delay counts from their start, however slow this machine is
@@ -159,7 +159,7 @@ class Run:
         return f"SIG{self.signal} to {self.role} {pid}" + (f" (rank {ranks[pid]})" if pid in ranks else "")
 
     def judge(self) -> tuple[str, list[str]]:
-        """Return the line of the run, and what is wrong."""
+        """Return a line about the run, and what ddpctl reported wrongly."""
         began, wrong = time.monotonic(), []
         sent = self.send()
         try:

@@ -1,9 +1,9 @@
-"""Record a terminal: a run of two nodes, a rank that is killed, the restart, and the report.
+"""Record a terminal session: a run on two nodes, the kill of a rank, the restart, and the report.
 
     python bench/recording.py [--svg docs/pictures/launch.svg] [--epochs 6] [--steps 900]
 
-types commands into bash in a pseudo-terminal, as a person does, and writes what the terminal showed as a picture. The
-script is examples/loop_after.py, on CPU ranks. The shell ends with this program.
+types commands into bash in a pseudo-terminal, as a person does, and writes an SVG picture of what the terminal showed.
+The script is examples/loop_after.py, on CPU ranks. The shell ends with this program.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ PROMPT = b"\x1b[1;32m$\x1b[0m "
 
 
 class Terminal:
-    """Bash in a pseudo-terminal, in a folder; ``shown`` is every byte that it wrote."""
+    """A bash in a pseudo-terminal. ``shown`` contains all bytes that the terminal has shown."""
 
     def __init__(self, folder: Path) -> None:
         self.shown = b""
@@ -70,7 +70,7 @@ class Terminal:
 
 
 def record(folder: Path, epochs: int, steps: int) -> bytes:
-    """Return what the terminal showed."""
+    """Run the commands. Return all bytes that the terminal showed."""
     shutil.copy(ROOT / "examples/loop_after.py", folder / "train.py")
     terminal = Terminal(folder)
     script = f"train.py --epochs {epochs} --steps {steps}"
@@ -87,7 +87,7 @@ def record(folder: Path, epochs: int, steps: int) -> bytes:
 
 
 def svg_of(shown: bytes) -> str:
-    """Return the picture; a long line is folded at the last column, as a terminal does."""
+    """Return the picture as SVG. A long line is wrapped at the last column, as in a terminal."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for line in Text.from_ansi(shown.decode().replace("\r\n", "\n")).split("\n"):
         for part in line.divide(range(COLUMNS, len(line), COLUMNS)) or [line]:

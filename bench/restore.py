@@ -1,7 +1,8 @@
-"""How a checkpoint's state reaches the ranks: tensor by tensor, as ddptrain does, and as torch's pickled objects.
+"""Compare two ways to send a checkpoint's state to all ranks: tensor by tensor, as ddptrain does, and as pickled
+objects.
 
-Four gloo ranks on this machine; rank 0 has a state of 1 GiB (a model and Adam's moments). Prints each rank's peak
-memory above its start, and the seconds.
+There are four gloo ranks on this machine. Rank 0 has a state of 1 GiB (a model and Adam's moments). For each rank,
+prints the increase of its peak memory, and the seconds.
 """
 
 import sys
@@ -25,13 +26,13 @@ MIB = 1 << 20
 
 
 def memory_mib(field: str) -> float:
-    """VmHWM (the peak) or VmRSS of this process, proc(5)."""
+    """Return VmHWM (the peak) or VmRSS of this process in MiB, as in proc(5)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) / 1024
 
 
 def state(mib: int) -> dict[str, Any]:
-    """A model of a third of ``mib``, and Adam's two moments of each parameter."""
+    """Return a model of a third of ``mib``, and Adam's two moments of each parameter."""
     tensors = [torch.randn(MIB // 4) for _ in range(mib)]
     parameters, first, second = tensors[::3], tensors[1::3], tensors[2::3]
     moments = {
@@ -42,7 +43,7 @@ def state(mib: int) -> dict[str, Any]:
 
 
 def rank_main(rank: int, how: str, mib: int, store: str) -> None:
-    """One rank: receive the state, and print the memory and the time."""
+    """Run one rank: receive the state, and print the memory and the time."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     info = RankInfo(rank=rank, size=RANKS, local_rank=rank, local_world_size=RANKS)
     parts = state(mib) if rank == 0 else {"model": {}, "optimizer": {}}

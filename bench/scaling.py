@@ -1,9 +1,10 @@
-"""Images/s of real trainings with more ranks, and over slow networks.
+"""Measure the images/s of real trainings with more ranks, and over slow networks.
 
     python bench/scaling.py [--ranks 1,2,4] [--links none,1gbit,100mbit] [--options all] [--rounds 3] [--json FILE]
 
-First on the loopback, with 1, 2 and 4 ranks. Then (as root) with two ranks on two machines made of network namespaces.
-A token bucket limits their link in both directions. Each of DDP's options takes its turn, in reversed order each round.
+The first table is for 1, 2 and 4 ranks on the loopback. The second (as root) is for two ranks on two machines made of
+network namespaces, with a token bucket that limits their link in both directions. The options of DDP take turns, in
+reversed order each round.
 The model is ResNet-18 (45 MB of gradients) on small images, so that the link matters.
 """
 
@@ -36,14 +37,14 @@ RANK = Path(__file__).with_name("scaling_rank.py")
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """The command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
+    """Return the command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
     images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
     return [sys.executable, str(RANK), str(steps), *images, *how]
 
 
 def rate(commands: list[list[str]]) -> float:
-    """Run these ranks. Return their images/s together."""
+    """Run these ranks. Return the sum of their images/s."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
     ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
@@ -58,7 +59,7 @@ def rate(commands: list[list[str]]) -> float:
 
 
 def on_loopback(size: int, steps: int) -> float:
-    """Images/s of ``size`` ranks on this machine."""
+    """Return the images/s of ``size`` ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
         return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
@@ -81,14 +82,14 @@ def limited(pair: tuple[Machine, ...], link: str):
 
 
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
-    """Images/s of two ranks, one on each machine."""
+    """Return the images/s of two ranks, one on each machine."""
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
     here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
     return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
 
 
 def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Rates by link and options; the order of the options is reversed each round."""
+    """Return the rates by link and options. Each round reverses the order of the options."""
     links: dict[str, dict[str, list[float]]] = {link: {name: [] for name in args.options} for link in args.links}
     with machines(2, prefix="scale") as pair:
         for link, rates in links.items():
@@ -99,7 +100,7 @@ def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
 
 
 def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
-    """The lines of the tables."""
+    """Return the lines of the tables."""
     lines = [measuring.head("ranks on the loopback, images/s", 38, 8)] if sizes else []
     for size, values in sizes.items():
         lines.append(measuring.row(f"{size}", values, 38, "8.1f"))

@@ -1,4 +1,4 @@
-"""A rank of bench/scaling.py: ddptrain's steps alone, without an evaluation and a checkpoint; prints images/s.
+"""A rank of bench/scaling.py: runs ddptrain's steps without evaluations and checkpoints, and prints images/s.
 
 python bench/scaling_rank.py STEPS OPTIONS_OF_DDPTRAIN...
 """

@@ -1,9 +1,9 @@
-"""SIGTERM to a ddprun of two ranks of ddptrain at random moments of start-up and training.
+"""Send SIGTERM to a ddprun with two ddptrain ranks, at random moments of the start and the training.
 
     python bench/signals.py [--moments 50] [--seed 0]
 
-Each time the exit code must be 143, no process may be left, and the end must come within the grace and 5 s. Prints one
-line for each moment. The exit code is 1 if one of them went wrong.
+Each time, the exit code must be 143, no process may be left, and ddprun must end within the grace period plus 5 s.
+Prints one line for each moment. The exit code is 1 if any of this was not the case.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ START_TIMEOUT_S = 180.0
 
 
 def start(run_dir: Path) -> subprocess.Popen[bytes]:
-    """Start a training that is longer than the benchmark."""
+    """Start a training that takes longer than the benchmark."""
     place = ["--nproc-per-node", "2", "--grace", str(GRACE_S), "--run-dir", str(run_dir)]
     return subprocess.Popen(
         [sys.executable, "-m", "ddprun", *place, "-m", "ddptrain", "--epochs", "100000"],
@@ -54,7 +54,7 @@ def phase(run_dir: Path) -> str:
 
 
 def left(run_dir: Path) -> list[int]:
-    """The processes whose environment has the run's folder."""
+    """Return the pids of the processes that have the run's folder in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

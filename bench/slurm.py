@@ -1,12 +1,15 @@
-"""The target slurm on a real cluster of namespaces (tests/cluster/slurm_lab.py: root on Linux, slurm-wlm, munge).
+"""Test the target slurm on a Slurm cluster of namespaces (tests/cluster/slurm_lab.py). Needs root, slurm-wlm and munge.
 
-    python bench/slurm.py start [--repeats 3]      from sbatch to the first step of 2 nodes x 2 ranks: a rendered script
-                                                   against one written by hand around srun torchrun, interleaved
+    python bench/slurm.py start [--repeats 3]      measures the time from sbatch to the first step of 2 nodes x
+                                                   2 ranks: a rendered script and a handwritten one, which
+                                                   calls srun torchrun, take turns
     python bench/slurm.py scripts [--number 10000] [--checked 200]
-                                                   generated configurations: bash -n for all; shellcheck (its
-                                                   warnings), sbatch --test-only for some; what escapes leaves a file
+                                                   checks generated scripts: all with bash -n, some with
+                                                   shellcheck and sbatch --test-only; a text that a shell runs
+                                                   because it is not quoted leaves a file
 
-Goals: ratio at most 1.05; nothing refused, nothing escaped. The exit code of `start` is 0 whatever the numbers are.
+Goals: the ratio is at most 1.05, no script is refused, and no such file exists. The exit code of `start` is 0 whatever
+the numbers are.
 """
 
 import os
@@ -34,7 +37,7 @@ from ddpctl.targets.slurm.batch_script import render_script  # noqa: E402
 WORLD = range(4)
 LIMIT_S = 120.0
 FIRST_STEP = str(ROOT / "bench" / "first_step.py")
-# What one finds in the manuals of clusters.
+# A script as in the manuals of clusters.
 BY_HAND = """\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -51,7 +54,7 @@ TEXTS = ["$(touch {canary})", "`touch {canary}`", "'; touch {canary}; '", '"; to
 
 
 def time_start(slurm: slurm_lab.Slurm, script: str, folder: Path) -> float:
-    """Seconds from sbatch to the last rank's first step."""
+    """Return the seconds from sbatch to the last rank's first step."""
     started = time.time()
     done = slurm.run("sbatch", "--parsable", script, env={"PYTHON": sys.executable, "RUN_DIR": str(folder / "run")})
     if done.returncode:
@@ -90,7 +93,7 @@ def start(repeats: int) -> None:
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """A random job, with texts that a shell would run if they were not quoted."""
+    """Return a random job, with texts that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)

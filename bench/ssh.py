@@ -1,11 +1,14 @@
-"""How long the verbs of ddpctl take on many SSH hosts, beside Fabric's bare group call and `xargs -P ssh`.
+"""Measure how long ddpctl's commands take on many SSH hosts, compared with Fabric's group call and `xargs -P ssh`.
 
-Each host is an sshd of its own on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script takes the place of
-ddprun there: it holds the node's lock, writes node.json and a line of output, and ends on a signal. `connect and run`
-is `true` on all hosts, run as ddpctl's verbs run their commands. Fabric's group call, which checks no host key, and
-OpenSSH's client run the same. In another row ~/.ssh/config has a Host block for each host, so ddpctl calls `ssh -G` for
-each. Every measurement is a new process with new connections. A turn runs all of them, every second turn in reversed
-order. A ratio is the median over the turns of a time over Fabric's in the same turn. CPU time is that of the client.
+Each host is an sshd on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script replaces ddprun there: it holds
+the node's lock, writes node.json and a line of output, and ends on a signal. The row `connect and run` runs `true` on
+all hosts, in the way in which ddpctl's commands run a command. Fabric's group call (which checks no host key) and
+OpenSSH's client run `true`, too. In another row, ~/.ssh/config has a Host block for each host, so ddpctl calls `ssh -G`
+for each.
+
+Every measurement starts a new process with new connections. A turn runs all measurements, and every second turn
+reverses their order. For a ratio, a time is divided by Fabric's time in the same turn, and the median over all turns is
+taken. CPU time is the client's.
 
     python bench/ssh.py --hosts 64 --turns 5
 """
@@ -93,7 +96,7 @@ class Lab:
     places: Sequence[str]
 
     def time(self, argv: Sequence[str]) -> tuple[float, float, str]:
-        """Seconds of wall time and of CPU time that a program takes, and what it prints."""
+        """Return the wall time and the CPU time of a program in seconds, and its output."""
         env = {"HOME": str(self.person.home), "PATH": os.defpath, "USER": user(),
                "DDPCTL_STATE_DIR": f"{self.folder}/runs",
                "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip
@@ -104,7 +107,7 @@ class Lab:
         return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
     def connect(self, row: str) -> tuple[float, float]:
-        """Time `true` on all hosts."""
+        """Return the time of `true` on all hosts."""
         key = str(self.person.home / ".ssh" / "id_ed25519")
         blocks = "".join(f"Host {place}\n  User {user()}\n" for place in self.places) if row == BLOCKS else ""
         (self.person.home / ".ssh/config").write_text(blocks)
@@ -116,7 +119,7 @@ class Lab:
         return self.time(("/bin/sh", "-c", ssh) if row == XARGS else program)[:2]
 
     def verbs(self) -> Iterator[tuple[str, tuple[float, float]]]:
-        """Time each verb on a run of its own."""
+        """Yield the time of each command. Each command gets a new run."""
         (self.person.home / ".ssh/config").unlink(missing_ok=True)
         for verb, words in VERBS.items():
             *took, said = self.time((sys.executable, "-P", "-m", "ddpctl", *words))

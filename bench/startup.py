@@ -1,11 +1,13 @@
-"""The time until ranks train, and until they train again after a SIGKILL of a rank.
+"""Measure the time until the ranks train, and until they train again after a rank gets SIGKILL.
 
-Two nodes of two ranks on the loopback make their first step: with ddprun, `ddprun --exec` and torchrun, on the same
-script, in turns. Then ddprun alone: from the SIGKILL of a rank to the first step that all ranks have made again.
+First, two nodes with two ranks each on the loopback start the same script with ddprun, `ddprun --exec` and torchrun, in
+turns, until each rank has finished its first step. Then, only with ddprun, the time is measured from the SIGKILL of a
+rank until all ranks have finished a step again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 
-Goals: ratio at most 0.45, training again after at most 0.5 s. The exit code is 0 whatever the numbers are.
+Goals: the ratio is at most 0.45, and the ranks train again after at most 0.5 s. The exit code is 0 whatever the numbers
+are.
 """
 
 import contextlib
@@ -68,7 +70,9 @@ def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]
 
 
 def time_first_step(launcher: str) -> tuple[float, float]:
-    """Seconds from the launch to the last rank's first step, and the CPU time of all processes of the launch."""
+    """Return the seconds from the launch to the last rank's first step, and the CPU time of all processes of the
+    launch.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -82,7 +86,7 @@ def time_first_step(launcher: str) -> tuple[float, float]:
 
 
 def time_recoveries(kills: int) -> list[float]:
-    """Seconds from each SIGKILL of a random rank to the last rank's next first step."""
+    """Return the seconds from each SIGKILL of a random rank to the last rank's next first step."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         nodes = launch("ddprun", Path(folder), steps=STEPS_FOR_EVER, restarts=kills)

@@ -1,11 +1,11 @@
-"""Straggler lines: how many healthy trainings have one, and whether an injected slow rank is named.
+"""Count the healthy trainings that report a straggler, and check that a slow rank is reported.
 
-Each run is a ddptrain of the digits under ddprun, every second one on four ranks instead of two. Half of them run
-beside busy loops, one per core. In the slow runs, one rank takes --delay seconds longer for each step.
+In each run, ddprun trains ddptrain's digits on two ranks or, in every second run, on four. During half of the runs,
+busy loops use all cores. In the slow runs, one rank takes --delay seconds longer for each step.
 
     python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
 
-The exit code is 1 if a healthy run has a straggler line, or a slow run has no line of its slow rank or one of another.
+The exit code is 1 if a healthy run reports a straggler, or if a slow run reports another rank or not its slow rank.
 """
 
 import os
@@ -37,7 +37,7 @@ START_TIMEOUT_S = 300.0
 
 
 def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay_s: float) -> dict[str, object]:
-    """Run a training beside ``busy`` busy loops. Return its number of steps and the reports: step, rank and ratio."""
+    """Run a training and ``busy`` busy loops. Return the number of steps, and each report's step, rank and ratio."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
 
 
 def is_right(run: dict[str, object]) -> bool:
-    """Whether a run has the reports that it should have."""
+    """Return whether a run has the reports that it should have."""
     named = {rank for _, rank, _ in run["reports"]}  # type: ignore[attr-defined]
     return named == (set() if run["slow_rank"] is None else {run["slow_rank"]})
 

@@ -1,9 +1,10 @@
-"""How long it takes to send a project to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
+"""Measure the time to send a project to several SSH hosts with ddpctl, rsync and `tar | ssh`.
 
-The time of ddpctl is the share of a launch: its process and its connections exist already. Each host is an sshd of its
-own on this machine. Every turn starts new processes and runs all tools, every second turn in reversed order. Each tool
-sends to all hosts in parallel. Half of the files are text, and half cannot be compressed. A ratio is the median over
-the turns of a tool's time over that of the best other program in the same turn.
+Each tool sends the project once, and again after one change. The time of ddpctl is the part of a launch that sends the
+project: its process and its connections exist already. Each host is an sshd on this machine. Every turn starts new
+processes and runs all tools, every second turn in reversed order. Each tool sends to all hosts in parallel. Half of the
+files are text, and half cannot be compressed. For a ratio, a tool's time is divided by the time of the best other tool
+in the same turn, and the median over all turns is taken.
 
     python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
 """
@@ -65,14 +66,14 @@ class Lab:
         return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
 
     def ssh(self, one: Box) -> str:
-        """The command of OpenSSH's client for one host."""
+        """Return the command of OpenSSH's client for one host."""
         return (
             f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
         )
 
     def send(self, tool: str, name: str) -> float:
-        """Send the project to all hosts with one tool. Return the seconds."""
+        """Send the project to all hosts with one tool. Return the seconds that this takes."""
         environ = self.environ
         if tool.startswith("ddpctl"):
             scratch = self.folder / "runs" / name
@@ -118,7 +119,7 @@ class Lab:
 
 @contextmanager
 def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterator[Lab]:
-    """The hosts, and a project under git."""
+    """Yield the hosts, and a project in a git repository."""
     person, project = Person(folder / "me"), folder / "project"
     made = random.Random(0)  # noqa: S311 -- the same files each time
     words = [f"{made.getrandbits(64):x}" for _ in range(5000)]
@@ -145,7 +146,7 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
 def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """The seconds of each turn by tool: for the first time, and after one change."""
+    """Return the seconds of each turn by tool: of the first sending, and of that after one change."""
     found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,

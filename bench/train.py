@@ -1,10 +1,11 @@
-"""Images per CPU-second: the tutorials' loops, the frameworks, and ddptrain, on the same model, images and batch.
+"""Compare the images per CPU-second of the tutorials' loops, the frameworks and ddptrain, with the same model and
+images.
 
     python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
 
-One process (or two gloo ranks) of one thread has all ways of training one model. They take turns, in reversed order
-each round. On a GPU, CUDA events measure the time, and images are per second. The goals are in train_table.py. The
-exit code is 0 whatever the numbers are.
+One process (or each of two gloo ranks), with one thread, trains one model in all these ways. They take turns, in
+reversed order each round. On a GPU, CUDA events measure the time, and the unit is images per second. The goals are in
+train_table.py. The exit code is 0 whatever the numbers are.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TIMEOUT_S = 3600.0
 
 
 def ours(setting):
-    """ddptrain's own step, on its own stream."""
+    """Return a function that runs ddptrain's training steps, and the name of their precision."""
     from tutorials import NUM_IMAGES
 
     from ddptrain.callbacks import NonFiniteGuard
@@ -88,7 +89,7 @@ def way(name, setting):
 
 
 def timed(steps, count, device):
-    """Seconds of ``count`` steps: CPU time of all threads, or time of the GPU."""
+    """Return the seconds that ``count`` steps take: CPU time of all threads or, on a GPU, its time."""
     import torch
 
     if device == "cuda":
@@ -105,7 +106,7 @@ def timed(steps, count, device):
 
 
 def worker(args) -> None:
-    """A rank: all ways of one model, in turns."""
+    """Run one rank, which trains one model in all ways, in turns."""
     import dataclasses
 
     import torch
@@ -142,7 +143,7 @@ def worker(args) -> None:
 
 
 def measure(model: str, args) -> dict[str, list[float]]:
-    """The rates of each way on one model, by ranks of their own."""
+    """Start new ranks, and return the rates of each way on one model."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]

@@ -1,4 +1,4 @@
-"""The table of bench/train.py: the ratios of rates of the same round, and the goals."""
+"""The table of bench/train.py: ratios of rates in the same round, and the goals."""
 
 import statistics
 
@@ -11,7 +11,7 @@ GOALS = {  # images per CPU-second over the tutorial's, and over the best framew
 
 
 def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
-    """The lines of the table: each way over the tutorial's in the same round, and the goals."""
+    """Return the lines of the table: the ratio of each way to the tutorial in the same round, and the goals."""
     lines = [f"{'':28}{'images/s':>10}{'over the tutorial':>20}{'min':>7}{'max':>7}{'n':>4}"]
     for model, rates in found.items():
         lines.append(model)
@@ -26,7 +26,7 @@ def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
 
 
 def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
-    """Whether the goals for a model are reached."""
+    """Return lines that say whether the goals for a model are reached."""
     if model not in GOALS.get(ranks, {}) or "ddptrain" not in rates:
         return []
     lines = []

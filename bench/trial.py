@@ -1,4 +1,4 @@
-"""Try one mistake: what a launcher reports, and how soon it ends."""
+"""Start a job with one mistake, and record what the launcher reports and after how long it ends."""
 
 import contextlib
 import os
@@ -26,7 +26,9 @@ class Result:
 
 
 def run(case: Case, launcher: str, prefix: str) -> Result:
-    """Try a mistake. Return the speaker's message, and when it ended, counted from the start of the last node."""
+    """Start a job with a mistake. Return the speaker's message, its exit code and the seconds until its end.
+
+    The time counts from the start of the last node."""
     with (
         lab.machines(2, prefix=prefix) as machines,
         tempfile.TemporaryDirectory() as folder,
@@ -48,12 +50,12 @@ def run(case: Case, launcher: str, prefix: str) -> Result:
         lines = (Path(folder) / f"{case.speaker}.err").read_text(errors="replace").splitlines()
         said = sentence(lines, folder)
         if launcher == "ddprun" and code == 0 and not said.startswith("warning: "):
-            said = "nothing is wrong: the ranks get the interface, and train"
+            said = "no error: ddprun gives the ranks the right interface, and they train"
         return Result(said=said, seconds=seconds, code=code)
 
 
 def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a node that is launched by ``launcher``."""
+    """Return the command and the environment of a node that is launched by ``launcher``."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(node.startup)
     script = folder / "train.py"
@@ -70,7 +72,7 @@ def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[lis
 
 @contextlib.contextmanager
 def started(command: list[str], output: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process, and end it afterwards. Its children end with its machine."""
+    """Run a process while the block runs. Its children are not ended here, but when the machine is removed."""
     with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=env) as process:
         try:
             yield process
@@ -79,7 +81,7 @@ def started(command: list[str], output: Path, env: dict[str, str] | None = None)
 
 
 def sentence(lines: list[str], folder: str) -> str:
-    """The line that tells the user what is wrong."""
+    """Return the line that says what is wrong."""
     own = [line for line in lines if re.match(r"\[node\d+\] ", line)]
     warnings = [line for line in own if "warning: " in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]

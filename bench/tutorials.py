@@ -1,6 +1,6 @@
-"""The tutorials' training loops, written out plainly: what everyone starts with, and what bench/train.py compares with.
+"""The training loops of tutorials, with which bench/train.py compares ddptrain.
 
-A sample at a time through PIL, float32, a loss that is read after every step.
+They prepare one sample at a time with PIL, train in float32, and read the loss after every step.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all ways of training have in common."""
+    """The settings that all ways of training share."""
 
     model: str
     shape: ImageShape
@@ -41,7 +41,7 @@ class Setting:
 
 
 def convnet() -> nn.Module:
-    """The model of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
+    """Return the model of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, kernel_size=5, stride=1, padding=2)
@@ -51,7 +51,7 @@ def convnet() -> nn.Module:
 
 
 def image_classifier() -> nn.Module:
-    """The model of the CIFAR-10 tutorials."""
+    """Return the model of the CIFAR-10 tutorials."""
 
     def block(inputs: int, middle: int, outputs: int) -> list[nn.Module]:
         first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)
@@ -85,7 +85,7 @@ Steps = Callable[[int], None]  # train so many steps
 
 
 class Pictures(Dataset):
-    """As torchvision's MNIST and CIFAR10: an array, a PIL image, the transforms."""
+    """A dataset like torchvision's MNIST and CIFAR10: each image of an array becomes a PIL image and is transformed."""
 
     def __init__(self, setting: Setting) -> None:
         shape, generator = setting.shape, np.random.default_rng(0)
@@ -107,7 +107,7 @@ class Pictures(Dataset):
 
 
 def loader(setting: Setting) -> DataLoader:
-    """Shuffled, in the process itself: so its CPU time is counted."""
+    """Return a loader that shuffles. It has no workers, so that its CPU time counts as the process's."""
     data = Pictures(setting)
     sampler = DistributedSampler(data, setting.size, setting.rank) if setting.size > 1 else None
     return DataLoader(data, batch_size=setting.batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)

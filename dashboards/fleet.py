@@ -10,22 +10,22 @@ ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.job_id}&var-run_uid=${__data.
 
 
 def of(name: str, more: str = "") -> str:
-    """The series of that name of all runs in the chosen namespaces."""
+    """Return an expression for the series ``name`` of all runs in the chosen namespaces."""
     return f"{name}{{{', '.join(filter(None, (HERE, more)))}}}"
 
 
 def each(name: str) -> str:
-    """A recorded series without its name, by which rows of a table would be told apart."""
+    """Return an expression for a recorded series without its name, so that a table has one row per run."""
     return f"max by ({RUN}) ({of(name)})"
 
 
 def of_run(operation: str, name: str) -> str:
-    """A node's or a rank's series, aggregated over each run."""
+    """Return an expression that aggregates a series of nodes or ranks over each run."""
     return by_run(operation, of(name))
 
 
 def rate(name: str) -> str:
-    """How fast they grow, a second."""
+    """Return an expression for the growth of a counter per second."""
     return f"rate({of(name)}[$__rate_interval])"
 
 
@@ -159,7 +159,7 @@ OVER_TIME = [
 
 
 def board() -> str:
-    """Its JSON."""
+    """Return the JSON of the dashboard."""
     description = "All training runs that Prometheus scrapes."
     made = new_board("ddpctl: all runs", "ddpctl-fleet", description, refresh="30s", since="now-6h")
     return text_of(made, {"Which runs need attention?": NOW, "What are the machines used for?": OVER_TIME})

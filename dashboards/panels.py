@@ -1,6 +1,6 @@
-"""How a panel of ours looks: a question, a unit, a description, and queries; with Grafana's SDK, which checks the rest.
+"""Makes the panels of the dashboards with Grafana's SDK. A panel has a question as its title, a unit and a description.
 
-Development only: what is made here is checked in as JSON (cli/ddpctl/monitoring), and ddpctl never imports it.
+Only ``make specs`` runs this code. The resulting JSON is checked in (cli/ddpctl/monitoring). ddpctl never imports it.
 """
 
 import json
@@ -20,21 +20,21 @@ SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """An expression, and how its series are called."""
+    """An expression, and the legend of its series."""
 
     expr: str
     legend: str = ""
 
 
 def q(expr: str, legend: str = "") -> Query:
-    """A query."""
+    """Return a query."""
     return Query(expr=expr, legend=legend)
 
 
 def series(
     question: str, unit: str, description: str, *queries: Query, width: int = 12, stacked: bool = False, top: Any = None
 ) -> Any:
-    """Lines over time."""
+    """Return a graph with lines over time."""
     panel = timeseries.Panel().line_width(1).fill_opacity(60 if stacked else 8).min(0)
     panel = panel.span_nulls(False).show_points(common_models.VisibilityMode.AUTO)
     panel = panel.legend(
@@ -55,7 +55,10 @@ def series(
 def number(
     question: str, unit: str, description: str, *queries: Query, width: int = 4, red: Any = None, below: bool = False
 ) -> Any:
-    """What it is now, large. ``red``: from where on it is bad, or, ``below``, up to where."""
+    """Return a panel with the current value in large digits.
+
+    The value is shown in red from ``red`` upwards or, with ``below``, up to ``red``.
+    """
     calcs = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(calcs).graph_mode(common_models.BigValueGraphMode.NONE)
     panel = panel.text_mode(common_models.BigValueTextMode.AUTO).thresholds(_thresholds(red, below))
@@ -63,13 +66,13 @@ def number(
 
 
 def word(question: str, description: str, query: Query, width: int = 4) -> Any:
-    """The name of what is, not its value."""
+    """Return a panel with the legend of the current series instead of its value."""
     panel = number(question, "none", description, query, width=width)
     return panel.text_mode(common_models.BigValueTextMode.NAME)
 
 
 def bars(question: str, unit: str, description: str, query: Query, *, red_below: float, width: int = 12) -> Any:
-    """A bar for each, from 0 to 1."""
+    """Return a panel with a bar from 0 to 1 for each series."""
     calcs = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = bargauge.Panel().reduce_options(calcs).min(0).max(1).thresholds(_thresholds(red_below, below=True))
     panel = panel.orientation(common_models.VizOrientation.HORIZONTAL)
@@ -86,7 +89,7 @@ def rows_of(
     width: int = WIDTH,
     height: int = 8,
 ) -> Any:
-    """A table: a row for each set of labels, a column (its name, unit and query) for each query."""
+    """Return a table with a row for each set of labels, and a column (name, unit and query) for each query."""
     panel = table.Panel().filterable(True)
     values = {}
     for place, (name, (unit, _)) in enumerate(columns.items()):
@@ -108,14 +111,14 @@ def rows_of(
 
 
 def variable(name: str, label: str, query: str, *, every: bool) -> Any:
-    """A choice of the reader's: the values of a label."""
+    """Return a variable of the dashboard: the reader chooses among the values of a label."""
     built = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
     built = built.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
     return built.include_all(True).all_value(".*").current(_every()) if every else built
 
 
 def new_board(title: str, uid: str, description: str, *, refresh: str, since: str) -> Any:
-    """A dashboard without panels, with the choice of a Prometheus and of namespaces."""
+    """Return a dashboard without panels, in which the reader chooses a Prometheus and namespaces."""
     made = dashboard.Dashboard(title).uid(uid).tags(["ddpctl"]).editable().refresh(refresh).time(since, "now")
     made = made.description(f"{description} Made by ddpctl; `make specs` in its repository writes it again.")
     made = made.timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR)
@@ -124,7 +127,7 @@ def new_board(title: str, uid: str, description: str, *, refresh: str, since: st
 
 
 def text_of(made: Any, rows: Mapping[str, Sequence[Any]]) -> str:
-    """The JSON of a dashboard with these panels, by the title of their row. The panels are numbered in their order."""
+    """Return the JSON of a dashboard with these panels. The keys are row titles. Panels are numbered in order."""
     for title, panels in rows.items():
         made = made.with_row(dashboard.Row(title))
         for panel in panels:

@@ -1,4 +1,4 @@
-"""The dashboard of one run: its health and speed, where its time goes, which rank is slow, what may be lost."""
+"""The dashboard of one run: its health and speed, how it spends its time, slow ranks, and what it may lose."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ HEALTH = [
 
 
 def board() -> str:
-    """Its JSON."""
+    """Return the JSON of the dashboard."""
     made = new_board("ddpctl: a run", "ddpctl-run", "One distributed training run.", refresh="10s", since="now-1h")
     made = made.link(dashboard.DashboardLink("all runs").type(models.DashboardLinkType.LINK).url("/d/ddpctl-fleet"))
     for name, label, values, every in (
@@ -118,7 +118,7 @@ def board() -> str:
 
 
 def restarts() -> Any:
-    """A line through every graph where the ranks were started again."""
+    """Return an annotation: a line in every graph at each time when the ranks were started again."""
     query = f"sum by (reason) ({increase('ddp_restarts_total', window='1m')}) > 0"
     mark = dashboard.AnnotationQuery().name("restarts").datasource(SOURCE).enable(True).icon_color("red")
     return mark.expr(query)

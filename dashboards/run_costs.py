@@ -1,4 +1,4 @@
-"""The rows of a run's dashboard about what may go: checkpoints, what was lost, the machines."""
+"""The rows of a run's dashboard about checkpoints, lost time and the machines."""
 
 from dashboards.panels import number, q, rows_of, series
 from dashboards.selection import increase, of, rate

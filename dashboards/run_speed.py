@@ -1,4 +1,4 @@
-"""The rows of a run's dashboard about time: how fast it is, where the time goes, which rank is slow."""
+"""The rows of a run's dashboard about its speed: how it spends its time, and slow ranks."""
 
 from dashboards.panels import bars, number, q, series
 from dashboards.selection import of, rate

@@ -1,29 +1,29 @@
-"""The run that the reader chose, inside an expression."""
+"""PromQL expressions for the run that the reader has chosen."""
 
 RUN = 'namespace=~"$namespace", job_id="$run"'
 UID = 'run_uid="$run_uid"'
-RECORDED = "run:"  # how the names of what the rules record for each run begin
+RECORDED = "run:"  # the names of the recording rules begin with this
 
 
 def of(name: str, more: str = "") -> str:
-    """The series of that name of the chosen run; ``more``: further matchers."""
+    """Return an expression for the series ``name`` of the chosen run. ``more`` contains additional label matchers."""
     if name.startswith(RECORDED):
         return f"{name}{{{_matchers(RUN, UID, more)}}}"
     return _of_its_nodes(f"{name}{{{_matchers(RUN, more)}}}")
 
 
 def rate(name: str, more: str = "") -> str:
-    """How fast they grow, a second; the window fits the scrape interval and the width of the graph."""
+    """Return an expression for the growth of a counter per second. The window fits the scrape interval."""
     return _of_its_nodes(f"rate({name}{{{_matchers(RUN, more)}}}[$__rate_interval])")
 
 
 def increase(name: str, more: str = "", window: str = "$__range") -> str:
-    """How much they grew within the time that the reader sees, or within ``window``."""
+    """Return an expression for the growth of a counter within ``window`` or, by default, the visible time range."""
     return _of_its_nodes(f"increase({name}{{{_matchers(RUN, more)}}}[{window}])")
 
 
 def _of_its_nodes(series: str) -> str:
-    """Those of the run's own nodes: another run may have its name, and only a node's ddp_run_info says which it is."""
+    """Keep only the series of this run's nodes. Another run may have the same name (see ddp_run_info)."""
     return f"({series} and on (namespace, job_id, instance) ddp_run_info{{{RUN}, {UID}}})"
 
 

@@ -1,6 +1,6 @@
-"""What each case of bench/explain.py injects: a rank of a plain script, which is given the case's name.
+"""The causes that bench/explain.py injects, one function each. The argument of this training script is a case's name.
 
-The script has a few good steps first, so that there is a usual pace; rank 1 of four is the one at fault.
+The script first takes a few normal steps, so that the usual duration of a step is known. Rank 1 of four is at fault.
 """
 
 import ctypes

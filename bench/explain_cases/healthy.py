@@ -1,4 +1,4 @@
-"""Healthy scripts that are slow or uneven: no rank of them may be accused."""
+"""Healthy scripts in which steps are slow or ranks differ. ``ddpctl explain`` must report none of their ranks."""
 
 import os
 import sys

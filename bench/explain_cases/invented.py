@@ -1,4 +1,6 @@
-"""Ten causes that were invented by somebody who had not seen ddpctl's code; only the slow ones were made endless."""
+"""Ten causes, written by someone who had not seen ddpctl's code. Only the slow cases were changed: they now run
+endlessly.
+"""
 
 import ctypes
 import fcntl
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def flock_around_barrier() -> None:
-    """Each rank calls barrier while it holds a file lock, for which the others wait; no rank is at fault."""
+    """Each rank calls barrier while it holds a file lock for which the others wait. No rank is at fault."""
     dist.init_process_group("gloo")
     for _ in range(5):
         dist.all_reduce(torch.ones(8))
@@ -47,7 +49,7 @@ def _tokenize_in_child(text: str) -> None:
 
 
 def fork_child_lock() -> None:
-    """Rank 1 waits for a child, which waits for a lock that another thread held at the fork."""
+    """Rank 1 waits for a child process. The child waits for a lock that another thread held during the fork."""
     dist.init_process_group("gloo")
     held = threading.Event()
 
@@ -69,7 +71,7 @@ def fork_child_lock() -> None:
 
 
 def prefetch_thread_died() -> None:
-    """Rank 1 waits for a queue whose thread has died."""
+    """Rank 1 waits for an item from a queue, but the thread that fills the queue has died."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 1))
@@ -91,7 +93,7 @@ def prefetch_thread_died() -> None:
 
 
 def swallowed_pickle_error() -> None:
-    """Rank 1 swallowed an error of all_gather_object, and is in the next collective."""
+    """Rank 1 has ignored an exception of all_gather_object and has called the next collective."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     loss = torch.ones(8)
@@ -121,7 +123,7 @@ class Gated(nn.Module):
 
 
 def data_dependent_branch() -> None:
-    """Rank 1 skipped a layer, whose parameters got no gradient."""
+    """Rank 1 has skipped a layer, so the layer's parameters have no gradient."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(Gated())
@@ -155,7 +157,7 @@ def adapter_param_count() -> None:
 
 
 def regex_backtracking() -> None:
-    """Rank 1 computes in a regular expression, in C, and holds the GIL."""
+    """Rank 1 evaluates a regular expression in C code, which holds the GIL."""
     dist.init_process_group("gloo")
     valid = re.compile(r"^(\w+\s?)+$")
     for step in range(10):
@@ -169,7 +171,7 @@ def regex_backtracking() -> None:
 
 
 def busy_thread_gil() -> None:
-    """A thread of rank 1 competes for the GIL, and slows its main thread."""
+    """A second thread of rank 1 competes for the GIL and slows the main thread."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(8, 8) for _ in range(8)]))
@@ -207,7 +209,7 @@ def gc_collect_each_step() -> None:
 
 
 def threads_swapped_order() -> None:
-    """Two threads of rank 1 called collectives of one group in another order than the others."""
+    """Two threads of rank 1 called collectives of one group in a different order than the other ranks did."""
     dist.init_process_group("gloo")
     for _ in range(5):
         dist.all_reduce(torch.ones(8))

@@ -1,8 +1,10 @@
-"""What bench/explain.py injects from outside the ranks: into links, disks and limits of two machines (bench/lab.py).
+"""Causes that bench/explain.py injects from outside the ranks: into links, disks and limits of two machines
+(bench/lab.py).
 
-Each is a generator: what comes before its first ``yield`` is done before the ranks start, before its second one while
-they train, before its third one after the question, and the rest after they have ended. ``SCRIPTS`` names the case that
-the ranks run.
+Each cause is a generator with up to three ``yield``. The code before the first one runs before the ranks start. The
+code before the second one runs while they train. The code before the third one runs after ``ddpctl explain`` has
+answered. The rest runs after the ranks have ended. ``SCRIPTS`` names the case of the training script that the ranks
+run.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ DISK_BYTES_PER_S = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Two machines, a folder, and what the ranks of each node get."""
+    """Two machines, a folder, and the settings of the ranks of each node."""
 
     machines: tuple[Machine, ...]
     folder: Path
@@ -63,7 +65,7 @@ def shell(machine: Machine, *commands: str) -> None:
 
 @injects("goes_on")
 def ports_blocked(site: Site) -> Iterator[None]:
-    """A firewall on both nodes that lets only the port of node 0 in."""
+    """Block all incoming ports on both nodes with a firewall, except the port of node 0."""
     for machine in site.machines:
         shell(machine, f"iptables -A INPUT -i eth0 -p tcp --syn ! --dport {PORT} -j DROP")
     yield
@@ -79,7 +81,7 @@ def link_is_down(site: Site) -> Iterator[None]:
 
 @injects("goes_on")
 def link_of_ranks_is_down(site: Site) -> Iterator[None]:
-    """Between the ranks alone: the ddpruns still reach each other."""
+    """Break the connection between the ranks. The ddprun processes still reach each other."""
     yield
     for machine in site.machines:
         shell(machine, f"iptables -A INPUT -i eth0 -p tcp -m multiport ! --ports {PORT} -j DROP")
@@ -88,7 +90,7 @@ def link_of_ranks_is_down(site: Site) -> Iterator[None]:
 
 @injects("goes_on")
 def link_is_half_open(site: Site) -> Iterator[None]:
-    """Node 0 reaches the ranks of node 1, and does not hear them."""
+    """Let packets pass from node 0 to the ranks of node 1, and drop the packets in the other direction."""
     yield
     shell(site.machines[0], f"iptables -A INPUT -i eth0 -p tcp -m multiport ! --ports {PORT} -j DROP")
     yield
@@ -166,7 +168,7 @@ def healthy_evaluation_on_node_0(site: Site) -> Iterator[None]:  # noqa: ARG001
 
 @contextlib.contextmanager
 def disk(site: Site) -> Iterator[Path]:
-    """A disk of its own with a large file, which nothing has in memory; the ranks get its folder as DISK."""
+    """Make a disk with a large file that is not in the page cache. The ranks get its folder in the variable DISK."""
     image, folder = site.folder / "disk.img", site.folder / "disk"
     folder.mkdir()
     with image.open("wb") as file:
@@ -187,7 +189,7 @@ def disk(site: Site) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """Start the ranks on two machines with the run folder ``folder``/run; yield the function that injects the cause."""
+    """Start the ranks on two machines with the run folder ``folder``/run. Yield the function that injects the cause."""
     processes: list[subprocess.Popen[bytes]] = []
     folder.mkdir()
     with machines(2, prefix=f"x{[*INJECTIONS].index(name)}-") as made:

@@ -1,8 +1,8 @@
 """A plain DistributedDataParallel script for bench/explain_cost.py: steps.py with|without|recorded STEPS FOLDER.
 
-Writes the CPU seconds of a step and the median of its wall time, after some steps that are not counted. If it is
-recorded, as by ``ddpctl profile``, for one second every 4 s: the medians outside, in a recording, and while its trace
-is written; of wall time, and of the main thread's CPU time.
+Writes the CPU seconds of a step and the median of its wall time. The first steps are not counted. With ``recorded``,
+the script is recorded like by ``ddpctl profile``, for one second every 4 s. Then it writes three medians each of the
+wall time and of the main thread's CPU time: without a recording, during one, and while its trace is written.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Faults in a training on machines made of network namespaces, and whether the training recovers as it should."""
+"""Injects faults into a training on machines made of network namespaces, and checks whether the training recovers."""

@@ -1,4 +1,4 @@
-"""The faults, one function each: it lets a job train, injects the fault, and records what is expected."""
+"""The faults, one function each. A function lets a job train, injects the fault, and records what is expected."""
 
 import os
 import signal
@@ -20,7 +20,9 @@ EATER_BYTES = 1 << 30
 
 
 def moment(experiment: Experiment) -> int:
-    """The step at which a fault is injected. Later ones leave too few steps to read the counters of the new start."""
+    """Return the step at which a fault is injected. After a later step, the training would be too short to read
+    counters.
+    """
     return experiment.dice.randint(1, 38)
 
 
@@ -71,7 +73,7 @@ def agent_is_killed(node: int) -> Callable[[Experiment], None]:
 
 
 def machine_is_lost(node: int) -> Callable[[Experiment], None]:
-    """A power failure: the link goes down first, so that no connection is closed."""
+    """Return a fault like a power failure. The link goes down first, so that no connection is closed."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -103,7 +105,7 @@ def machine_is_lost_for_good(experiment: Experiment) -> None:
 
 
 def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
-    """A partition of this duration. A node that ends meanwhile is started again, as often as a scheduler does."""
+    """Return a network partition of ``seconds``. A node that ends meanwhile is started again, as by a scheduler."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -124,7 +126,7 @@ def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
 
 
 def cable_is_jolted(experiment: Experiment) -> None:
-    """A partition of 2 s, which TCP survives."""
+    """Cut the link for 2 s. TCP connections survive this."""
     experiment.train_until(moment(experiment))
     experiment.now()
     experiment.job.machines[1].cut()
@@ -135,7 +137,7 @@ def cable_is_jolted(experiment: Experiment) -> None:
 
 
 def link_is_slow(experiment: Experiment) -> None:
-    """2 Mbit/s from machine 1: the training is slower, and nothing else."""
+    """Limit the link from machine 1 to 2 Mbit/s. The training must become slower, but must not fail."""
     experiment.train_until(moment(experiment))
     experiment.now()
     bucket = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "32kb", "latency", "200ms")
@@ -200,7 +202,7 @@ def master_has_no_name(experiment: Experiment) -> None:
 
 
 def master_is_another(experiment: Experiment) -> None:
-    """The address of no machine of the job: node 0 can say so; the others can only wait for it."""
+    """Give the job a MASTER_ADDR that no machine has. Node 0 can report this. The other nodes can only wait."""
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
@@ -209,7 +211,7 @@ def master_is_another(experiment: Experiment) -> None:
 
 
 def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
-    """The nodes have different files in their homes, or node 1 has another image."""
+    """Return a fault in which the nodes have different files in their homes, or node 1 has another image."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job

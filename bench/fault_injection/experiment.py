@@ -1,4 +1,4 @@
-"""One fault and its effects, recorded while they happen. This module knows no particular fault."""
+"""Records the effects of a fault while they happen. No code here is specific to one fault."""
 
 import random
 import re
@@ -22,7 +22,7 @@ class Experiment:
     """A job with a fault. Its records are kept, even if a later wait ends with a time-out."""
 
     def __init__(self, job: Job, dice: random.Random, weights: str, *, limit_s: float = 0.0) -> None:
-        """``weights`` is the sha256 of an undisturbed run's, ``limit_s`` how long to wait for anything at most."""
+        """``weights`` is the sha256 of an undisturbed run's weights. ``limit_s`` is the time-out of each wait."""
         self.job = job
         self.dice = dice
         self.result = Result()
@@ -33,7 +33,7 @@ class Experiment:
         self._num_words: dict[int, int] = {}
 
     def train_until(self, step: int) -> None:
-        """Start the job and wait until every rank has made the step ``step``."""
+        """Start the job and wait until every rank has finished step ``step``."""
         self.job.start()
         self.job.until(lambda: self.job.reached(step), f"step {step}")
 
@@ -57,7 +57,7 @@ class Experiment:
         self.result = replace(self.result, noticed_s=self.passed_s())
 
     def trains_again(self) -> None:
-        """Wait until every rank has made a step in a new process."""
+        """Wait until every rank has finished a step in a new process."""
         job = self.job
         limit_s = self._limit_s or fault_job.START_S
         job.until(lambda: job.first_steps_of_new(self._pids), "a step of every rank's new process", limit_s)
@@ -68,7 +68,7 @@ class Experiment:
         self.result = replace(self.result, again_s=max(first.at for first in firsts) - self._at, steps_lost=lost)
 
     def is_gone(self, pids: Callable[[], Collection[int]] | None = None) -> None:
-        """Wait until none of these processes is left; by default, none of all processes."""
+        """Wait until all of these processes have ended. By default, wait for all processes on the machines."""
         began = time.time()
         left = pids or self.job.alive
         try:
@@ -93,7 +93,9 @@ class Experiment:
         self.is_gone(lambda: [pid for node in nodes for pid in self.job.machines[node].pids()])
 
     def succeeds(self, *, codes: Sequence[Sequence[int]], restarts: object, exits: object) -> None:
-        """Wait for the end and expect the weights of an undisturbed run. ``codes``: of each node, of all its starts."""
+        """Wait for the end and expect the weights of an undisturbed run. ``codes``: the exit codes of each node's
+        starts.
+        """
         if self.job.launcher != "ddprun":
             return
         found = self.counters()
@@ -105,14 +107,14 @@ class Experiment:
         self.result = replace(self.result, expected=expected, found=found)
 
     def also(self, name: str, expected: object, found: object) -> None:
-        """Record a further value and what is expected."""
+        """Record another value and its expected value."""
         both = self.result.expected | {name: expected}, self.result.found | {name: found}
         self.result = replace(self.result, expected=both[0], found=both[1])
 
     def fails(self, message: str | Sequence[str], *, code: int, nodes: Sequence[int] = BOTH, ending: str = "") -> None:
-        """To its end, which each of these nodes tells with ``code`` and ``message`` (or one of its own).
+        """Wait for the end. Expect each of these nodes to exit with ``code`` and ``message`` (or one message per node).
 
-        ``ending``: of a message, a regular expression for what differs from machine to machine.
+        ``ending`` is a regular expression for the end of a message, which differs between machines.
         """
         self.ends(nodes)
         if self.job.launcher != "ddprun":
@@ -130,7 +132,7 @@ class Experiment:
 
 
 def undisturbed(folder: Path) -> str:
-    """The sha256 of the weights that a run without a fault ends with."""
+    """Return the sha256 of the weights that a run without a fault ends with."""
     with fault_job.start_job(folder, prefix="calm") as job:
         job.start()
         job.until(job.has_ended, "the end of an undisturbed run", 2 * END_S)
@@ -141,6 +143,6 @@ def undisturbed(folder: Path) -> str:
 
 
 def counted(name: str, page: str) -> dict[str, int]:
-    """The values of a counter by the value of its only label, without those that are 0."""
+    """Return the values of a counter by the value of its only label, without those that are 0."""
     samples = re.findall(rf'^{name}{{\w+="(\w+)"}} (\S+)$', page, re.M)
     return {label: int(float(value)) for label, value in samples if float(value)}

@@ -1,7 +1,7 @@
-"""A training on two machines with two ranks each, and what can be observed of it from outside.
+"""A training on two machines with two ranks each, and what can be observed from outside its processes.
 
-It starts ddpruns (or torchruns), starts again what ended and may be worth it, as a scheduler does, and watches. What is
-done to the training, and what follows from it, is the matter of rows.py.
+The job starts one ddprun (or torchrun) per node. Like a scheduler, it starts a node again if a retry may help after the
+node's exit code. rows.py defines the faults and the expected results.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ SPOKEN = re.compile(r"\[node\d+\] |.*torch[./]distributed[./]elastic")  # a laun
 
 
 class TooLateError(Exception):
-    """A wait ended with a time-out."""
+    """Raised if a wait reaches its time-out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Job:
-    """One run. Its nodes are started again only while ``tended``."""
+    """One run. While ``tended`` is true, nodes that have ended are started again."""
 
     machines: tuple[lab.Machine, ...]
     folder: Path
@@ -92,7 +92,7 @@ class Job:
         return measuring.clean_environ() | ours | self.environ.get(node, {})
 
     def tend(self) -> None:
-        """Record which nodes have ended. If the job is ``tended``, start those again for which a retry may help."""
+        """Record which nodes have ended. If the job is ``tended``, start each of them again if a retry may help."""
         for node, process in list(self.processes.items()):
             if self.processes.get(node) is not process:  # restarted meanwhile
                 continue
@@ -105,7 +105,7 @@ class Job:
                 self.start(node)
 
     def tend_from_now(self) -> None:
-        """From now on, start each node again that has ended, as a scheduler does."""
+        """From now on, start each node again when it ends, as a scheduler does."""
         self.tend()
         self.tended = True
         for node in range(NODES):
@@ -113,7 +113,7 @@ class Job:
                 self.start(node)
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:
-        """Tend the job until ``condition()`` is true. Return the time. Raises TooLateError."""
+        """Call ``tend`` until ``condition()`` is true. Return the time at that moment. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -123,11 +123,11 @@ class Job:
         return time.time()
 
     def has_ended(self, *nodes: int) -> bool:
-        """Whether no process of these nodes is running; by default, of all nodes."""
+        """Return whether all processes of these nodes (by default, of all nodes) have ended."""
         return not any(node in self.processes for node in nodes or range(NODES))
 
     def steps(self, rank: int, since: float = 0.0) -> list[Step]:
-        """The steps that the processes of a rank have made since the time ``since``."""
+        """Return the steps that the processes of a rank have finished since the time ``since``."""
         found = []
         for path in (self.folder / "steps").glob(f"{rank}.*"):
             lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -135,16 +135,18 @@ class Job:
         return sorted((step for step in found if step.at > since), key=lambda step: step.at)
 
     def reached(self, step: int) -> bool:
-        """Whether every rank has made the step ``step``."""
+        """Return whether every rank has finished step ``step``."""
         return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
 
     def pids(self, rank: int) -> list[int]:
-        """The pids of the processes that were this rank, the latest last."""
+        """Return the pids of the processes that were this rank, the latest last."""
         paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
         return [int(path.suffix[1:]) for path in paths]
 
     def first_steps_of_new(self, old: dict[int, list[int]]) -> list[Step] | None:
-        """The first step of each rank in a process that is not in ``old``, or None if a rank has not made one."""
+        """Return the first step of each rank's new process, or None if a rank has no such step yet.
+
+        A process is new if ``old`` does not list it."""
         firsts = []
         for rank in WORLD:
             made = [
@@ -159,12 +161,12 @@ class Job:
         return firsts
 
     def home(self, node: int) -> Path:
-        """The folder in which a node's launcher is started. Python runs a sitecustomize.py in it first."""
+        """Return the folder in which a node's launcher starts. If it has a sitecustomize.py, Python runs that first."""
         return self.folder / f"home-{node}"
 
     @contextlib.contextmanager
     def beside(self, node: int, *command: str) -> Iterator[int]:
-        """Run another command on the machine of a node. Yield its pid."""
+        """Run another command on the machine of a node while the block runs. Yield the pid of the command."""
         with subprocess.Popen(
             self.machines[node].command(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
@@ -174,11 +176,11 @@ class Job:
                 process.kill()
 
     def said_by(self, node: int) -> Path:
-        """The file with what a node's launcher and its ranks wrote to stderr, over all its starts."""
+        """Return the path of the stderr output of a node's launcher and ranks, over all starts of the node."""
         return self.folder / f"said-by-{node}"
 
     def words(self, node: int) -> list[str]:
-        """The lines of a node's launcher itself."""
+        """Return the lines that a node's launcher wrote, without those of its ranks."""
         with contextlib.suppress(FileNotFoundError):
             lines = self.said_by(node).read_text(errors="replace").splitlines()
             return [line for line in lines if SPOKEN.match(line)]
@@ -198,7 +200,7 @@ class Job:
         return None
 
     def metrics(self, node: int) -> str:
-        """The text of a node's /metrics now, or an empty text if the node does not serve it."""
+        """Return the text of a node's /metrics now, or an empty text if the node does not serve it."""
         state = self.state(node)
         if state is None or state.metrics is None:
             return ""
@@ -207,17 +209,17 @@ class Job:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
 
     def alive(self) -> list[int]:
-        """All processes on the machines."""
+        """Return the pids of all processes on the machines."""
         return [pid for machine in self.machines for pid in machine.pids()]
 
     def weights(self) -> dict[str, str]:
-        """The sha256 of each rank's final weights."""
+        """Return the sha256 of each rank's final weights."""
         return {path.name: path.read_text() for path in (self.folder / "weights").glob("*")}
 
 
 @contextlib.contextmanager
 def start_job(folder: Path, *, prefix: str = "faults", spares: int = 0, **rest: object) -> Iterator[Job]:
-    """Yield a job on machines of its own, and end it afterwards. ``spares``: the number of further machines."""
+    """Yield a job on new machines, and end it afterwards. ``spares`` is the number of additional machines."""
     folder.mkdir(parents=True, exist_ok=True)
     with lab.machines(NODES + spares, prefix=prefix) as machines:
         made = Job(machines=machines, folder=folder, **rest)  # type: ignore[arg-type]

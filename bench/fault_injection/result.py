@@ -1,11 +1,11 @@
-"""The effects of a fault on a training, and whether they are as expected. Pure."""
+"""The effects of a fault on a training, and whether they are as expected. Nothing here has a side effect."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """The limits of a row of the table; None: no limit."""
+    """The limits of a row of the table. None means no limit."""
 
     noticed_s: float | None = None
     again_s: float | None = None  # until all ranks have made a step again
@@ -32,7 +32,7 @@ class Result:
 def violations(result: Result, bars: Bars, *, timed: bool) -> tuple[str, ...]:
     """Return a sentence for each value that is not as expected.
 
-    ``timed``: judge the seconds as well. A machine that is busy with other things is late, so tests do not.
+    If ``timed`` is true, also compare the durations. Tests do not, because durations are longer on a busy machine.
     """
     if result.timed_out:
         return (result.timed_out,)

@@ -1,6 +1,7 @@
-"""The table of faults and their limits, and how one of them is tried once.
+"""The table of faults and their limits, and the function that injects one of them once.
 
-The numbers are those of docs/restarts.md. tests/cluster tries each a few times, bench/faults.py as often as asked for.
+The rows have the numbers of docs/restarts.md. tests/cluster injects each fault a few times, and bench/faults.py as
+often as its options say.
 """
 
 import hashlib
@@ -170,7 +171,7 @@ ROWS = (
 def try_fault(
     row: Row, folder: Path, weights: str, *, seed: int, launcher: str = "ddprun", limit_s: float = 0.0
 ) -> Result:
-    """Inject a fault once, on machines of its own. ``limit_s``: how long a launcher may take to train again."""
+    """Inject a fault once, on new machines. ``limit_s`` is the time-out until the ranks train again."""
     options = row.options if launcher == "ddprun" else ("--max-restarts", "3")
     job = fault_job.start_job(
         folder, prefix=f"r{row.number}-", launcher=launcher, options=options, script_args=row.script_args

@@ -1,12 +1,13 @@
-"""A DDP training for faults: a step takes --pause s. Each tenth step, and the last before a stop, saves a checkpoint.
+"""A DDP training into which faults are injected. A step takes --pause seconds.
 
-A start continues from the last one.
+Every tenth step, and the last step before a stop, saves a checkpoint. Each start continues from the last checkpoint.
 
-Each process of a rank appends "TIME STEP" for each step to OUT/steps/RANK.PID, and at the end rank R writes the sha256
-of the weights to OUT/weights/R. The data, and so the weights, depend on nothing but the steps.
+Each process of a rank appends "TIME STEP" for each step to OUT/steps/RANK.PID. At the end, rank R writes the sha256 of
+the weights to OUT/weights/R. The data, and so the weights, depend only on the steps.
 
---workers N: batches come from N DataLoader workers. --do DEED@STEP (on --rank): at that step, at every start, raise,
-segv, eat (memory until it is killed), kill (SIGKILL itself) or exit-N.
+With --workers N, batches come from N DataLoader workers. With --do DEED@STEP, the rank --rank does this at that step of
+every start: raise (an exception), segv (a segmentation fault), eat (allocate memory until it is killed), kill (send
+itself SIGKILL) or exit-N (exit with code N).
 """
 
 import ddpwire.script as ddp  # isort: skip

@@ -5,8 +5,8 @@ A message has at most 500 bytes, and a node waits for the answer before it sends
 path of any MTU.
 
 Keys: ``hello/N`` is the Node of node N, and ``report/N`` its Report. ``tried/N`` is set when node N has tried the
-paths, and ``measured/N`` when it has measured its cores. ``over`` ends the check. A text has several parts: its key has
-their number, and ``KEY/P`` has part P.
+paths, and ``measured/N`` when it has measured its cores. ``over`` ends the check. A text is stored in
+parts: ``KEY`` contains the number of parts, and ``KEY/P`` contains part P.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The results of the checks of a node, with the expected value and the advice of each check. Comparisons of nodes.
+"""The results of the checks, the expected value and the advice of each check, and how nodes are compared.
 
-Builds must be the same on all nodes. Speeds are compared with the median of the other nodes.
+Versions must be the same on all nodes. A speed is compared with the median of the other nodes' speeds.
 """
 
 from collections import Counter

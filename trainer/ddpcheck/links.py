@@ -6,11 +6,14 @@ figure of a pair is the best of 4 to 10 exchanges, because other work on the mac
 never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if it is below half of the median of the other links, for each of its two ends.
+* A link is suspected if its figure is below half of the median of the other links of its first node, and also below
+  half of that of its second node.
 * If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
-  NVLink pairs). Then no comparison is possible, and nothing is reported. Of fewer than 3 nodes none is suspected.
-* A suspect is measured three more times while nothing else is measured, and so are the best links of its ends, of
-  which the slowest counts. The suspect is reported only if its best figure is below half of the median of theirs.
+  NVLink pairs). Then no comparison is possible, and nothing is reported. With fewer than 3 nodes,
+  no node is suspected.
+* A suspect is measured three more times, and nothing else is measured meanwhile. Each time, the best other links of
+  its nodes are then measured, too, one after the other, and the slowest of them counts. The suspect is reported only
+  if its best figure is below half of the median of these slowest figures.
 """
 
 import statistics
@@ -43,7 +46,10 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A suspect that was measured again: for each time its figure, and that of the slowest link to compare with."""
+    """The repeated measurements of a suspect.
+
+    Each pair in ``figures`` has the suspect's figure, and the figure of the slowest link that it is compared with.
+    """
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]
@@ -107,7 +113,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return which of ``number`` members may be slow, and a line if they are too many, or too few to compare."""
+    """Return the members of ``number`` that may be slow. If no comparison is possible, also return the reason."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
@@ -126,7 +132,10 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that may be slow, the slowest first, and a line if too many are. ``slow`` nodes are left out."""
+    """Return the links that may be slow, the slowest first, without links of ``slow`` nodes.
+
+    If so many links are slow that no comparison is possible, return no link, and the reason.
+    """
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []
@@ -140,7 +149,7 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
-    """Measure a suspect and the links to compare with, one at a time."""
+    """Measure a suspect and the links that it is compared with, one link at a time."""
     figures = []
     for _ in range(REPETITIONS):
         found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))

@@ -1,4 +1,6 @@
-"""Checks between the nodes: TCP to an ephemeral port, the path MTU, host names; and which node is at fault.
+"""Checks between the nodes: TCP to an ephemeral port, the path MTU and the host names.
+
+``blame`` decides which node is at fault if a check fails between two nodes.
 
 Each node opens a TCP and a UDP port, and tries those of all other nodes. So each pair is tried in both directions.
 """
@@ -145,7 +147,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
     """Return the failed pairs of each node at fault. As few nodes as possible are blamed.
 
     If there are more than two nodes, each node that no other node reaches is blamed. Then, as long as pairs remain, the
-    node in most of them is blamed; of several such nodes, one that others cannot reach.
+    node in most of them is blamed. If several nodes are in equally many, a node that others cannot reach is preferred.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -159,7 +161,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
 
 
 def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
-    """Yield one finding per node and check, from what all nodes have found."""
+    """Yield one finding per node and check. ``paths`` has what each node has found."""
     if len({(node.machine, node.address) for node in nodes}) == 1:
         for node in nodes:
             yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))
@@ -215,7 +217,10 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Compare each clock with the median, or with node 0's if there are two. Warning: over 2 s. Bad: over 30 s."""
+    """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes.
+
+    Warning: they differ by more than 2 s. Bad: by more than 30 s.
+    """
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

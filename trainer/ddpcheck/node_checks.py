@@ -140,7 +140,8 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
 def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
     """Return torch's version, and the sha256 of each library of torch and NCCL that this process has loaded.
 
-    NCCL's version is that of the loaded library, which may differ from its package's or that of torch's build.
+    The version of NCCL is read from the loaded library. It may differ from the version of the installed package, and
+    from the version with which torch was built.
     """
     found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
     lines = maps.read_text().splitlines()
@@ -158,7 +159,7 @@ def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSpeed:
-    """How fast one thread computes: the best of several time windows, so that a short load does not count."""
+    """The speed of one thread: the best of several time windows, so that a short load has no effect."""
 
     gflops: float  # per second of CPU time, with float32 matrices
     copy_bytes: float  # read and written per second of CPU time
@@ -199,7 +200,7 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return in how many periods a CPU quota has stopped this process's cgroup or a parent of it; 0 if unknown."""
+    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent; 0 if unknown."""
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
@@ -222,10 +223,10 @@ def _core_seconds() -> tuple[float, float]:
 def check_cpu(speed: CpuSpeed) -> Finding:
     """Check whether a thread that needs a whole core gets it.
 
-    Bad: it gets less than 75 % of a core because of a quota, or while its cores are idle for at least half of the
-    missing time. Warning: it gets less than 75 % because other programs use the cores.
+    Bad: it gets less than 75 % of a core because of a quota, or although the cores are idle for at least half of the
+    time that it does not get. Warning: it gets less than 75 % because other programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"
-    why = ", held back by a quota" if status == "bad" else f"; others use {speed.others:.1f} cores"
+    why = ", limited by a quota" if status == "bad" else f"; others use {speed.others:.1f} cores"
     return Finding("CPU", status, f"a thread gets {100 * speed.share:.0f} % of a core{why}")

@@ -165,11 +165,11 @@ def _open_series() -> "LoopSeries | None":
 
 
 def _leave() -> None:
-    """Leave the vote. This is the last exit function to run, because a script imports this module first."""
+    """Abandon the vote. Of all exit functions, this one runs last, because a script imports this module first."""
     if _vote is not None:
         _vote.part()
     if _leaving:
-        with contextlib.suppress(OSError, ValueError):  # the streams have no reader any more
+        with contextlib.suppress(OSError, ValueError):  # nothing reads the streams any more
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(_code)  # gloo's threads can abort the process while the interpreter shuts down

@@ -128,7 +128,10 @@ def read_events(*texts: str) -> tuple[Event, ...]:
 
 
 def strange_lines(text: str) -> int:
-    """Return how many lines are not events, without the last line and without a first line whose start is missing."""
+    """Return how many lines of a file are not events.
+
+    The last line, which may be incomplete, is not counted. Nor is a first line whose beginning was cut off.
+    """
     lines = text.split("\n")[0 if text.startswith("{") else 1 : -1]
     return sum(1 for line in lines if line.strip() and _event(line) is None)
 

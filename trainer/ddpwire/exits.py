@@ -11,7 +11,8 @@ from typing import Self
 class Exit(IntEnum):
     """The exit codes by name, each with its meaning: ``Exit(78).name`` is ``CONFIG``.
 
-    A meaning is part of a sentence. It is empty for 0, and for 2, which many scripts use for other purposes.
+    A message contains the meaning as a part of a sentence. The meaning is empty for 0. It is also empty for 2, because
+    many scripts use this code for other purposes.
     """
 
     meaning: str

@@ -1,9 +1,9 @@
 """``history.csv``: the metrics of a node's training over time, one row every few seconds. ddprun writes it.
 
-A row has the Unix time and one column per series. Its value combines the series of the node's ranks: the sum of
-counters, the largest value of gauges. The name of a column is that of the metric and, after a colon, the value of its
+A row has the Unix time and one column per series. A column combines the values of the node's ranks: the sum of
+counters, and the largest value of gauges. A column is named after the metric and, after a colon, the value of its
 label: ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. In a long run, rows are
-removed evenly, so that there are never more than ``MAX_ROWS``.
+removed at regular intervals, so that there are never more than ``MAX_ROWS``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ def line(time_s: float, row: Row) -> str:
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """Return the rows of a file, each with its ``time``. Skip invalid lines. Another version may have other columns."""
+    """Return the rows of a file, each with its ``time``. Skip invalid lines. Columns of other versions are accepted."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))

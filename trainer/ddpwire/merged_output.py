@@ -1,8 +1,9 @@
 """The output of several sources on one stream: complete lines, and unfinished lines such as progress bars.
 
 A progress bar is a line whose states are separated by carriage returns. The text of a single source is passed on
-unchanged. Of several sources, each shows the last state of its progress bar at most once a second, and any other line
-when the line is complete. If the line of one source is unfinished, the text of another source begins on a new line.
+unchanged. If there are several sources, the last state of each progress bar is written at most once a second, and any
+other line is written when it is complete. If the line of one source is unfinished, the text of another source begins
+on a new line.
 """
 
 import threading
@@ -26,7 +27,7 @@ class MergedOutput:
         self.unfinished: Source | None = None  # the source whose unfinished line is at the end of the stream
 
     def add_source(self, mark: Callable[[bytes], bytes] | None = None) -> "Source":
-        """Return a new source. ``mark`` adds the source's name to a line, so its text is never passed on unchanged."""
+        """Return a new source. ``mark`` returns a line with the source's name added. Without it, lines have no name."""
         source = Source(self, mark)
         with self.lock:
             self.sources.add(source)
@@ -44,9 +45,9 @@ class Source:
         self._state_at = -STATE_INTERVAL_S
 
     def add(self, data: bytes) -> None:
-        """Write the complete lines of ``data``, and a state of a progress bar if a second has passed since the last.
+        """Write the complete lines of ``data``. Write the state of a progress bar at most once a second.
 
-        Call this with empty data to show the state of a bar that has stopped.
+        Call this with empty data to write the last state of a progress bar that has received no data for a while.
         """
         with self._output.lock:
             *lines, self._rest = (self._rest + data).split(b"\n")

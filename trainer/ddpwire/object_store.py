@@ -2,7 +2,8 @@
 
     URL/step-00000450/step-00000450.pt    the files of a checkpoint, under their own names
     URL/checkpoints.json                  the index: [{"step", "accuracy", "files": [{"name", "bytes", "modified",
-                                          "sha256"}, ...]}, ...], the newest first; a manifest is the last file
+                                          "sha256"}, ...]}, ...], the newest first. If a
+                                          checkpoint has a manifest, it is the last of its files.
 
 A checkpoint is in the store once the index lists it. The index is written last, and replaced as a whole.
 ``python -m ddpwire.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
@@ -35,7 +36,7 @@ S3_LIMITS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 20, "retri
 
 
 class StoreError(Exception):
-    """A store that cannot be used. ``code``: CONFIG, UNAVAILABLE, or NO_INPUT and DATA for a missing or bad object."""
+    """An error of the object store. ``code``: CONFIG, UNAVAILABLE, NO_INPUT (missing object), DATA (damaged object)."""
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -43,7 +44,7 @@ class StoreError(Exception):
 
 
 class ObjectStore:
-    """The checkpoints of one run in a store. The methods raise StoreError, and OSError of the local files."""
+    """The checkpoints of one run in a store. The methods raise StoreError, or OSError for an error of a local file."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -62,7 +63,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _at(self, name: str, step: int | None = None) -> Iterator[str]:
-        """Yield the driver's name of an object. Raises StoreError for each error of a driver and its libraries."""
+        """Yield the path of an object for the fsspec driver. Turn every error in the block into a StoreError."""
         path = name if step is None else f"step-{step:08d}/{name}"
         try:
             yield f"{self._root}/{path}"
@@ -90,13 +91,13 @@ class ObjectStore:
         self._index = kept
 
     def delete(self, checkpoint: dict[str, Any]) -> None:
-        """Delete the files of a checkpoint that the index does not list."""
+        """Delete the files of a checkpoint. The index must no longer list it."""
         for file in checkpoint["files"]:
             with self._at(file["name"], checkpoint["step"]) as name, contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(name)
 
     def put(self, step: int, path: Path) -> dict[str, Any]:
-        """Write a file and read it back. Return its entry in the index. The object exists only once it is complete."""
+        """Upload a file, read it back to verify it, and return its entry for the index."""
         with path.open("rb") as data:
             found, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
         file = {"name": path.name, "bytes": found.st_size, "modified": int(found.st_mtime), "sha256": sha256}
@@ -111,7 +112,7 @@ class ObjectStore:
         self.num_parts += 1
 
     def fetch_newest(self, folder: Path, newest_here: int | None, warn: Callable[[str], None]) -> None:
-        """Fetch the newest checkpoint that is not damaged, unless it is older than ``newest_here``.
+        """Fetch the newest undamaged checkpoint, unless it is older than ``newest_here``.
 
         ``newest_here`` is the step of the folder's newest checkpoint, or None. Damaged checkpoints are removed from the
         index, so that they are uploaded again. Raises StoreError if all are damaged and the folder has none.
@@ -136,9 +137,9 @@ class ObjectStore:
             self.write_index(one for one in self.checkpoints() if one["step"] not in damaged)
 
     def fetch(self, one: dict[str, Any], folder: Path) -> None:
-        """Fetch the files that the folder lacks. A file gets its name once it is verified.
+        """Fetch the files of a checkpoint that the folder lacks. A file gets its final name once it is verified.
 
-        An incomplete file of an earlier call is continued.
+        If an earlier call left an incomplete file, only the rest of it is fetched.
         """
         for file in one["files"]:
             part, target = folder / f"{file['name']}.fetched", folder / file["name"]
@@ -175,11 +176,11 @@ class ObjectStore:
         for chunk in chunks:
             digest.update(chunk)
         if digest.hexdigest() != file["sha256"]:
-            raise StoreError(Exit.DATA, f"{file['name']} of {self.url} does not have its SHA-256, {file['sha256']}")
+            raise StoreError(Exit.DATA, f"{file['name']} of {self.url} does not match its SHA-256, {file['sha256']}")
 
 
 def _read_index(text: bytes) -> list[dict[str, Any]]:
-    """Return the index in ``text``. Raises ValueError, also for a name that is a path and could leave the folder."""
+    """Return the index in ``text``. Raises ValueError, also if a file's name is a path (it could leave the folder)."""
     index = json.loads(text)
     try:
         for one in index:
@@ -205,7 +206,7 @@ def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
 class Uploader:
     """Uploads checkpoints in a thread, and retries each upload that fails.
 
-    ``keep`` and ``keep_best`` say which checkpoints the store keeps, as for a folder.
+    ``keep`` and ``keep_best`` say which checkpoints the store keeps, like ddptrain's options for the folder.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class Uploader:
         threading.Thread(target=self._run, daemon=True, name="upload").start()
 
     def offer(self, step: int, paths: list[Path], accuracy: float | None) -> None:
-        """Upload a complete checkpoint after the earlier ones, unless it has been deleted by then."""
+        """Queue a complete checkpoint for upload. It is skipped if it has been deleted when its turn comes."""
         self._offered.put((step, paths, accuracy))
 
     def wait(self, stopping: Callable[[], bool]) -> int:
@@ -232,7 +233,7 @@ class Uploader:
                 moved, moved_at = self._store.num_parts, now
             asked_at = asked_at if stopping() else now
             if now - moved_at > STALL_S or now - asked_at > STOP_WAIT_S:
-                self._warn(f"{what} after {now - began:.0f} s: the same command uploads it, where it was saved")
+                self._warn(f"{what} after {now - began:.0f} s: run the same command again where its files are")
                 return Exit.CANNOT_WRITE
             if now - shown_at > SHOW_S:
                 self._warn(f"{what} yet: waiting for it")

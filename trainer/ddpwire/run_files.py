@@ -2,7 +2,7 @@
 
 RUN/                       an array has a folder task-K/ per task; .targets/ is beside the runs' folders
   run.json                 ddpctl's record (only ddpctl reads and writes it)
-  starts                   one line per start by a queue (read_starts); a batch script writes it
+  starts                   one line per start that a batch script makes (read_starts)
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
     .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
@@ -85,7 +85,7 @@ def timed_log(rank: int | None) -> str:
 
 def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
     """Append lines to a file such as ``a.log``. If the file then exceeds ``max_bytes``, rename it to ``a.1.log``."""
-    # A FIFO without a reader in place of the file must not stop a training: hence O_NONBLOCK.
+    # O_NONBLOCK: if the path is a FIFO without a reader, opening it must not block the training.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
@@ -208,7 +208,8 @@ def _known(kind: "type[NodeState | RankProcess | Outcome]", values: Mapping[str,
 def write_error(message: str, environ: Mapping[str, str]) -> None:
     """Write the error that ends this rank into the file that the launcher has named. Do nothing if it named none.
 
-    An empty message means that the rank chose its exit code and no exception ended it. It never replaces an error.
+    An empty message means that the rank chose its exit code and no exception ended it. An empty message never replaces
+    one that the file already has.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -317,7 +318,7 @@ def read_outcome(text: str) -> Outcome:
 # The outcome of a node whose ddprun was killed on request and could not write an outcome.
 KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
 
-# ---- ``starts``: each start of a run by a queue. A queue may also requeue a run.
+# ---- ``starts``: each start of a run by Slurm, also after Slurm has requeued the run.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Signals that ask a rank to stop: at once during its start, or after saving a checkpoint during training.
+"""Signals that ask a rank to stop. While it starts, it stops at once. During training, it saves a checkpoint first.
 
 This module does not import torch, because the handlers must be installed before torch is imported.
 """
@@ -24,8 +24,8 @@ STOPS = {
 class Signals:
     """The signals that this process has received. ``code`` is the exit code that they request, or 0 without a signal.
 
-    A thread reads them from a pipe, because a Python handler runs only when the main thread has returned from C++ code,
-    which takes minutes in a rendezvous.
+    A thread reads them from a pipe, because a Python handler runs only after the main thread has returned from C++
+    code. During a rendezvous, this can take minutes.
     """
 
     def __init__(self) -> None:

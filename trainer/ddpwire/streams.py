@@ -1,7 +1,7 @@
 """Make sure that the descriptors 0 to 2 are open, as other code assumes.
 
 If the parent process has closed one of them, the next file that is opened gets its number, and printed text goes into
-that file. A terminal may also be closed later.
+that file. ``leave_lost`` is for a terminal that is closed later.
 """
 
 import os

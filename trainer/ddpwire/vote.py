@@ -27,7 +27,7 @@ class Vote:
         return -int(ends[0]), int(ends[1])
 
     def ask(self, code: int) -> int:
-        """Return the highest code that a rank passed in the previous call, the same on every rank. 0: continue."""
+        """Return the highest code that a rank passed in the previous call. All ranks get the same code. 0: continue."""
         agreed = self.answer()
         if agreed == 0:
             self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0
