@@ -1,4 +1,4 @@
-"""The subcommands without a run: init, schema, version."""
+"""The subcommands ``init``, ``schema`` and ``version``, which need no run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from ddpwire.version import __version__
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("ddpctl.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("ddpctl.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
@@ -34,14 +34,14 @@ def init(
         with path.open("w" if force else "x") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} already exists: --force overwrites it, or name another file") from None
+        raise UsageError(f"{path} already exists: overwrite it with --force, or choose another name") from None
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
-    context.emit(f"wrote {path}: ddpctl launch runs it, ddpctl launch --dry-run shows what would run")
+    context.emit(f"wrote {path}: ddpctl launch runs its job, ddpctl launch --dry-run only shows what would run")
 
 
 def schema() -> None:
-    """Print the JSON schema of ddpctl.yaml, for an editor."""
+    """Print the JSON schema of ddpctl.yaml, with which an editor checks the file."""
     from ddpctl import targets
     from ddpctl.schema import json_schema
 
@@ -62,7 +62,7 @@ def version() -> None:
 
 
 def print_version(asked: bool) -> None:
-    """Print the versions and exit if ``asked``, for ``ddpctl --version``."""
+    """Print the versions and exit if ``asked``. ``ddpctl --version`` calls this."""
     if asked:
         version()
         raise typer.Exit
