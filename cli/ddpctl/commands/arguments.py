@@ -30,20 +30,12 @@ RunName = Annotated[
 WholeRunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whole name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Task = Annotated[int | None, typer.Option("--task", min=0, metavar="K", help="Only task K of an array of runs.")]
-Node = Annotated[
-    int, typer.Option("--node", min=0, metavar="K", help="The number of the node. The first node has the number 0.")
-]
-Tail = Annotated[
-    int | None, typer.Option("--tail", min=0, metavar="N", help="Start with the last N lines of each log.")
-]
+Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="The node's number, from 0.")]
+Tail = Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Start each log at its last N lines.")]
 SshTarget = Annotated[
     str | None,
     typer.Option(
-        "--target",
-        "-t",
-        envvar="DDPCTL_TARGET",
-        metavar="T",
-        help="A target of kind ssh [default: the target in the file].",
+        "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="A target of kind ssh [default: the file's target]."
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, but do not run it.")]

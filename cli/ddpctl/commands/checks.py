@@ -46,9 +46,7 @@ def bench(
         Flags(target=target, nodes=nodes, gpus=gpus, file=file, program=["-m", "ddpcheck", "bench", *words])
     )
     if request.job.world_size < 2:
-        raise UsageError(
-            "bench: the job has one rank, but a collective needs at least two", hint="--gpus 2, or --nodes 2"
-        )
+        raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
     check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
@@ -74,10 +72,7 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return lines that compare a result with the last bench of the target.
-
-    The list is empty if the last bench had other data sizes or another number of ranks.
-    """
+    """Compare a result with the target's last bench, if that bench had the same data sizes and number of ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # no earlier result, or a result that another version wrote

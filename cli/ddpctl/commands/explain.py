@@ -55,10 +55,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its ranks' answers or, if it has ended, from its files.
-
-    Raises UnavailableError if no node answers.
-    """
+    """Explain a run from its ranks' answers or, after its end, its files. Raises UnavailableError without an answer."""
     from ddpctl import explain as explaining
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
@@ -91,10 +88,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
-    """Return a sentence about why a run hangs, hung or failed.
-
-    The text is empty if there is no fault, if the cause is unknown, or if the run's message already has the sentence.
-    """
+    """Return why a run hangs, hung or failed. Return "" if the cause is unknown or already in the run's message."""
     with suppress(DdpctlError):
         found = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
         if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
@@ -113,9 +107,8 @@ def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -
     from ddpctl import run_store
     from ddpctl.commands.formatting import closing_lines
 
-    for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
-        context.emit(line)
-    for line in hang_lines(context, run, state):
+    lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
+    for line in (*lines, *hang_lines(context, run, state)):
         context.emit(line)
 
 
@@ -152,7 +145,7 @@ def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
 
     found: list[RankView] = []
     for one in seen:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or an answer of another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or another version's
             found += read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
     return sorted(found, key=lambda view: view.rank)
 
@@ -169,9 +162,9 @@ def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How many seconds to record.")
     ] = 2.0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write the trace to.")
-    ] = Path("trace.json.gz"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
+        "trace.json.gz"
+    ),
     as_json: Json = False,
 ) -> None:
     """Record a trace of what all ranks of a run do.
@@ -210,10 +203,7 @@ def profile(
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Return the profiles of the ranks, the events, and a text for each fact that is not known.
-
-    All times are converted to the clock of node 0.
-    """
+    """Return the ranks' profiles, the events, and messages about unknown facts. Times are on the clock of node 0."""
     from ddpctl.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE

@@ -110,10 +110,7 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
             )
         )
     name = run.folder if is_by_hand(run) else run.name
-    return [
-        *table(rows),
-        f"  one task     ddpctl status {name} --task K; logs, top, timeline and report also take --task K",
-    ]
+    return [*table(rows), f"  one task     ddpctl status {name} --task K; logs, top, timeline, report take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:

@@ -30,10 +30,7 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
 
 
 def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Settings":
-    """Load the configuration of a target of kind ssh. Raises ConfigError if the target is of another kind.
-
-    ``command`` is the beginning of the error message, and ``other`` is its end.
-    """
+    """Load the configuration of a target of kind ssh. Raises ConfigError, whose message ends with ``other``."""
     from ddpctl import config, targets
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())

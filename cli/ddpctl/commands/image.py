@@ -29,8 +29,7 @@ Reference = Annotated[
     str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the image in ./ddpctl.yaml].")
 ]
 EngineName = Annotated[
-    Literal["docker", "podman"],
-    typer.Option("--engine", envvar="DDPCTL_ENGINE", help="The container engine that has the image."),
+    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="The engine with the image.")
 ]
 
 
@@ -43,8 +42,7 @@ def build(
     ] = None,
     context: Annotated[Path, typer.Option("--context", help="The build context of the image.")] = Path(),
     build_arg: Annotated[
-        list[str] | None,
-        typer.Option("--build-arg", metavar="K=V", help="The value of an ARG of the Dockerfile. May be repeated."),
+        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="A build argument. May be repeated.")
     ] = None,
     engine: EngineName = "docker",
     dry_run: DryRun = False,
@@ -67,10 +65,7 @@ def build(
 
 @app.command()
 def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
-    """Push the image to the registry in its name.
-
-    Log in to the registry first, for example with docker login.
-    """
+    """Push the image to the registry in its name. Log in to the registry first."""
     _run((engine, "push", _reference(image)), {}, dry_run=dry_run)
 
 
@@ -109,9 +104,7 @@ def ship(
     print_result([asdict(one) for one in deliveries], (), as_json=as_json)
     failed = [one.host for one in deliveries if one.error]
     if failed:
-        raise UnavailableError(
-            f"{len(failed)} of {len(deliveries)} hosts did not receive the image: {', '.join(failed)}"
-        )
+        raise UnavailableError(f"the image is not on {len(failed)} of {len(deliveries)} hosts: {', '.join(failed)}")
 
 
 @app.command()
@@ -143,7 +136,6 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """Load the configuration. ``image`` overrides the image of the configuration file. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path | None,
-    typer.Option(
-        "--file", "-f", envvar="DDPCTL_FILE", help="The configuration file [default: ./ddpctl.yaml if it exists]."
-    ),
+    typer.Option("--file", "-f", envvar="DDPCTL_FILE", help="The configuration file [default: ddpctl.yaml, if any]."),
 ]
 
 
@@ -37,13 +35,7 @@ def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A0
 
 
 Nodes = Annotated[
-    str | None,
-    _option(
-        "--nodes",
-        "-n",
-        metavar="N|MIN:MAX",
-        help="Number of nodes. With MIN:MAX, the run starts if it has at least MIN.",
-    ),
+    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes, or a range as for torchrun.")
 ]
 Gpus = Annotated[
     str | None,
@@ -62,8 +54,7 @@ class Flags:
     nodes: Nodes = None
     gpus: Gpus = None
     ranks: Annotated[
-        str | None,
-        _option("--ranks", metavar="R", help="Ranks per node [default: one per GPU]. It must divide --gpus."),
+        str | None, _option("--ranks", metavar="R", help="Ranks per node, a divisor of --gpus [default: one per GPU].")
     ] = None
     target: Target = None
     file: File = None
@@ -72,17 +63,13 @@ class Flags:
     ] = None
     device: Annotated[
         str | None,
-        _option(
-            "--device", metavar="auto|cuda|cpu", help="cuda requires GPUs. auto uses the CPU if there are no GPUs."
-        ),
+        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs. Without GPUs, auto uses the CPU."),
     ] = None
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="K=V", help="An environment variable for every rank. May be repeated."),
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for all ranks. May be repeated.")
     ] = None
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a random word]."),
+        str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
     ] = None
     port: Annotated[
         str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free port].")
@@ -90,17 +77,11 @@ class Flags:
     image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
     workload: Annotated[
         str | None,
-        _option(
-            "--kind",
-            metavar="auto|pytorchjob|trainjob|job",
-            help="Kubernetes only: the kind of workload. auto uses what the cluster has.",
-        ),
+        _option("--kind", metavar="auto|pytorchjob|trainjob|job", help="Kubernetes only: the kind of workload."),
     ] = None
     replace_lost: Annotated[
         bool,
-        typer.Option(
-            "--replace-lost", help="Kubernetes only: delete the pod of a lost machine, so that it is replaced."
-        ),
+        typer.Option("--replace-lost", help="Kubernetes only: replace a pod whose machine is lost."),
     ] = False
     array: Annotated[
         str | None, _option("--array", metavar="0-3%2", help="Slurm only: run the job several times, as a job array.")
@@ -152,16 +133,11 @@ def launch(
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option(
-            "--wait", metavar="TIME", help="SSH machines only: wait at most TIME, such as 2h or 30m, for free GPUs."
-        ),
+        typer.Option("--wait", metavar="TIME", help="SSH machines only: wait up to TIME (2h, 30m) for free GPUs."),
     ] = None,
     doctor: Annotated[
         bool,
-        typer.Option(
-            "--doctor",
-            help="First run ddpctl doctor. A bad SSH machine is not used; elsewhere, a bad node is an error.",
-        ),
+        typer.Option("--doctor", help="First run ddpctl doctor. Leave out bad SSH machines; reject other bad nodes."),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -183,11 +159,7 @@ def launch(
     context = open_context()
     request = _request(context, flags, resume)
     if pull and (detach or "pull" not in targets.capabilities(request.kind)):
-        why = (
-            "--detach does not wait for the run"
-            if detach
-            else f"runs of kind {request.kind} write their results on this machine"
-        )
+        why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
         raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN copies the results of a run on other machines")
     if wait is not None:
         if "wait" not in targets.capabilities(request.kind):
@@ -231,9 +203,7 @@ def render(
     flags: Flags,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Write the files to this folder. For targets that need several files."
-        ),
+        typer.Option("--out", metavar="FOLDER", help="The output folder, for targets that need several files."),
     ] = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
@@ -322,10 +292,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Make a launch request that continues a run from its checkpoints. Raises UsageError.
-
-    The flags override the job in the run's record.
-    """
+    """Make a request that continues a run from its checkpoints. The flags override its job. Raises UsageError."""
     from ddpctl import config, targets
     from ddpctl.launch_plan import command_line
     from ddpctl.launcher import Request

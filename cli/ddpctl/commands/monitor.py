@@ -69,9 +69,7 @@ def up(
     from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
-        raise UsageError(
-            f"--retention: '{retention}' is not a duration: expected a number and h, d, w or y, such as 30d"
-        )
+        raise UsageError(f"--retention: '{retention}' is not a duration: expected h, d, w or y, such as 30d")
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     settings = StackSettings(
@@ -113,9 +111,7 @@ def status(
 
     places = None if url else stack.places(open_context().root)
     if not (address := url or (places.prometheus if places else None)):
-        raise UnavailableError(
-            "no Prometheus was started here: run ddpctl monitor up, or give the URL of your own with --url"
-        )
+        raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or give the --url of yours")
     nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
     grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
     document = {

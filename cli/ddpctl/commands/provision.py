@@ -25,27 +25,19 @@ MACHINE = "The machine (a host of the target, or another machine)"
 def provision(
     extra: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- ARGS...]", help="Arguments for ansible-playbook, for example -- -e gpu_install=true."
-        ),
+        typer.Argument(metavar="[-- ARGS...]", help="Arguments for ansible-playbook, such as -- -e gpu_install=true."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only show what would change.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Only check whether runs can start on the machines.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Only check whether runs can start there.")] = False,
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove what ddpctl provision has set up.")] = False,
     login: Annotated[
         str | None,
-        typer.Option(
-            "--login", metavar="USER", help="The user who logs in for the setup [default: the user who trains]."
-        ),
+        typer.Option("--login", metavar="USER", help="The user for the setup [default: the user who trains]."),
     ] = None,
     public_key: Annotated[
         list[Path] | None,
         typer.Option(
-            "--public-key",
-            metavar="FILE",
-            help="The public key of a user who may train [default: yours]. May be repeated.",
+            "--public-key", metavar="FILE", help="A key of a user who may train [default: yours]. Repeatable."
         ),
     ] = None,
     controller: Annotated[
@@ -59,15 +51,11 @@ def provision(
     ] = None,
     inventory: Annotated[
         Path | None,
-        typer.Option(
-            "--inventory", metavar="FILE", help="Your own inventory [default: ddpctl writes one for the target]."
-        ),
+        typer.Option("--inventory", metavar="FILE", help="Your own inventory [default: made from the target]."),
     ] = None,
     tags: Annotated[
         str | None,
-        typer.Option(
-            "--tags", metavar="T,...", help="Only the tasks with these tags: user, containers, gpu, clock, limits, ..."
-        ),
+        typer.Option("--tags", metavar="T,...", help="Only these tags: user, containers, gpu, clock, limits, ..."),
     ] = None,
     target: SshTarget = None,
     file: launch.File = None,
@@ -148,10 +136,7 @@ def _check_login(login: str | None) -> None:
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
-    """Return the ``given`` public keys. If there are none, return those of the hosts, or else those of this user.
-
-    Raises NoInputError if a key cannot be read, or if ``required`` and there is no key.
-    """
+    """Read the ``given`` public keys, or those of the hosts, or those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
     if not paths and required:

@@ -29,9 +29,7 @@ def ps(
     limit: Annotated[int, typer.Option("--last", "-n", min=0, help="List only the newest N runs. 0 means all.")] = 20,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder", metavar="FOLDER", help="List the runs in this folder, also runs that were started by hand."
-        ),
+        typer.Option("--folder", metavar="FOLDER", help="List the runs in this folder, also those started by hand."),
     ] = None,
 ) -> None:
     """List runs, newest first.
@@ -72,9 +70,8 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     if as_json:
         print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
-    for line in formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record)):
-        print(line)
-    for line in explain.hang_lines(context, record, state):
+    lines = formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record))
+    for line in (*lines, *explain.hang_lines(context, record, state)):
         print(line)
 
 
@@ -87,14 +84,10 @@ def logs(
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node. May be repeated.")] = None,
     task: Task = None,
     tail: Tail = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Do not remove escape sequences, such as colours, on a terminal.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colours, on a terminal.")] = False,
     timestamps: Annotated[
         bool,
-        typer.Option(
-            "--timestamps", help="Print the time of each line by its node's clock. Without -f, sort the lines by time."
-        ),
+        typer.Option("--timestamps", help="Print each line's time (its node's clock). Without -f, sort by time."),
     ] = False,
 ) -> None:
     """Print a run's logs, one node after another.
@@ -231,11 +224,7 @@ def rm(
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="AGE",
-            help="Remove all ended runs older than AGE, such as 30d or 12h, since their start.",
-        ),
+        typer.Option("--older-than", metavar="AGE", help="All ended runs whose start is this long ago: 30d, 12h."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
@@ -277,10 +266,6 @@ def rm(
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    """Return the AppContext and a run that has not ended.
-
-    Raises NoInputError if the run has ended, and UnavailableError if it has no node yet.
-    """
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)
@@ -347,9 +332,7 @@ def export(
     ] = False,
     part: Annotated[
         str | None,
-        typer.Option(
-            "--part", metavar="NAME", help="Which weights: model or ema [default: ema if the checkpoint has it]."
-        ),
+        typer.Option("--part", metavar="NAME", help="Which weights: model or ema [default: ema if it exists]."),
     ] = None,
 ) -> None:
     """Write the weights in a run's checkpoint to one file.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ddpctl.commands.arguments import open_context
-from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
 from ddpwire.version import __version__
 
 
@@ -27,16 +27,13 @@ def init(
     except UnavailableError as error:
         context.emit(f"{error}; the file is written for CPU ranks")
         gpus = ()
-    if force and path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
+    if not force and os.path.lexists(path):
+        raise UsageError(f"{path} already exists: overwrite it with --force, or choose another name")
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
         raise CannotWriteError(f"cannot write {path}: it is not a regular file")
     text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
-    try:
-        with path.open("w" if force else "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{path} already exists: overwrite it with --force, or choose another name") from None
-    except OSError as error:
-        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+    with writing(path), path.open("w" if force else "x") as file:
+        file.write(text)
     context.emit(f"wrote {path}: ddpctl launch runs its job, ddpctl launch --dry-run only shows what would run")
 
 

@@ -84,10 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Draw the spans in a line of ``columns`` characters. Each span has at least one character.
-
-    Spans that begin before ``begin`` are not drawn.
-    """
+    """Draw the spans since ``begin`` in a line of ``columns`` characters. Each span has at least one character."""
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:

@@ -32,9 +32,7 @@ def top(
     every: Annotated[
         float, typer.Option("--every", "-n", min=0.2, max=3600, metavar="SECONDS", help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print the table once. The measurement takes about a second.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, after about a second.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document on each line instead.")] = False,
 ) -> None:
     """Watch the ranks of a run while it trains.
@@ -82,10 +80,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """Return the snapshot as one line of JSON.
-
-    NaN and infinite values become null. ``throughput`` and ``losses`` are lists of known values with their times.
-    """
+    """Return the snapshot as one line of JSON. NaN becomes null. ``throughput`` and ``losses`` are lists with times."""
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)

@@ -37,9 +37,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
     for setting in settings:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
-            raise UsageError(
-                f"--exporter: {quote(name)} is invalid or already in use: expected NAME=PORT, such as dcgm=9400"
-            )
+            raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, such as dcgm=9400")
         if not is_port(port):
             raise UsageError(f"--exporter {name}: {quote(port)} is not a port: expected 1 to {MAX_PORT}")
         found[name] = int(port)

@@ -22,10 +22,7 @@ LARGE_BYTES = 200 << 20
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Serialize everything that a rank needs for the call.
-
-    Raises UnavailableError if cloudpickle is missing, and ConfigError if a value cannot be serialized.
-    """
+    """Serialize a call for the ranks. Raises UnavailableError without cloudpickle, ConfigError for a bad value."""
     try:
         import cloudpickle
     except ImportError:
@@ -119,10 +116,7 @@ def _device_of(value: object) -> str:
 
 
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """Return the kind, name and value of each global or nonlocal variable that a function uses.
-
-    The list includes the variables of the functions that this function uses.
-    """
+    """Return the kind, name and value of each outer variable that a function, or a function called by it, uses."""
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()
     waiting: list[Any] = [function]
@@ -151,10 +145,10 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
     for what, name, value in parts:
         try:
             dumps(value)
-        except Exception as own:  # functions that use this value fail, too, and the innermost one is last
+        except Exception as own:  # functions that use the value fail, too; the last is the innermost
             why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
     return (
-        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create the value inside {called}, or "
-        "pass the data from which it is created as an argument"
+        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create the value inside {called}, "
+        "or pass the data that it is made from as an argument"
     )

@@ -67,10 +67,7 @@ def run(
     resume: str | bool,
     **fields: Any,
 ) -> Any:
-    """Run ``what`` and return its result. ``ddpctl.notebook.launch`` documents the arguments and the errors.
-
-    ``fields`` are fields of JobSpec.
-    """
+    """Do what ``ddpctl.notebook.launch`` documents. ``fields`` are its arguments that are fields of JobSpec."""
     # In messages, show the name of the function instead of the module that calls it.
     module, shown = "ddpctl.notebook.rank_main", what if isinstance(what, str) else serialization.title(what)
     context = AppContext(
@@ -80,9 +77,7 @@ def run(
     )
     job = _job(what, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(
-            f"launch: name is {name!r}: expected up to 40 lower-case letters, digits and '-', starting with a letter"
-        )
+        raise UsageError(f"launch: name is {name!r}: expected up to 40 of a-z, 0-9 and '-', starting with a letter")
     packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
     resumes = _resumed(context, resume, program_of(what))
     calls = None  # the folder of the serialized call and its result; no other user can read it
@@ -188,7 +183,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
         found = run_store.load(context.root, str(resume))
         if found.elsewhere:
             raise UsageError(
-                f"launch: resume={resume!r}: its checkpoints are not on this machine, but in {found.checkpoint_dir}"
+                f"launch: resume={resume!r}: the run's checkpoints are in {found.checkpoint_dir}, not here"
             )
     if found:
         launcher.check_alone(context, found)
@@ -206,21 +201,17 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
     on = kaggle.session(os.environ)
     inputs = _runs_below(on.input) if on else []
     own = [run for run in here if program_of_run(run) == wanted]
-    own += [
-        run for run in inputs if program_of_run(run).name == wanted.name
-    ]  # the programs of these runs were in other folders
+    # An earlier session had its program in another folder, so only the names are compared.
+    own += [run for run in inputs if program_of_run(run).name == wanted.name]
     if found := max(own, key=lambda run: run.created, default=None):
         return found if found in here else restore(found, context.root)
     context.emit(f"no earlier run of {wanted.name} in {wanted.source}: the run starts from the beginning")
     if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
-        context.emit(
-            f"  {program_of_run(other).source} has a run of {wanted.name}: resume={other.name!r} continues from that run"
-        )
+        context.emit(f"  to continue from the run of {program_of_run(other).source}, use resume={other.name!r}")
     return None
 
 
 def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
-    """Print how the run ended. On Kaggle, also print a line for the ddpctl that submitted the notebook."""
     outcome = state.outcome
     context.emit(
         f"run '{record.name}' {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}"
@@ -229,11 +220,9 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
         context.emit(f"  logs         {record.logs_at}")
     context.emit(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
-        context.emit(
-            "  resume with  launch(..., resume=True); on Kaggle, first add the output of this version as an input"
-        )
+        context.emit("  resume with  launch(..., resume=True); on Kaggle, first add this version's output as an input")
     on = kaggle.session(os.environ)
-    if on and on.batch and outcome:
+    if on and on.batch and outcome:  # the ddpctl that submitted this notebook reads this line
         end = {"code": outcome.code, "cause": outcome.cause, "message": outcome.message}
         context.emit(OUTCOME_LINE + json.dumps(end))
 
@@ -255,7 +244,6 @@ def _judge(record: Run, state: RunStatus, calls: Path | None) -> None:
 
 
 def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
-    """Return a RankError. Its cause is the exception of the rank, if that exception can be unpickled."""
     where = f"{story['cell']}, line {story['line']}"
     error = RankError(
         f"rank {rank} failed in {where}: {story['message']}",

@@ -129,9 +129,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append(("The nodes", environments_table(found.environments, known)))
     sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
-        text = (
-            f"{', '.join(unsought)}: not removed, because not set here or too short. Search the report for the values."
-        )
+        text = f"{', '.join(unsought)}: not removed (not set here, or too short). Search the report for the values."
         sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
         sections.append(("Events", events_table(found.events, begin, known)))

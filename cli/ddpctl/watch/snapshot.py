@@ -125,9 +125,7 @@ class Snapshot:
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
     """Compute the fields of Snapshot that depend on metrics. ``before`` are earlier readings of the same nodes."""
     earlier = {reading.node: reading for reading in before}
-    saved = _largest(
-        now, of_ranks.CHECKPOINT_LAST_SUCCESS.name
-    )  # 0 if there is no checkpoint yet, None if not reported
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: no checkpoint yet; None: not reported
     saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
     return {

@@ -171,10 +171,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when the last node of a start ended. If a node did not end, return the time of the last event or metric.
-
-    Metrics after ``before`` belong to the next start.
-    """
+    """Return when all nodes of a start had ended. If one did not, return the last event or metric until ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -369,10 +366,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return the name of the rank or node whose log shows why a run failed, and the end of this log.
-
-    Returns two empty strings if the run has not failed or if there is no log.
-    """
+    """Return the rank or node whose log shows why a run failed, and the end of the log, or two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
