@@ -340,9 +340,6 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
     )
 
 
-# Rule files, for Prometheus and for the Prometheus Operator
-
-
 class _Dumper(yaml.SafeDumper):
     """A YAML dumper that writes strings of several lines as block scalars."""
 

@@ -76,9 +76,6 @@ def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
     return {**_job(name, scraping), "relabel_configs": relabel}
 
 
-# The client of the HTTP API
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScrapeTarget:
     """A target of a scrape job, as Prometheus reports it."""

@@ -161,9 +161,6 @@ def env_file(settings: StackSettings) -> str:
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-# Start and stop the containers
-
-
 @dataclass(frozen=True, kw_only=True)
 class Places:
     """The URLs of the two servers."""
@@ -288,9 +285,6 @@ def _wait(service: str, url: str, where: str) -> None:
                 f"{service} does not answer at {url} after {READY_S:g} s; for the cause, run {where}"
             )
         time.sleep(0.2)
-
-
-# Manifests for a Kubernetes cluster
 
 
 def dashboard_config_maps() -> str:

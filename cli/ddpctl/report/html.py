@@ -143,9 +143,6 @@ def _key(marks: Sequence[Mark]) -> str:
     return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(items)}</ul>' if items else ""
 
 
-# Tables: the nodes, the configuration and the events
-
-
 _CAUSES = {  # ddpwire.run_files.Cause
     "ok": "done",
     "error": "an error of the script",
@@ -236,9 +233,6 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
         row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
         rows.insert(index if index < MOST_EVENTS // 2 else len(rows), row)
     return f'<div class="wide"><table>{"".join(rows)}</table></div>'
-
-
-# The style sheet, for paper and screen, and for light and dark mode
 
 
 # From https://colorbrewer2.org: people who are blind to red or green can tell these colours apart.

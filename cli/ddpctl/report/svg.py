@@ -163,13 +163,10 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
     return "".join(found)
 
 
-# The plots of a report. A series without values has no plot.
-
-
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Return the title, the SVG and the legend of each plot. ``begin`` is the start of the time axis."""
+    """Return the title, SVG and legend of each plot with values. ``begin`` is the start of the time axis."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
@@ -231,9 +228,6 @@ def _shares(history: History, moments: Sequence[float], begin: float) -> list[Li
 def _key(drawn: Sequence[Line]) -> str:
     items = "".join(f'<i class="{line.style}"></i>{line.name}' for line in drawn)
     return f'<p class="key">{items}</p>'
-
-
-# Axes: the ticks and their text
 
 
 def ticks(low: float, high: float, number: int = 5) -> list[float]:

@@ -72,9 +72,6 @@ def read_metrics(seen: ProbeResult) -> Reading | None:
     return Reading(node=seen.node, time=seen.time, samples={name: tuple(values) for name, values in samples.items()})
 
 
-# The snapshot
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
     """The speed of one rank in the last seconds. An unknown value is None."""

@@ -296,9 +296,6 @@ def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
     return found
 
 
-# The timeline of a run
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """The phases and events of a run from its launch until now or its end."""
@@ -395,9 +392,6 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
     with suppress(ValueError, AttributeError, RecursionError):
         return {str(key): str(value) for key, value in json.loads(seen.files[ENVIRONMENT]).items()}
     return {}
-
-
-# The events that are shown to the user
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
