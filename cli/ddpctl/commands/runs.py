@@ -113,7 +113,7 @@ def logs(
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            context.emit(f"run '{record.name}' continues; ddpctl stop {record.name} stops it")
+            context.emit(f"run '{record.name}' keeps running; ddpctl stop {record.name} stops it")
         raise typer.Exit(interrupts.code_of(error)) from None
 
 
