@@ -108,11 +108,7 @@ def ship(
 
 
 @app.command()
-def inspect(
-    image: Reference = None,
-    engine: EngineName = "docker",
-    as_json: Json = False,
-) -> None:
+def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
     """Show the digest, the size, the layers and the software versions of an image."""
     from ddpctl import image_transfer, images
     from ddpctl.command import Command, once

@@ -35,7 +35,7 @@ def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A0
 
 
 Nodes = Annotated[
-    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes, or a range as for torchrun.")
+    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes, or an elastic range.")
 ]
 Gpus = Annotated[
     str | None,
@@ -123,7 +123,7 @@ def launch(
     flags: Flags,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Launch the job of this run again, from its last checkpoint."),
+        typer.Option("--resume", metavar="RUN", help="Launch the job of RUN again, from its last checkpoint."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once. The run continues without this terminal.")

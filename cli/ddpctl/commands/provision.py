@@ -37,7 +37,7 @@ def provision(
     public_key: Annotated[
         list[Path] | None,
         typer.Option(
-            "--public-key", metavar="FILE", help="A key of a user who may train [default: yours]. Repeatable."
+            "--public-key", metavar="FILE", help="A key of a user who trains [default: yours]. May be repeated."
         ),
     ] = None,
     controller: Annotated[
