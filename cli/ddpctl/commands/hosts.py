@@ -19,7 +19,7 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
     """List SSH machines, their GPUs, and the run on each GPU.
 
     The table shows since when the run has had the GPU, and how busy the GPU is. Below the table are the launches that
-    wait for a GPU, in the order in which they will start.
+    wait for a GPU, in the order of the queue.
     """
     from ddpctl import targets
     from ddpctl.commands.formatting import fit

@@ -34,8 +34,8 @@ def ps(
 ) -> None:
     """List runs, newest first.
 
-    Runs that were started by hand, with sbatch or ddprun --run-dir, have no name in ddpctl. Find them with --folder.
-    status, logs, top, timeline and report take the folder of such a run instead of a name.
+    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, top, timeline
+    and report take the folder of such a run instead of a name.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
