@@ -109,7 +109,7 @@ def ship(
 
 @app.command()
 def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
-    """Show the digest, the size, the layers and the software versions of an image."""
+    """Show an image's digest, size, layers and software versions."""
     from ddpctl import image_transfer, images
     from ddpctl.command import Command, once
 

@@ -61,7 +61,7 @@ def provision(
     file: launch.File = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Set up new machines as nodes, with the Ansible playbooks of ddpctl.
+    """Set up new machines as nodes, with Ansible playbooks.
 
     The command checks every machine first. It reports machines that have a problem, and does not change them. It sets
     up the other machines.

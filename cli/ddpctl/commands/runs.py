@@ -195,7 +195,9 @@ def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
     node: Node = 0,
 ) -> None:
-    """Run a command in the container of a node, or on its machine if it has no container.
+    """Run a command on a node of a run.
+
+    The command runs in the container of the node, or on its machine if the node has no container.
 
     \b
     ddpctl exec night --node 1 -- nvidia-smi
@@ -208,7 +210,7 @@ def execute(
 
 
 def shell(run: RunName = None, node: Node = 0) -> None:
-    """Open a shell in the container of a node, or on its machine if it has no container."""
+    """Open a shell on a node of a run. If the node has a container, the shell runs in it."""
     from ddpctl import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -310,7 +312,7 @@ def pull(
         bool, typer.Option("--best", help="Copy only the checkpoint with the highest test accuracy.")
     ] = False,
 ) -> None:
-    """Copy a run's checkpoints, logs and weights from other machines to this one.
+    """Copy a run's checkpoints, logs and weights to this machine.
 
     Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """

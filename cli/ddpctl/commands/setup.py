@@ -38,7 +38,7 @@ def init(
 
 
 def schema() -> None:
-    """Print the JSON schema of ddpctl.yaml, with which an editor checks the file."""
+    """Print the JSON schema of ddpctl.yaml, for use in an editor."""
     from ddpctl import targets
     from ddpctl.schema import json_schema
 
