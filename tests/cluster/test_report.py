@@ -45,7 +45,7 @@ def test_a_browser_shows_all_of_it(report: Path) -> None:
     assert re.search(r"<title>(.*?)</title>", dom)[1] == "read: succeeded"  # type: ignore[index]
     headings = re.findall(r"<h2>(.*?)</h2>", dom)
     assert headings[:5] == [
-        "Where the time went",
+        "How the time was spent",
         "Loss",
         "Throughput, samples per second",
         "Where the time of a step goes",

@@ -111,7 +111,7 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
         f"{address}: layer {largest.name[:12]} was removed from the host (arrived corrupted): ship the image again"
         in said
     )
-    assert f"ddpctl: 1 of 2 hosts did not receive it: {address}\n" in said
+    assert f"ddpctl: the image is not on 1 of 2 hosts: {address}\n" in said
 
     fourth, said = ship(names[1], f"127.0.1.3:{ssh_lab.free_port()}", code=69)
     assert (fourth[0] >= len(there), hosts[1].image_id()) == (True, second_id), said

@@ -45,7 +45,7 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
     old = bench(("all_reduce", 1024, 2.0), ("all_reduce", 4096, 2.0), ("broadcast", 1024, 4.0), time=time.time() - 60)
     first, second = compared({**NOW, "last": old})
     assert first.startswith("busbw: 0.88 of the last bench's (")  # of 1.5 and 0.25; gather has no former size
-    assert second == "less than half of it: broadcast 0.25"
+    assert second == "less than half of the last bench: broadcast 0.25"
     (line,) = compared({**NOW, "last": {**NOW, "nodes": ["c"], "time": time.time()}})
     assert line.startswith("busbw: 1.00 of the last bench's, which was on other nodes (")
 

@@ -1,1 +1,1 @@
-"""The subcommands of ddpctl, with one file for each group of them."""
+"""The subcommands of ddpctl. Each module has a group of related subcommands."""

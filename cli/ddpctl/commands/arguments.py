@@ -1,4 +1,4 @@
-"""What several subcommands share: arguments and options, how a run is found, how a result is printed."""
+"""Arguments, options and functions that several subcommands share."""
 
 import json
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the names of runs that begin with ``incomplete``, for the shell's completion."""
+    """Return the names of the runs that begin with ``incomplete``. The shell completes a run's name with them."""
     from ddpctl import run_store
 
     return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]
@@ -29,27 +29,27 @@ RunName = Annotated[
 ]
 WholeRunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whole name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Task = Annotated[int | None, typer.Option("--task", min=0, metavar="K", help="Only this task of an array of runs.")]
-Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which node, from 0.")]
-Tail = Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with each log's last N lines.")]
+Task = Annotated[int | None, typer.Option("--task", min=0, metavar="K", help="Only task K of an array of runs.")]
+Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="The node's number, from 0.")]
+Tail = Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Start each log at its last N lines.")]
 SshTarget = Annotated[
     str | None,
     typer.Option(
-        "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="A target of kind ssh [default: the file's]."
+        "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="A target of kind ssh [default: the file's target]."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, but do not run it.")]
 
 
 def open_context() -> "AppContext":
-    """Return the context of this process."""
+    """Return the AppContext for the environment variables of this process."""
     from ddpctl import launcher
 
     return launcher.open_context(os.environ)
 
 
 def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
-    """Return the context of this process and the run with this name or folder. Raises NoInputError."""
+    """Return the AppContext and the run with this name or folder. Raises NoInputError if there is no such run."""
     from ddpctl import launcher
 
     context = open_context()
@@ -57,13 +57,13 @@ def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Ru
 
 
 def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print ``document`` as JSON, or else ``lines``."""
+    """Print ``document`` if ``as_json`` is true, otherwise ``lines``."""
     for line in [json.dumps(document, indent=1)] if as_json else lines:
         print(line)
 
 
 def parse_time(option: str, text: str, *, example: str) -> int:
-    """Return the value of an option, such as ``2h30m``, in seconds. Raises UsageError."""
+    """Convert the value of an option, such as ``2h30m``, to seconds. Raises UsageError if the value is invalid."""
     from ddpctl.spec import check_time, time_s
 
     try:

@@ -1,4 +1,4 @@
-"""``ddpctl bench`` and ``ddpctl doctor``: check a target with jobs that run there (ddpcheck)."""
+"""The subcommands ``bench`` and ``doctor``. They check a target with a job that runs ``ddpcheck`` there."""
 
 import re
 import statistics
@@ -14,7 +14,7 @@ from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.commands.launch import File, Flags, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 
-DROP = 0.5  # a collective is reported if its busbw is below this share of its busbw in the last bench
+DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
 
 
@@ -25,16 +25,16 @@ def bench(
     file: File = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="64K,16M", help="Sizes of a collective's data [default: by the backend]."),
+        typer.Option("--sizes", metavar="64K,16M", help="The data sizes to measure [default: depends on the backend]."),
     ] = None,
     as_json: Json = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Draw what each collective does with the data of four ranks; run nothing.")
+        bool, typer.Option("--show", help="Only draw what each collective does with the data of four ranks.")
     ] = False,
 ) -> None:
     """Measure the collectives and the links of a target.
 
-    Exits with 69 if a result is wrong or a link or node is slow.
+    The exit code is 69 if a collective gives a wrong result, or if a link or a node is slow.
     """
     from ddpctl import check_job
 
@@ -46,7 +46,7 @@ def bench(
         Flags(target=target, nodes=nodes, gpus=gpus, file=file, program=["-m", "ddpcheck", "bench", *words])
     )
     if request.job.world_size < 2:
-        raise UsageError("bench: a single rank has no other to talk to", hint="--gpus 2, or --nodes 2")
+        raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
     check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
@@ -61,7 +61,7 @@ def doctor(
 ) -> None:
     """Check the nodes of a target and the network between them.
 
-    Exits with 69 if a node is bad: the table names it, the check, and what to do.
+    The exit code is 69 if a node fails a check. The table shows the node, the check and what to do.
     """
     from ddpctl.doctor import examine, lines
 
@@ -72,10 +72,10 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Compare a result with the target's last bench. Return no line if that bench had other sizes or ranks."""
+    """Compare a result with the target's last bench, if that bench had the same data sizes and number of ranks."""
     from ddpctl.commands.formatting import ago
 
-    with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it
+    with suppress(KeyError, TypeError, AttributeError):  # no earlier result, or a result that another version wrote
         last = result["last"]
         rows = last["collectives"] if last["ranks"] == result["ranks"] else ()
         old = {(row["collective"], row["bytes"]): row["busbw"] for row in rows}
@@ -88,12 +88,12 @@ def compared(result: Mapping[str, Any]) -> list[str]:
             line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{there}"
             low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
             lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
-            return [*lines, f"less than half of it: {low}"] if low else lines
+            return [*lines, f"less than half of the last bench: {low}"] if low else lines
     return []
 
 
 def drawings() -> list[str]:
-    """Draw what each collective does with the data of four ranks: rank 0 has A0 to A3, rank 1 has B0 to B3."""
+    """Draw what each collective does with the data of four ranks."""
     ranks, none = range(4), ["."] * 4
     own = [[f"{letter}{part}" for part in ranks] for letter in "ABCD"]
     sums, parts, others = [f"S{part}" for part in ranks], [own[rank][rank] for rank in ranks], [none] * 3
@@ -112,7 +112,7 @@ def drawings() -> list[str]:
         "gather: rank 0 gets the parts of all": (spread(parts), [parts, *others]),
         "send_recv: each rank sends to the next one (pipelines)": (own, [own[rank - 1] for rank in ranks]),
     }
-    lines = ["Rank 0 has the parts A0 to A3, rank 1 B0 to B3, and so on; S0 is A0 + B0 + C0 + D0."]
+    lines = ["Rank 0 has the parts A0 to A3, rank 1 has B0 to B3, and so on. S0 is A0 + B0 + C0 + D0."]
     for title, (before, after) in shown.items():
         lines += ["", title]
         for rank in ranks:
@@ -122,11 +122,11 @@ def drawings() -> list[str]:
 
 
 def read_sizes(text: str) -> list[int]:
-    """Parse sizes such as ``64K,16M`` into bytes, in ascending order. Raises UsageError."""
+    """Parse sizes such as ``64K,16M``. Return them in bytes, in ascending order. Raises UsageError."""
     found = []
     for word in text.split(","):
         match = SIZE.fullmatch(word.strip())
         if not match or (size := int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]) > 1 << 36:
-            raise UsageError(f"--sizes: {word!r} is no size: whole numbers with K, M or G, up to 64G, such as 64K,16M")
+            raise UsageError(f"--sizes: {word!r} is not a size: expected sizes up to 64G, such as 64K,16M")
         found.append(size)
     return sorted({*found})

@@ -1,4 +1,4 @@
-"""``ddpctl explain`` and ``ddpctl profile``: ask all ranks of a run what they do, and report it."""
+"""The subcommands ``explain`` and ``profile``. They ask all ranks of a run what they are doing."""
 
 import os
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpctl.run_store import Run
     from ddpwire.events import Event
 
-WITH_RANKS = ("running", "training", "stopping")  # the states in which there are ranks to ask
+WITH_RANKS = ("running", "training", "stopping")  # the states in which ranks can answer
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
 PROFILE_ANSWER_S = 60.0  # in addition to the recorded seconds
 POLL_S = 0.5
@@ -37,8 +37,8 @@ CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MU
 def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Explain why a run hangs, is slow or has failed.
 
-    It asks all ranks what they are doing. This takes a few seconds and does not interrupt the training. If a
-    run was killed because it hung, the answers from before the kill are used.
+    The command asks all ranks what they are doing. This takes a few seconds and does not interrupt the training. For
+    a run that was killed because it hung, the command uses the answers that the ranks gave before the kill.
     """
     from ddpctl import launcher
 
@@ -55,7 +55,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run: ask its ranks or, after its end, read its files. Raises UnavailableError if no node answers."""
+    """Explain a run from its ranks' answers or, after its end, its files. Raises UnavailableError without an answer."""
     from ddpctl import explain as explaining
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
@@ -88,7 +88,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
-    """Return why a run hangs, hung or failed. Return "" if it does not, or if that is unknown or in its message."""
+    """Return why a run hangs, hung or failed. Return "" if the cause is unknown or already in the run's message."""
     with suppress(DdpctlError):
         found = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
         if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
@@ -97,26 +97,28 @@ def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return a list with one line about why a run hung, or an empty list if it did not or if that is unknown."""
+    """Return one line about why a run hung. The list is empty if the run did not hang or the cause is unknown."""
     sentence = why(context, run, state) if state.outcome and state.outcome.cause == "hang" else ""
     return [f"  why          {sentence}"] if sentence else []
 
 
 def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
-    """Print how a run that ddpctl followed has ended. ``code`` is the exit code of ddpctl."""
+    """Print the result of a run after its end. ``code`` is the exit code of this ddpctl."""
     from ddpctl import run_store
     from ddpctl.commands.formatting import closing_lines
 
-    for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
-        context.emit(line)
-    for line in hang_lines(context, run, state):
+    lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
+    for line in (*lines, *hang_lines(context, run, state)):
         context.emit(line)
 
 
 def ask(
     context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
 ) -> "tuple[ProbeResult, ...]":
-    """Ask each node, and return the last ``max_bytes`` of each answer. Raises UnavailableError if no node answers."""
+    """Send ``request`` to each node, and wait at most ``timeout_s`` seconds for the answers, which are in ``file``.
+
+    Returns the last ``max_bytes`` bytes of each answer. Raises UnavailableError if no node answers.
+    """
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
 
@@ -137,13 +139,13 @@ def ask(
 
 
 def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
-    """Return the ranks that the nodes' files ``name`` describe, sorted."""
+    """Parse the file ``name`` of each node. Return the ranks that these files describe, sorted by rank."""
     from ddpctl.rank_view import read_answer
     from ddpwire.run_files import parse_json
 
     found: list[RankView] = []
     for one in seen:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or one from another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or another version's
             found += read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
     return sorted(found, key=lambda view: view.rank)
 
@@ -160,15 +162,15 @@ def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How many seconds to record.")
     ] = 2.0,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file for the trace.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
         "trace.json.gz"
     ),
     as_json: Json = False,
 ) -> None:
-    """Record what all ranks of a run do, as a trace.
+    """Record a trace of what all ranks of a run do.
 
-    The run continues. Open the trace in https://ui.perfetto.dev. A table shows each rank's shares of compute,
-    communication and waiting for data. A sentence names the slowest rank and says what it does.
+    The run continues. You can open the trace in https://ui.perfetto.dev. The command also prints how much of its time
+    each rank computes, communicates and waits for data, and which rank is the slowest.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling
@@ -194,14 +196,14 @@ def profile(
         f"{record.name}  {found['sentence']}",
         *(f"  {line}" for line in profiling.summary_table(profiles, found["shares"])),
         *(f"  not known: {line}" for line in unknown),
-        f"{found['seconds']:.1f} s of all ranks are in {output}: open it in https://ui.perfetto.dev",
+        f"{found['seconds']:.1f} s of all ranks are in {output}: open the file in https://ui.perfetto.dev",
     ]
     document = {"run": record.name, "trace": str(output), **found, "unknown": unknown}
     print_result(document, lines, as_json=as_json)
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Return the ranks and the events, with times on node 0's clock, and what is not known."""
+    """Return the ranks' profiles, the events, and messages about unknown facts. Times are on the clock of node 0."""
     from ddpctl.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE
@@ -212,7 +214,7 @@ def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[Ra
         try:
             profiles += read_profile(answer if request in answer else "", clock_offset_s=offset_s)
         except ValueError:
-            unknown.append(f"what node {one.node} did: {one.failure or 'no answer, or a damaged one'}")
+            unknown.append(f"what node {one.node} did: {one.failure or 'no answer, or a damaged answer'}")
         if one.node and clock_offset(one) is None:
             unknown.append(f"how far the clock of node {one.node} is ahead of node 0's")
         events += [replace(it, time=it.time - offset_s) for it in read_events(one.files.get(EVENTS, ""))]

@@ -1,4 +1,4 @@
-"""Formats runs as text for a terminal, and as JSON. Pure, except that it reads the terminal's width."""
+"""Formats runs as text for a terminal, and as JSON."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ from ddpwire.exits import Exit
 
 
 def ago(seconds: float) -> str:
-    """Format a time span roughly: 12 s, 3 min, 5 h, 2 d."""
+    """Format a duration in one unit, for example 12 s, 3 min, 5 h or 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -25,7 +25,7 @@ def ago(seconds: float) -> str:
 
 
 def fit(line: str, spare: int = 0) -> str:
-    """Cut a line to the terminal's width less ``spare`` columns. Return it unchanged if stdout is not a terminal."""
+    """Cut a line, so that ``spare`` columns of the terminal remain. Without a terminal, return the line unchanged."""
     if not sys.stdout.isatty():
         return line
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -53,7 +53,7 @@ def _steps(state: RunStatus) -> str:
 
 
 def progress_lines(state: RunStatus) -> list[str]:
-    """Return a list with one line about the training's progress, or an empty list if the run reports none."""
+    """Return one line about the progress of the training. The list is empty if the run reports no progress."""
     at = state.progress
     if at is None:
         return []
@@ -67,10 +67,7 @@ def progress_lines(state: RunStatus) -> list[str]:
 
 
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
-    """Return the lines of ``ddpctl status``: the run, then one line per node, with pids of the node's own machine.
-
-    For an array of runs, there is one line for each of its ``tasks`` instead.
-    """
+    """Return the lines of ``ddpctl status``: the run, then one line for each node, or for each of the ``tasks``."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
@@ -113,11 +110,11 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
             )
         )
     name = run.folder if is_by_hand(run) else run.name
-    return [*table(rows), f"  one of them  ddpctl status {name} --task K, and logs, top, timeline, report"]
+    return [*table(rows), f"  one task     ddpctl status {name} --task K; logs, top, timeline, report take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return the commands that help the user after a run has failed."""
+    """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
@@ -127,7 +124,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
-    """Return what an attached launch prints when its run has ended. ``code`` is the exit code of ddpctl."""
+    """Return the lines that ``launch`` and ``attach`` print after the run's end. ``code`` is ddpctl's exit code."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
@@ -150,9 +147,9 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def removed_lines(
     run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Collection[str] = (), has_files: bool = True
 ) -> list[str]:
-    """Return the lines of ``ddpctl rm``: the folders that are or would be removed with a run, and what remains.
+    """Return the lines of ``ddpctl rm`` about one run: the folders that are removed, and the folders that are kept.
 
-    ``others`` are the folders that are removed with other runs. ``has_files``: whether its checkpoints still exist.
+    ``others`` are the folders that are removed with other runs. ``has_files`` is whether the run's checkpoints exist.
     """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
@@ -169,7 +166,7 @@ def removed_lines(
 
 
 def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, Any]:
-    """Return a run and its status as JSON for ``--json``."""
+    """Return a run and its status as a document for ``--json``."""
     own = zip(tasks, state.tasks, strict=True) if tasks else ()
     return {
         "run": run.name,

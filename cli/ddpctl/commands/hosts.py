@@ -1,4 +1,4 @@
-"""``ddpctl hosts``: list a target's machines, their GPUs, the run that has each GPU, and the waiting launches."""
+"""The subcommand ``hosts``. It lists the machines and the GPUs of a target of kind ssh."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) -> None:
-    """List SSH machines, their GPUs, and which run has each GPU.
+    """List SSH machines, their GPUs, and the run on each GPU.
 
-    It shows how long a run has had its GPU, how busy the GPU is, and the waiting launches, in their order.
+    The table shows since when the run has had the GPU, and how busy the GPU is. Below the table are the launches that
+    wait for a GPU, in the order of the queue.
     """
     from ddpctl import targets
     from ddpctl.commands.formatting import fit
@@ -29,21 +30,18 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
 
 
 def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Settings":
-    """Load the configuration of a target for ``command``. Raises ConfigError if the target has no hosts.
-
-    ``other`` is the end of the error's message.
-    """
+    """Load the configuration of a target of kind ssh. Raises ConfigError, whose message ends with ``other``."""
     from ddpctl import config, targets
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
         problem = f"{command}: target '{settings.target}' is of kind {settings.kind}"
-        raise ConfigError(f"{problem}: name one of kind ssh with --target{other}")
+        raise ConfigError(f"{problem}: choose a target of kind ssh with --target{other}")
     return settings
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:
-    """Return one line per GPU and per run of CPU ranks, then the hosts that do not answer and the waiting launches."""
+    """Return a line for each GPU and each run on CPUs, then lines for unreachable hosts and waiting launches."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
     lines = table([head, *(row for report in found for row in _rows(report))])
     for report in found:

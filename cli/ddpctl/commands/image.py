@@ -1,4 +1,4 @@
-"""``ddpctl image``: build, push, ship and inspect the container image of a job."""
+"""The subcommand ``image``. It builds, pushes, ships and inspects the container image of a job."""
 
 import os
 import sys
@@ -26,10 +26,10 @@ app = typer.Typer(
 DOCKERFILES = ("Dockerfile", "docker/Dockerfile")
 
 Reference = Annotated[
-    str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the one of ./ddpctl.yaml].")
+    str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the image in ./ddpctl.yaml].")
 ]
 EngineName = Annotated[
-    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="The engine with the images.")
+    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="The engine with the image.")
 ]
 
 
@@ -38,11 +38,11 @@ def build(
     image: Reference = None,
     dockerfile: Annotated[
         Path | None,
-        typer.Option("--dockerfile", "-f", help="The Dockerfile [default: ./Dockerfile, else ./docker/Dockerfile]."),
+        typer.Option("--dockerfile", "-f", help="The Dockerfile [default: Dockerfile or docker/Dockerfile]."),
     ] = None,
-    context: Annotated[Path, typer.Option("--context", help="The folder from which the image may copy.")] = Path(),
+    context: Annotated[Path, typer.Option("--context", help="The build context of the image.")] = Path(),
     build_arg: Annotated[
-        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="An ARG of the Dockerfile; may be repeated.")
+        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="A build argument. May be repeated.")
     ] = None,
     engine: EngineName = "docker",
     dry_run: DryRun = False,
@@ -55,7 +55,7 @@ def build(
     if found is None or not found.is_file():
         looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
         raise NoInputError(
-            f"no {looked} found: write one (docs/image.md shows one with three lines), or name it with -f"
+            f"no {looked} found: write one (docs/image.md has an example of three lines), or give its path with -f"
         )
     argv = images.build_line(
         engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
@@ -65,7 +65,7 @@ def build(
 
 @app.command()
 def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
-    """Push the image to the registry in its name. Log in with the engine first."""
+    """Push the image to the registry in its name. Log in to the registry first."""
     _run((engine, "push", _reference(image)), {}, dry_run=dry_run)
 
 
@@ -73,19 +73,19 @@ def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun
 def ship(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST...]", help="[USER@]ADDRESS[:PORT], as ssh knows it [default: the target's]."),
+        typer.Argument(metavar="[HOST...]", help="[USER@]ADDRESS[:PORT], as for ssh [default: the target's hosts]."),
     ] = None,
     image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the one of ./ddpctl.yaml].")
+        str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the image in ./ddpctl.yaml].")
     ] = None,
     target: SshTarget = None,
     file: launch.File = None,
     engine: EngineName = "docker",
     as_json: Json = False,
 ) -> None:
-    """Copy the image to machines without a registry.
+    """Copy the image to machines over SSH, without a registry.
 
-    Layers that a host already has are not sent again. An interrupted transfer continues where it stopped.
+    Layers that a host already has are not sent again. If a transfer was interrupted, the next one continues it.
     """
     from ddpctl import targets
     from ddpctl.image_transfer import Shipper
@@ -96,7 +96,7 @@ def ship(
         places = [host.host for host in settings.options.hosts]
         engine = engine if settings.options.runtime == "none" else settings.options.runtime
     if not places:
-        raise UsageError("image ship: name hosts, or a target of kind ssh with --target")
+        raise UsageError("image ship: give the hosts, or choose a target of kind ssh with --target")
     context = open_context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
     shipper = Shipper(executor=context.executor, emit=context.emit, engine=engine, folder=folder)
@@ -104,16 +104,12 @@ def ship(
     print_result([asdict(one) for one in deliveries], (), as_json=as_json)
     failed = [one.host for one in deliveries if one.error]
     if failed:
-        raise UnavailableError(f"{len(failed)} of {len(deliveries)} hosts did not receive it: {', '.join(failed)}")
+        raise UnavailableError(f"the image is not on {len(failed)} of {len(deliveries)} hosts: {', '.join(failed)}")
 
 
 @app.command()
-def inspect(
-    image: Reference = None,
-    engine: EngineName = "docker",
-    as_json: Json = False,
-) -> None:
-    """Show an image's digest, size, layers, and the versions inside."""
+def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
+    """Show an image's digest, size, layers and software versions."""
     from ddpctl import image_transfer, images
     from ddpctl.command import Command, once
 
@@ -136,7 +132,6 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """Load the configuration, if it has a file. ``image`` overrides the file's image. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}

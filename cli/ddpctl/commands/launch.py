@@ -1,8 +1,6 @@
-"""``ddpctl launch`` and ``ddpctl render``: turn a command line into a run, or into a file that runs without ddpctl.
+"""The subcommands ``launch`` and ``render``, their flags, and the functions that make a launch request from the flags.
 
-This file has, in this order, the flags of both commands, the two commands, and the functions that build a launch
-request from the flags, the file or a run's record. A command imports the modules that it needs when it runs, so that
---help is quick.
+Each command imports most modules only when it runs. Otherwise --help would be slow.
 """
 
 import inspect
@@ -26,88 +24,88 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path | None,
-    typer.Option("--file", "-f", envvar="DDPCTL_FILE", help="The configuration [default: ./ddpctl.yaml if it exists]."),
+    typer.Option("--file", "-f", envvar="DDPCTL_FILE", help="The configuration file [default: ddpctl.yaml, if any]."),
 ]
 
 
 def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
-    """Return a CLI option that an environment variable can also set, for example DDPCTL_NODES for --nodes."""
+    """Return an option that an environment variable can also set. For example, DDPCTL_NODES sets --nodes."""
     variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
 
 Nodes = Annotated[
-    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes; MIN:MAX starts with MIN or more.")
+    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes, or an elastic range.")
 ]
 Gpus = Annotated[
     str | None,
-    _option("--gpus", "-g", metavar="G", help="GPUs per node, with one rank each; without GPUs, ranks on the CPU."),
+    _option("--gpus", "-g", metavar="G", help="GPUs per node. Each has one rank. Without GPUs, the ranks use the CPU."),
 ]
 Target = Annotated[
     str | None,
-    _option("--target", "-t", metavar="T", help="A target of the file, or local, ssh, slurm, kubernetes or kaggle."),
+    _option("--target", "-t", metavar="T", help="A target in the file, or local, ssh, slurm, kubernetes or kaggle."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The flags of launch and render, or None if not given. JobSpec parses the text of the flags in ``JOB_FLAGS``."""
+    """The flags of ``launch`` and ``render``. A flag that is not given is None or False."""
 
     nodes: Nodes = None
     gpus: Gpus = None
     ranks: Annotated[
-        str | None, _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU; it must divide --gpus.")
+        str | None, _option("--ranks", metavar="R", help="Ranks per node, a divisor of --gpus [default: one per GPU].")
     ] = None
     target: Target = None
     file: File = None
     profile: Annotated[
-        str | None, _option("--profile", "-p", metavar="P", help="A profile in the file, which overrides its job.")
+        str | None, _option("--profile", "-p", metavar="P", help="The profile in the file that overrides the job.")
     ] = None
     device: Annotated[
         str | None,
-        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs; auto uses the CPU without GPUs."),
+        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs. Without GPUs, auto uses the CPU."),
     ] = None
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated.")
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for all ranks. May be repeated.")
     ] = None
     name: Annotated[
         str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
     ] = None
     port: Annotated[
-        str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free one].")
+        str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free port].")
     ] = None
-    image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of every node.")] = None
+    image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
     workload: Annotated[
         str | None,
-        _option("--kind", metavar="auto|pytorchjob|trainjob|job", help="On Kubernetes; auto: what the cluster has."),
+        _option("--kind", metavar="auto|pytorchjob|trainjob|job", help="Kubernetes only: the kind of workload."),
     ] = None
     replace_lost: Annotated[
         bool,
-        typer.Option("--replace-lost", help="On Kubernetes: delete the pod of a lost machine, so that it is replaced."),
+        typer.Option("--replace-lost", help="Kubernetes only: replace a pod whose machine is lost."),
     ] = False
     array: Annotated[
-        str | None, _option("--array", metavar="0-3%2", help="On Slurm: the same job several times, as an array.")
+        str | None, _option("--array", metavar="0-3%2", help="Slurm only: run the job several times, as a job array.")
     ] = None
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="HOST", help="On SSH machines: no node on this host; may be repeated."),
+        typer.Option("--exclude", metavar="HOST", help="SSH machines only: do not use this host. May be repeated."),
     ] = None
     program: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[-- SCRIPT ARGS...]",
-            help="Your script (or -m module) and its arguments, as for torchrun. Without a script, "
-            "ddptrain runs with the options given here, as in ddpctl launch -- --epochs 3 (see ddptrain --help).",
+            help="Your script (or -m MODULE) and its arguments, as for torchrun. Without a script, ddptrain runs and "
+            "gets the arguments, for example ddpctl launch -- --epochs 3 (see ddptrain --help).",
             show_default=False,
         ),
     ] = None
 
 
-JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # each is a field of JobSpec, given as text
+JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # fields of JobSpec, which parses their text
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` for Typer, with the options of Flags beside its own. It gets a Flags as its first argument."""
+    """Add the options of Flags to ``command`` for Typer. ``command`` receives a Flags object as its first argument."""
 
     @wraps(command)
     def call(**given: Any) -> None:
@@ -125,28 +123,29 @@ def launch(
     flags: Flags,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),
+        typer.Option("--resume", metavar="RUN", help="Launch the job of RUN again, from its last checkpoint."),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return at once; the run continues without this terminal.")
+        bool, typer.Option("--detach", "-d", help="Return at once. The run continues without this terminal.")
     ] = False,
     pull: Annotated[
-        bool, typer.Option("--pull", help="When it has ended, copy its results here, as ddpctl pull does.")
+        bool, typer.Option("--pull", help="Copy the results here when the run has ended, as ddpctl pull does.")
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option("--wait", metavar="TIME", help="On SSH machines: wait for free GPUs in turn, at most 2h, 30m."),
+        typer.Option("--wait", metavar="TIME", help="SSH machines only: wait up to TIME (2h, 30m) for free GPUs."),
     ] = None,
     doctor: Annotated[
-        bool, typer.Option("--doctor", help="First run ddpctl doctor: refuse a bad node, or leave out its SSH machine.")
+        bool,
+        typer.Option("--doctor", help="First run ddpctl doctor. Leave out bad SSH machines; reject other bad nodes."),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Start a training and follow it to its end.
 
-    The exit code is the run's own. A first Ctrl-C lets the ranks save and stop (130); a second one kills them.
-    If this ddpctl ends, its run saves and ends too, unless it was launched with --detach.
-    With --resume, a program or arguments given here replace those of the earlier run.
+    The exit code is that of the run. After the first Ctrl-C, the ranks save and stop, and the exit code is 130. The
+    second Ctrl-C kills the ranks. If ddpctl ends, the run saves and ends too. With --detach, the run continues. With
+    --resume, a program or arguments given here replace those of the earlier run.
 
     \b
     ddpctl launch --nodes 2 --gpus 4
@@ -161,7 +160,7 @@ def launch(
     request = _request(context, flags, resume)
     if pull and (detach or "pull" not in targets.capabilities(request.kind)):
         why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
-        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
+        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN copies the results of a run on other machines")
     if wait is not None:
         if "wait" not in targets.capabilities(request.kind):
             raise UsageError(f"--wait: not allowed with a target of kind {request.kind}, only with ssh")
@@ -192,7 +191,7 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
         return request_of_flags(flags)
     if flags.file or flags.profile or flags.target or flags.workload:
         raise UsageError(
-            "--resume: a resumed run keeps its target and its file's settings: leave out -f, -p, -t and --kind"
+            "--resume: a resumed run keeps its target and the settings of its file: leave out -f, -p, -t and --kind"
         )
     old = run_store.load(context.root, resume)
     launcher.check_alone(context, old)
@@ -204,7 +203,7 @@ def render(
     flags: Flags,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Write it into a folder; for kaggle, notebook and metadata."),
+        typer.Option("--out", metavar="FOLDER", help="The output folder, for targets that need several files."),
     ] = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
@@ -240,7 +239,7 @@ def _warn(request: "Request") -> None:
 
 
 def overrides(flags: Flags) -> dict[str, Any]:
-    """Return the flags that are fields of a job; those not given are None. Raises UsageError."""
+    """Return the values of the flags that set a field of the job. A flag that is not given has the value None."""
     variables = {}
     for pair in flags.env or ():
         key, equals, value = pair.partition("=")
@@ -252,7 +251,7 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 
 def target_flags(flags: Flags) -> "TargetFlags":
-    """Return the name and the value of the target option that each flag sets, keyed by the flag. None: not given."""
+    """Map each flag to the target option that it sets and to its value. A flag that is not given has the value None."""
     return {
         "--kind": ("workload", flags.workload),
         "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
@@ -262,7 +261,7 @@ def target_flags(flags: Flags) -> "TargetFlags":
 
 
 def request_of_flags(flags: Flags) -> "Request":
-    """Return the launch request of the file and the flags. Raises FileError, UsageError or NoInputError."""
+    """Make a launch request from the file and the flags. Raises FileError, UsageError or NoInputError."""
     from ddpctl import config, targets
     from ddpctl.launcher import Request
 
@@ -293,10 +292,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Return a launch request that continues a run from its checkpoints. The flags override its recorded job.
-
-    Raises UsageError.
-    """
+    """Make a request that continues a run from its checkpoints. The flags override its job. Raises UsageError."""
     from ddpctl import config, targets
     from ddpctl.launch_plan import command_line
     from ddpctl.launcher import Request

@@ -1,4 +1,4 @@
-"""``ddpctl monitor`` up, down, status and config: Prometheus and Grafana for all runs."""
+"""The subcommand ``monitor`` with up, down, status and config. It shows all runs in Prometheus and Grafana."""
 
 import os
 import re
@@ -27,19 +27,19 @@ app = typer.Typer(
 
 LimitFlags = Annotated[
     list[str] | None,
-    typer.Option("--limit", metavar="NAME=VALUE", help="An alert's limit (docs/alerts.md); may be repeated."),
+    typer.Option("--limit", metavar="NAME=VALUE", help="The limit of an alert (see docs/alerts.md). May be repeated."),
 ]
 ExporterFlags = Annotated[
     list[str] | None,
     typer.Option(
         "--exporter",
         metavar="NAME=PORT",
-        help="Also scrape this port of the nodes' machines: node=9100, dcgm=9400; may be repeated.",
+        help="Also scrape this port of the machines, for example node=9100 or dcgm=9400. May be repeated.",
     ),
 ]
 TargetsFlag = Annotated[
     Path | None,
-    typer.Option("--targets", metavar="FOLDER", help="The folder of the runs' file_sd files [default: the runs' own]."),
+    typer.Option("--targets", metavar="FOLDER", help="The folder with the file_sd files [default: that of your runs]."),
 ]
 IntervalFlag = Annotated[
     float, typer.Option("--interval", help="Seconds between two scrapes of a node, from 0.1 to 3600.")
@@ -61,15 +61,15 @@ def up(
 ) -> None:
     """Start Prometheus and Grafana.
 
-    docker compose runs them on this machine's loopback address. Run the command again to change settings; recorded
-    data is kept.
+    docker compose runs them on the loopback address of this machine. To change settings, run the command again. The
+    recorded data is kept.
     """
     from ddpctl.monitoring import stack
     from ddpctl.monitoring.alerts import parse_limits
     from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
-        raise UsageError(f"--retention: '{retention}' is not a duration: give a number and h, d, w or y, such as 30d")
+        raise UsageError(f"--retention: '{retention}' is not a duration: expected h, d, w or y, such as 30d")
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     settings = StackSettings(
@@ -89,8 +89,8 @@ def up(
 
 
 @app.command()
-def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recorded data too.")] = False) -> None:
-    """Stop Prometheus and Grafana; recorded data is kept."""
+def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recorded data, too.")] = False) -> None:
+    """Stop Prometheus and Grafana. The recorded data is kept."""
     from ddpctl.monitoring import stack
 
     context = open_context()
@@ -101,17 +101,17 @@ def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recor
 @app.command()
 def status(
     url: Annotated[
-        str | None, typer.Option("--url", help="Your own Prometheus [default: the one of monitor up].")
+        str | None, typer.Option("--url", help="The URL of your own Prometheus [default: that of ddpctl monitor up].")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which nodes Prometheus scrapes and which alerts fire."""
+    """Show which nodes Prometheus scrapes and which alerts are firing."""
     from ddpctl.monitoring import prometheus, stack
     from ddpctl.monitoring.prometheus import JOB
 
     places = None if url else stack.places(open_context().root)
     if not (address := url or (places.prometheus if places else None)):
-        raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or name yours with --url")
+        raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or give the --url of yours")
     nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
     grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
     document = {
@@ -125,11 +125,11 @@ def status(
 
 @app.command()
 def config(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder to write them to.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder to write the files to.")] = Path(
         "monitoring"
     ),
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="Print a PrometheusRule and the dashboards' ConfigMaps instead.")
+        bool, typer.Option("--kubernetes", help="Print a PrometheusRule and ConfigMaps for Kubernetes instead.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that ddpctl did not write.")] = False,
     interval: IntervalFlag = 10.0,
@@ -137,9 +137,9 @@ def config(
     exporter: ExporterFlags = None,
     limit: LimitFlags = None,
 ) -> None:
-    """Write the files for your own Prometheus and Grafana.
+    """Write configuration files for your own Prometheus and Grafana.
 
-    The files are prometheus.yml, rules.yaml and the dashboards. Prometheus and Grafana read them without changes.
+    The files are prometheus.yml, rules.yaml and the dashboards. You can use them without changes.
     """
     from ddpctl.monitoring import alerts, stack
     from ddpctl.monitoring.alerts import parse_limits
@@ -151,8 +151,8 @@ def config(
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     stack.write_files(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
-    context.emit(f"wrote {folder}: prometheus --config.file={folder}/prometheus.yml, or take over its rule_files and")
-    context.emit(f"scrape_configs; Grafana imports {folder}/dashboards/run.json and fleet.json")
+    context.emit(f"wrote {folder}: start prometheus --config.file={folder}/prometheus.yml, or copy its rule_files and")
+    context.emit(f"scrape_configs to your own file; import {folder}/dashboards/run.json and fleet.json into Grafana")
 
 
 def _scraping(
@@ -164,7 +164,7 @@ def _scraping(
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also refuses NaN
         raise UsageError(f"--interval: {interval_s:g} is not allowed: expected {SHORTEST_S:g} to {LONGEST_S:g} seconds")
     if targets and targets.exists() and not targets.is_dir():
-        raise UsageError(f"--targets: {targets} is a file: name the folder of the runs' file_sd files")
+        raise UsageError(f"--targets: {targets} is a file: expected the folder with the file_sd files of the runs")
     folder = targets.absolute() if targets else context.root / TARGETS
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
 

@@ -1,4 +1,4 @@
-"""``ddpctl provision``: set up bare machines as nodes of a target of kind ssh, or of a Slurm cluster."""
+"""The subcommand ``provision``. It sets up new machines as nodes of a target of kind ssh or of a Slurm cluster."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpctl.provision import Playbook
 
 FOLDER = ".provision"  # beside the runs, in the same state directory
-MACHINE = "The machine, one of the hosts or another,"
+MACHINE = "The machine (a host of the target, or another machine)"
 
 
 def provision(
@@ -28,8 +28,8 @@ def provision(
         typer.Argument(metavar="[-- ARGS...]", help="Arguments for ansible-playbook, such as -- -e gpu_install=true."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only show what would change.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Only check whether runs would start there.")] = False,
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove what provision has set up.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Only check whether runs can start there.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove what ddpctl provision has set up.")] = False,
     login: Annotated[
         str | None,
         typer.Option("--login", metavar="USER", help="The user for the setup [default: the user who trains]."),
@@ -37,33 +37,34 @@ def provision(
     public_key: Annotated[
         list[Path] | None,
         typer.Option(
-            "--public-key", metavar="FILE", help="A key of a user who may train; repeatable [default: yours]."
+            "--public-key", metavar="FILE", help="A key of a user who trains [default: yours]. May be repeated."
         ),
     ] = None,
     controller: Annotated[
-        str | None, typer.Option("--controller", metavar="HOST", help=f"{MACHINE} that gets Slurm's controller.")
+        str | None, typer.Option("--controller", metavar="HOST", help=f"{MACHINE} that becomes Slurm's controller.")
     ] = None,
     monitor: Annotated[
-        str | None, typer.Option("--monitor", metavar="HOST", help=f"{MACHINE} that gets Prometheus.")
+        str | None, typer.Option("--monitor", metavar="HOST", help=f"{MACHINE} that runs Prometheus.")
     ] = None,
     storage: Annotated[
         str | None, typer.Option("--storage", metavar="HOST", help=f"{MACHINE} that shares a folder by NFS.")
     ] = None,
     inventory: Annotated[
         Path | None,
-        typer.Option("--inventory", metavar="FILE", help="Your own inventory [default: written from the target]."),
+        typer.Option("--inventory", metavar="FILE", help="Your own inventory [default: made from the target]."),
     ] = None,
     tags: Annotated[
         str | None,
-        typer.Option("--tags", metavar="T,...", help="Only these: user, containers, gpu, clock, limits, ..."),
+        typer.Option("--tags", metavar="T,...", help="Only these tags: user, containers, gpu, clock, limits, ..."),
     ] = None,
     target: SshTarget = None,
     file: launch.File = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Set up bare machines as nodes, with the playbooks in ansible/.
+    """Set up new machines as nodes, with Ansible playbooks.
 
-    Every machine is checked first. A machine with a problem is reported and left unchanged; the others are set up.
+    The command checks every machine first. It reports machines that have a problem, and does not change them. It sets
+    up the other machines.
     """
     from ddpctl import provision as provisioning
 
@@ -98,7 +99,7 @@ def provision(
         else:
             with writing(inventory):
                 inventory.write_text(text)
-            context.emit(f"the machines are those of {inventory}")
+            context.emit(f"the inventory of the machines is {inventory}")
     options = provisioning.PlaybookRun(
         ansible=_ansible(required=not dry_run),
         folder=str(_playbooks()),
@@ -113,7 +114,7 @@ def provision(
     try:
         results = context.executor.dry_run(playing, sys.stdout) if dry_run else context.executor.perform(playing)
     except KeyboardInterrupt:
-        context.emit("a machine may be only partly set up: run the command again to finish it")
+        context.emit("some machines may not be set up completely: run the command again to finish")
         raise
     failed = {host: result.failed for host, result in results.items() if result.failed}
     for host, why in failed.items():
@@ -135,10 +136,7 @@ def _check_login(login: str | None) -> None:
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
-    """Return the given public keys, else those of the hosts, else those of this user.
-
-    Raises NoInputError if a key cannot be read, or if there is none and ``required``.
-    """
+    """Read the ``given`` public keys, or those of the hosts, or those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
     if not paths and required:
@@ -150,12 +148,12 @@ def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> 
 
 
 def _ansible(*, required: bool) -> str:
-    """Find ansible-playbook, first beside this Python. Raises UnavailableError if it is ``required`` and not found."""
+    """Find ansible-playbook, first in this Python's folder. Raises UnavailableError if ``required`` and not found."""
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     found = shutil.which("ansible-playbook", path=folders)
     if required and not found:
         raise UnavailableError(
-            "ansible-playbook is not installed: install it with pip install 'ddpctl[provision]', in a clone with "
+            "ansible-playbook is not installed: run pip install 'ddpctl[provision]', or in a clone of ddpctl "
             "pip install -e '.[provision]'"
         )
     return found or "ansible-playbook"

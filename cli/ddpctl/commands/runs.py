@@ -1,4 +1,4 @@
-"""Subcommands for existing runs: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
+"""Most subcommands for existing runs, such as ``ps``, ``status``, ``logs`` and ``stop``."""
 
 import json
 import os
@@ -26,16 +26,16 @@ EXPORT_S = 600.0
 
 def ps(
     as_json: Json = False,
-    limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0 means all.")] = 20,
+    limit: Annotated[int, typer.Option("--last", "-n", min=0, help="List only the newest N runs. 0 means all.")] = 20,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="FOLDER", help="The runs in this folder, with those started by hand."),
+        typer.Option("--folder", metavar="FOLDER", help="List the runs in this folder, also those started by hand."),
     ] = None,
 ) -> None:
     """List runs, newest first.
 
-    Runs that were started by hand (sbatch, ddprun --run-dir) are found by their folder, and status, logs, top,
-    timeline and report take that folder instead of a name.
+    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, top, timeline
+    and report take the folder of such a run instead of a name.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
@@ -56,7 +56,7 @@ def ps(
     for line in formatting.runs_table(rows, time.time()):
         print(formatting.fit(line))
     if len(shown) < len(found):
-        context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
+        context.emit(f"{len(found) - len(shown)} older runs: ddpctl ps --last 0 lists all")
 
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
@@ -70,27 +70,24 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     if as_json:
         print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
-    for line in formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record)):
-        print(line)
-    for line in explain.hang_lines(context, record, state):
+    lines = formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record))
+    for line in (*lines, *explain.hang_lines(context, record, state)):
         print(line)
 
 
 def logs(
     run: RunName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     rank: Annotated[
-        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank; may be repeated.")
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank. May be repeated.")
     ] = None,
-    node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node; may be repeated.")] = None,
+    node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node. May be repeated.")] = None,
     task: Task = None,
     tail: Tail = None,
     raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colours, on a terminal.")] = False,
     timestamps: Annotated[
         bool,
-        typer.Option(
-            "--timestamps", help="The time when ddprun read each line, by its node's clock; sorted without -f."
-        ),
+        typer.Option("--timestamps", help="Print each line's time (its node's clock). Without -f, sort by time."),
     ] = False,
 ) -> None:
     """Print a run's logs, one node after another.
@@ -103,7 +100,7 @@ def logs(
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
         raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
-    if not rank and run_folders.is_by_hand(record):  # its nodes' output went to where it was started
+    if not rank and run_folders.is_by_hand(record):  # the output of its nodes is where the run was started
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
         context.executor.filter_stdout(EscapeFilter())
@@ -112,7 +109,7 @@ def logs(
         with context.executor.sorted_stdout() if timestamps and not follow else nullcontext():
             context.executor.perform(launcher.target_of(record).logs(record, query))
     except NoInputError as error:
-        hint = "without --timestamps, lines whose time is not known are printed as well" * timestamps
+        hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
@@ -127,19 +124,19 @@ def stop(
     kill: Annotated[bool, typer.Option("--kill", help="Kill the run at once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Stop every run that has not ended.")] = False,
 ) -> None:
-    """Stop a run; its ranks save first.
+    """Stop a run. Its ranks save first.
 
-    Ranks that have not ended after the grace period are killed. Afterwards no process of the run is left.
+    Ranks that have not ended after the grace period are killed. No process of the run remains.
     """
     from ddpctl import launcher, run_store, targets
     from ddpctl.commands import formatting
 
     if (run is None) == (not every):
-        raise UsageError("stop: name a run, or give --all (ddpctl ps lists the runs)")
+        raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
-    # A run that was killed from outside may have left processes or files: --kill removes these, too.
+    # A run in the state lost may have left processes or files. --kill removes them.
     going = [
         record
         for record, state in states
@@ -160,15 +157,15 @@ def stop(
     cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
         context.executor.perform(launcher.clear(record))
-        context.emit(f"run '{record.name}' had already ended; its leftovers were removed")
+        context.emit(f"run '{record.name}' had already ended; its remaining processes and files were removed")
     if not going and not cleared:
         context.emit("no run is active" if every else f"run '{asked[0].name}' has already ended: nothing to stop")
 
 
 def suspend(run: WholeRunName) -> None:
-    """Release a run's machines, but keep the run.
+    """Stop a run's ranks and release its machines, but keep the run.
 
-    Only for the target kubernetes. The ranks save and stop; ddpctl resume continues from the last checkpoint.
+    This works only on Kubernetes. The ranks save before they stop. ddpctl resume continues from the last checkpoint.
     """
     _set_suspended(run, again=False)
 
@@ -181,8 +178,8 @@ def resume(run: WholeRunName) -> None:
 def attach(run: RunName = None, tail: Tail = None) -> None:
     """Follow a run to its end, as if it had been launched here.
 
-    The exit code is the run's own. A first Ctrl-C lets the ranks save and stop (130); a second one kills them.
-    Ctrl-C in ddpctl logs -f never stops the run.
+    The exit code is that of the run. After the first Ctrl-C, the ranks save and stop, and the exit code is 130. The
+    second Ctrl-C kills the ranks. To follow a run without stopping it by Ctrl-C, use ddpctl logs -f.
     """
     from ddpctl import launcher
     from ddpctl.commands.explain import emit_end
@@ -194,13 +191,13 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
 
 
 def execute(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or its beginning.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or the beginning of its name.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
     node: Node = 0,
 ) -> None:
-    """Run a command in the container or on the machine of a node.
+    """Run a command on a node of a run.
 
-    It runs on the machine only if the node has no container.
+    The command runs in the container of the node, or on its machine if the node has no container.
 
     \b
     ddpctl exec night --node 1 -- nvidia-smi
@@ -213,34 +210,36 @@ def execute(
 
 
 def shell(run: RunName = None, node: Node = 0) -> None:
-    """Open a shell in the container or on the machine of a node."""
+    """Open a shell on a node of a run. If the node has a container, the shell runs in it."""
     from ddpctl import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("shell: no terminal here; ddpctl exec RUN -- COMMAND runs a command without one")
+        raise UsageError("shell: this is not a terminal; ddpctl exec RUN -- COMMAND runs a command without a terminal")
     context, record = _find_going(run)
     raise typer.Exit(launcher.execute(context, record, node=node, argv=(), tty=True))
 
 
 def rm(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Runs' whole names.", autocompletion=complete_run)
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="The whole names of the runs.", autocompletion=complete_run),
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", help="All ended runs started longer ago than this: 30d, 12h."),
+        typer.Option("--older-than", metavar="AGE", help="All ended runs whose start is this long ago: 30d, 12h."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Remove ended runs, with their checkpoints.
 
-    This deletes a run's record and its folders, also where it ran. It deletes nothing outside these folders.
+    This deletes a run's record and its folders, here and on the machines where the run was. It deletes nothing outside
+    these folders.
     """
     from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
 
     if bool(names) == bool(older_than):
-        raise UsageError("rm: name runs, or give --older-than 30d (ddpctl ps lists the runs)")
+        raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
     if older_than:
         all_ages = re.fullmatch(r"0[smhd]", older_than)
@@ -249,7 +248,7 @@ def rm(
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
     removals, refused = removal.choose_removals(context, asked)
-    if refused and not older_than:  # if runs are named, all of them are removed or none
+    if refused and not older_than:  # of runs that are given by name, all are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
@@ -269,7 +268,6 @@ def rm(
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    """Return a run that has not ended. Raises NoInputError if it has ended, UnavailableError if it has no node yet."""
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)
@@ -314,9 +312,9 @@ def pull(
         bool, typer.Option("--best", help="Copy only the checkpoint with the highest test accuracy.")
     ] = False,
 ) -> None:
-    """Copy a run's checkpoints, logs and weights here.
+    """Copy a run's checkpoints, logs and weights to this machine.
 
-    For runs on other machines. Only files that are missing here are copied; an interrupted pull can be continued.
+    Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """
     from ddpctl import launcher, run_store
 
@@ -331,15 +329,17 @@ def export(
         "weights.pt"
     ),
     best: Annotated[
-        bool, typer.Option("--best", help="Use the checkpoint with the highest test accuracy, not the newest.")
+        bool,
+        typer.Option("--best", help="Use the checkpoint with the highest test accuracy instead of the newest one."),
     ] = False,
     part: Annotated[
-        str | None, typer.Option("--part", metavar="NAME", help="model or ema [default: ema if there is one].")
+        str | None,
+        typer.Option("--part", metavar="NAME", help="Which weights: model or ema [default: ema if it exists]."),
     ] = None,
 ) -> None:
-    """Write the weights of a run's checkpoint as a plain file.
+    """Write the weights in a run's checkpoint to one file.
 
-    The run must be one of ddptrain. ddptrain export does the same for a folder of checkpoints.
+    The program of the run must be ddptrain. For a folder of checkpoints, use ddptrain export.
 
     \b
     ddpctl export night

@@ -1,4 +1,4 @@
-"""The subcommands without a run: init, schema, version."""
+"""The subcommands ``init``, ``schema`` and ``version``, which need no run."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from ddpctl.commands.arguments import open_context
-from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
 from ddpwire.version import __version__
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("ddpctl.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("ddpctl.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
@@ -27,21 +27,18 @@ def init(
     except UnavailableError as error:
         context.emit(f"{error}; the file is written for CPU ranks")
         gpus = ()
-    if force and path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
+    if not force and os.path.lexists(path):
+        raise UsageError(f"{path} already exists: overwrite it with --force, or choose another name")
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
         raise CannotWriteError(f"cannot write {path}: it is not a regular file")
     text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
-    try:
-        with path.open("w" if force else "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{path} already exists: --force overwrites it, or name another file") from None
-    except OSError as error:
-        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
-    context.emit(f"wrote {path}: ddpctl launch runs it, ddpctl launch --dry-run shows what would run")
+    with writing(path), path.open("w" if force else "x") as file:
+        file.write(text)
+    context.emit(f"wrote {path}: ddpctl launch runs its job, ddpctl launch --dry-run only shows what would run")
 
 
 def schema() -> None:
-    """Print the JSON schema of ddpctl.yaml, for an editor."""
+    """Print the JSON schema of ddpctl.yaml, for use in an editor."""
     from ddpctl import targets
     from ddpctl.schema import json_schema
 
@@ -62,7 +59,7 @@ def version() -> None:
 
 
 def print_version(asked: bool) -> None:
-    """Print the versions and exit if ``asked``, for ``ddpctl --version``."""
+    """Print the versions and exit if ``asked``. ``ddpctl --version`` calls this."""
     if asked:
         version()
         raise typer.Exit

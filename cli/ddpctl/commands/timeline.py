@@ -1,4 +1,4 @@
-"""``ddpctl timeline`` and ``ddpctl report``: show how a run's time was spent, on the terminal and as an HTML file."""
+"""The subcommands ``timeline`` and ``report``. They show how a run's time was spent, as text or as an HTML file."""
 
 import json
 import os
@@ -25,8 +25,8 @@ PLAIN, BLOCK = "#", "█"
 def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Show how a run's time was spent.
 
-    It prints a bar for each phase, such as rendezvous, import, training and lost time, and below the bars what went
-    wrong, and when. Times and percentages do not include the time in a queue.
+    The command prints a bar for each phase, such as rendezvous, import, training and lost time. Below the bars are the
+    failures and their times. Times and percentages do not include the time in a queue.
     """
     from ddpctl.commands.explain import why
     from ddpctl.watch.timeline import load_timeline, phase_totals
@@ -56,13 +56,13 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
 
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
-    """Return a title, a row with a bar for each phase, and a line for each event."""
+    """Return a title, a line with a bar for each phase, and a line for each event."""
     from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
-        return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes wrote no events"]
+        return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "the nodes of the run wrote no events"]
     begin, end, shares = found.begin, found.end, phase_shares(found.spans)
     since = f"{format_duration(end - found.spans[0].begin)} since its launch"
     if queued := shares.get("queue"):
@@ -84,7 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Draw the spans in ``columns`` characters, each with at least one. Spans before ``begin`` are left out."""
+    """Draw the spans since ``begin`` in a line of ``columns`` characters. Each span has at least one character."""
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:
@@ -105,9 +105,9 @@ def report(
 ) -> None:
     """Write a report about a run as one HTML file.
 
-    It shows how the run ended, the last output of the rank that failed, how the time was spent, plots of loss and
-    throughput, the nodes' machines and the configuration. The file needs no network and runs no script. [REDACTED]
-    replaces secrets: the values of the job's secrets, and the values beside a name such as token or password.
+    The report shows how the run ended, the last output of the rank that failed, how the time was spent, plots of loss
+    and throughput, the machines and the configuration. The file needs no network and has no script. The report has
+    [REDACTED] in place of the job's secrets, and in place of values whose name is like token or password.
     """
     from ddpctl import check_job
     from ddpctl.commands.explain import why
@@ -131,8 +131,8 @@ def report(
         context.emit(line)
     if unsought:
         context.emit(
-            f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so the report may contain "
-            "the value: make the report where it is set, or check the report before you send it"
+            f"the report may contain the secret {', '.join(unsought)}, which is not set here or has fewer than "
+            f"{SHORTEST} characters: set it and make the report again, or check the report before you send it"
         )
     print(path)
 

@@ -1,4 +1,4 @@
-"""``ddpctl top``: show the ranks of a run while it trains. ``top_screen`` draws the screen."""
+"""The subcommand ``top``. It shows the ranks of a run while the run trains."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpctl.run_store import Run
     from ddpctl.watch.snapshot import Snapshot, Watcher
 
-ONCE_S = 1.0  # between the two probes of --once, from which the pace is computed
+ONCE_S = 1.0  # between the two probes with which --once measures the pace
 
 
 def top(
@@ -32,19 +32,19 @@ def top(
     every: Annotated[
         float, typer.Option("--every", "-n", min=0.2, max=3600, metavar="SECONDS", help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, measured over about a second.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per line instead.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, after about a second.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document on each line instead.")] = False,
 ) -> None:
     """Watch the ranks of a run while it trains.
 
-    It shows the speed, how the time of a step is spent, and which rank is slow. OWN is a rank's time for a step
-    without waiting for other ranks: a straggler has the largest one. ddpctl asks the nodes themselves; no Prometheus
-    is needed. Press q to leave; the run continues.
+    The screen shows the speed, how the time of a step is spent, and which rank is slow. The column OWN has the time of
+    a step without the time in which the rank waits for other ranks. A straggler has the largest value. ddpctl asks the
+    nodes directly and needs no Prometheus. Press q to leave. The run continues.
     """
     from ddpctl.watch.snapshot import Watcher
 
     if every != every:  # NaN, which passes min and max
-        raise UsageError("--every: nan is not a number of seconds: from 0.2 to 3600")
+        raise UsageError("--every: nan is not allowed: expected 0.2 to 3600 seconds")
     context, record = find_run(run, task)
     watcher = Watcher(context, record)
     if once:
@@ -80,7 +80,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """Return the snapshot as one line of JSON. NaN becomes null. The history has the known values and their times."""
+    """Return the snapshot as one line of JSON. NaN becomes null. ``throughput`` and ``losses`` are lists with times."""
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)
@@ -135,7 +135,7 @@ def _screen(console: "Console", snapshot: "Snapshot", run: "Run", *, height: int
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Deliver keys one by one, and do not show them. Without a terminal, this does nothing."""
+    """Put the terminal into cbreak mode, so that each key can be read at once. Do nothing without a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -148,7 +148,7 @@ def listening() -> Iterator[None]:
 
 
 def quits_within(seconds: float) -> bool:
-    """Wait at most ``seconds`` for a key, and return whether it was q. Any other key ends the wait too."""
+    """Wait at most ``seconds`` for a key. Return whether the key was q. Any other key ends the wait, too."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False

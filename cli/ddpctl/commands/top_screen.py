@@ -1,6 +1,6 @@
-"""Draws a snapshot for ``ddpctl top``: as a screen of any width with rich, or as one line. Pure.
+"""Draws a snapshot for ``ddpctl top``, as a screen with rich or as one line.
 
-This is not part of ``commands/top`` because ``ddpctl --help`` imports that file and must not import rich.
+This module is separate from ``commands/top``, because ``ddpctl --help`` imports that module and must not import rich.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,8 @@ from ddpctl.text import number, one_line
 from ddpctl.watch.snapshot import RankRow, Snapshot
 from ddpwire.metrics import STEP_PHASES
 
-WIDE, MIDDLE, NARROW = 76, 56, 40  # widths of the terminal, in columns, from which more is shown
-# How each phase of a step is drawn: its letter, and its colour.
+WIDE, MIDDLE, NARROW = 76, 56, 40  # a terminal with at least this many columns shows more details
+# The letter and the colour of each phase of a step.
 DRAWN = {
     "data": ("d", "black on bright_blue"),
     "h2d": ("h", "black on magenta"),
@@ -33,7 +33,7 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
-    """Draw the full screen. ``height``: the most lines, or None for no limit; ``plain``: use only ASCII."""
+    """Draw the full screen, with at most ``height`` lines if it is not None. ``plain`` means to use only ASCII."""
     head = _head(snapshot, title, width)
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
@@ -126,7 +126,7 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return the ranks to show, and how many are left out. If not all ranks fit, the slowest ones are shown."""
+    """Return all ranks, or the slowest ones if there are more than ``max_rows``, and how many are left out."""
     if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
     max_rows = max(max_rows, 2)
@@ -137,7 +137,7 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 def _table(rows: Sequence[RankRow], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
-    # title, least width of the terminal, field (if no row has it, the column is left out), text
+    # title, minimum width of the terminal, field (the column needs it), function for the text
     columns: tuple[tuple[str, int, str, Callable[[RankRow], str | Text]], ...] = (
         ("RANK", 0, "rank", lambda row: str(row.rank)),
         ("NODE", NARROW, "node", lambda row: str(row.node)),
@@ -221,7 +221,7 @@ def _size(size: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
-    """Draw the values, scaled from smallest to largest, in at most ``width`` characters. None becomes a space."""
+    """Draw the values as a line of at most ``width`` characters, scaled to their range. None becomes a space."""
     ramp = PLAIN if plain else BLOCKS
     shown = _downsample(values, width)
     known = [value for value in shown if value is not None]
@@ -233,7 +233,7 @@ def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False
 
 
 def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most ``width`` values, each of which is the mean of the known values in its section."""
+    """Return at most ``width`` values. Each value is the mean of the known values in one section of the input."""
     if len(values) <= width:
         return list(values)
     cuts = [round(index * len(values) / width) for index in range(width + 1)]
@@ -245,7 +245,7 @@ def _downsample(values: Sequence[float | None], width: int) -> list[float | None
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
-    """Divide ``width`` characters among the parts in proportion. The largest remainders get the characters left."""
+    """Divide ``width`` characters among the parts in proportion (largest remainder method)."""
     whole = sum(parts.values())
     if whole <= 0:
         return {}
@@ -257,6 +257,6 @@ def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def meter(share: float, width: int, *, plain: bool = False) -> str:
-    """Draw a bar of ``width`` characters, filled in proportion to ``share``, which is from 0 to 1."""
+    """Draw a bar of ``width`` characters. ``share``, from 0 to 1, is the filled part."""
     full = round(min(max(share, 0.0), 1.0) * width)
     return ("#" if plain else "█") * full + ("." if plain else "░") * (width - full)

@@ -1,5 +1,5 @@
-"""Generates rules, alerts and dashboards for Prometheus and Grafana, and runs both programs in containers.
+"""Writes rules, alerts and dashboards for Prometheus and Grafana, and runs both programs in containers.
 
-It uses the metric names in ddpwire's catalogue, and is independent of targets. The ``dashboards`` folder of a checkout
-generates ``run.json`` and ``fleet.json`` with Grafana's own SDK, which an installed ddpctl does not need.
+The metrics are those of ``ddpwire.metrics``. ``run.json`` and ``fleet.json`` are generated files: the folder
+``dashboards`` of the repository generates them with Grafana's SDK.
 """

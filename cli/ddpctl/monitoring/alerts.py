@@ -1,7 +1,4 @@
-"""Recording rules and alerts: the limits that a site may set, the expressions, and the files that contain them. Pure.
-
-docs/alerts.md has a paragraph for each alert.
-"""
+"""Recording rules and alerts for Prometheus, and the limits that users can set. docs/alerts.md explains each alert."""
 
 import textwrap
 from collections.abc import Iterable
@@ -16,9 +13,9 @@ from ddpctl.errors import UsageError
 from ddpctl.spec import Doc, fields_of
 from ddpctl.text import quote, unknown
 
-DAYS = 30 * 86400  # the largest limit: an alert that comes later helps nobody
-# The labels that distinguish runs and name their owners. Names recur, but run_uid does not; a namespace exists only on
-# Kubernetes. A node's series have only the run's name (job_id); its ddp_run_info has the other labels.
+DAYS = 30 * 86400  # the largest limit, because a later alert does not help
+# The labels that identify a run and its owner. Two runs may have the same name (job_id), but not the same run_uid. Only
+# Kubernetes has a namespace. Of the series of a node, only ddp_run_info has the labels in IDENTITY.
 IDENTITY = "run_uid, user, project"
 RUN = f"namespace, job_id, {IDENTITY}"
 NODE = "namespace, job_id, instance"
@@ -29,7 +26,7 @@ RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: do
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The numbers in the conditions of the alerts."""
+    """The limits at which the alerts fire."""
 
     hold: Annotated[
         float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
@@ -68,20 +65,20 @@ def parse_limits(settings: Iterable[str]) -> Limits:
     return Limits(**given)
 
 
-# Recording rules: the expressions that dashboards and alerts use repeatedly. They are named as Prometheus advises,
-# level:metric:operation. Series with the same RUN labels are of one run, and are aggregated over its nodes and ranks.
+# Recording rules for the expressions that dashboards and alerts use repeatedly. Their names have the form that the
+# Prometheus manual recommends, level:metric:operation. Series with the same RUN labels belong to one run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A series that Prometheus computes. ``help`` becomes a comment in the file."""
+    """A recording rule. ``help`` is its comment in the file."""
 
     name: str
     expr: str
     help: str
 
 
-# Without topk, a node that Prometheus has twice would make the join fail, and with it the rule for all runs.
+# If Prometheus has two series of the same node, a join without topk fails, and the rule gives no result for any run.
 RUN_OF_NODE = Recording(
     name="instance:ddp_run_info:topk1",
     expr=f"topk by ({NODE}) (1, ddp_run_info)",
@@ -90,23 +87,23 @@ RUN_OF_NODE = Recording(
 
 
 def with_run(series: str) -> str:
-    """Return an expression that adds the labels in IDENTITY to a series. A comparison must be in parentheses."""
+    """Return an expression that adds the labels in IDENTITY to a series. Put a comparison in parentheses."""
     return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
 
 
 def by_run(operation: str, series: str, *, keep: str = "") -> str:
-    """Return an expression that aggregates a node's or a rank's series over each run."""
+    """Return an expression that aggregates the series of nodes or ranks by run and by the labels ``keep``."""
     return f"{operation} by ({RUN}{keep and f', {keep}'}) {with_run(series)}"
 
 
 def share(part: str, whole: str, *, keep: str = "") -> str:
-    """Return an expression that divides the growth of ``part`` by that of ``whole``, per run, over five minutes."""
+    """Return an expression for the rate of ``part`` divided by the rate of ``whole``, by run, over five minutes."""
     of = f"{by_run('sum', f'rate({part}[5m])', keep=keep)}\n/"
     return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
 
 def _productive_share(series: str) -> str:
-    """Return an expression for the share of productive seconds. ``series`` has {} in place of a counter's name."""
+    """Return an expression for the share of productive seconds. In ``series``, {} stands for the name of a counter."""
     counters = ("ddp_productive_seconds_total", "ddp_unproductive_seconds_total")
     productive, unproductive = (by_run("sum", series.format(counter)) for counter in counters)
     return f"{productive}\n/\n(\n  {productive}\n  + {unproductive}\n)"
@@ -168,13 +165,13 @@ TRAINING = Recording(
 RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() if isinstance(value, Recording))
 
 
-# Alerts: the condition of each, how long it must hold, and its text. The severity is critical if a run makes no
-# progress or is about to lose work, and warning if a run is slower or less safe than it should be.
+# Alerts. The severity is critical if a run makes no progress or may lose work. It is warning if a run is slower or less
+# safe than it should be.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """An alert. ``summary`` and ``description`` are templates for Prometheus."""
+    """An alerting rule. ``summary`` and ``description`` are Prometheus templates."""
 
     name: str
     expr: str
@@ -193,7 +190,7 @@ critical, warning = partial(Alert, severity="critical"), partial(Alert, severity
 
 
 def alerts(limits: Limits) -> tuple[Alert, ...]:
-    """Return all alerts, with these limits."""
+    """Return all alerts with the given limits."""
     return (*_progress(limits), *_speed(limits), *_safety(limits), *_order(limits))
 
 
@@ -201,9 +198,8 @@ def _progress(limits: Limits) -> tuple[Alert, ...]:
     lately = promql_duration(max(limits.first_step, LOOKBACK_S))
     since_start = f"time() - {by_run('min', 'ddp_job_start_timestamp_seconds')}"
     return (
-        # An unchanged script never reports a step, so this alert ignores its runs, unless no rank was started at all.
-        # ddptrain reports productive seconds before its first step, and a script that has reported steps keeps their
-        # number over restarts; so both count as runs that will report a step.
+        # A script may never report a step, so the alert fires only in three cases. The run has productive seconds,
+        # which ddptrain reports before its first step. Or the run reported steps before a restart. Or no rank started.
         warning(
             name="DdpNoFirstStep",
             expr=f"""\
@@ -344,11 +340,8 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
     )
 
 
-# Files: the rules as Prometheus reads them, and as a PrometheusRule for its Kubernetes operator
-
-
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that writes multi-line text as a block."""
+    """A YAML dumper that writes strings of several lines as block scalars."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -359,17 +352,17 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_yaml(value: Any) -> str:
-    """Return readable YAML, in which the keys keep their order and long lines are not broken."""
+    """Return a value as YAML, without sorted keys and without line breaks in long strings."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
 def promql_duration(seconds: float) -> str:
-    """Format a duration for Prometheus, in whole seconds or milliseconds."""
+    """Format a duration for Prometheus, in seconds or, if it is not a whole number, in milliseconds."""
     return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
 
 
 def rule_groups(limits: Limits) -> str:
-    """Return the file for Prometheus' ``rule_files``: one group, whose rules are evaluated in order."""
+    """Return the text of a rule file for Prometheus. All rules are in one group, so they are evaluated in order."""
     text = f"{RULES_HEAD}groups:\n- name: ddp\n  rules:\n"
     for one in RECORDINGS:
         text += f"  # {one.help}\n" + _entry({"record": one.name, "expr": one.expr})
@@ -377,7 +370,7 @@ def rule_groups(limits: Limits) -> str:
 
 
 def prometheus_rule(limits: Limits) -> str:
-    """Return the same rules in the format of the Prometheus Operator."""
+    """Return the rules as a PrometheusRule, the format of the Prometheus Operator."""
     spec = textwrap.indent(rule_groups(limits).removeprefix(RULES_HEAD), "  ")
     return f"""\
 {RULES_HEAD}apiVersion: monitoring.coreos.com/v1

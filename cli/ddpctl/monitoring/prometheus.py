@@ -1,4 +1,4 @@
-"""Prometheus' HTTP API, and the configuration with which it scrapes the runs that it finds in file_sd files."""
+"""The configuration with which Prometheus finds and scrapes the runs, and a client of its HTTP API."""
 
 import json
 import re
@@ -24,11 +24,11 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class Scraping:
-    """What is scraped, and how often."""
+    """What Prometheus scrapes, and how often."""
 
     targets: str  # the folder of the file_sd files
     interval_s: float = 10.0
-    exporters: tuple[tuple[str, int], ...] = ()  # other exporters of the nodes' machines: job name and port
+    exporters: tuple[tuple[str, int], ...] = ()  # the job names and ports of other exporters on the same machines
 
 
 def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -37,7 +37,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
     for setting in settings:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
-            raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, as in dcgm=9400")
+            raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, such as dcgm=9400")
         if not is_port(port):
             raise UsageError(f"--exporter {name}: {quote(port)} is not a port: expected 1 to {MAX_PORT}")
         found[name] = int(port)
@@ -45,7 +45,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 
 def prometheus_yml(scraping: Scraping) -> str:
-    """Return the text of prometheus.yml; rules.yaml must be beside it."""
+    """Return the text of prometheus.yml. The file rules.yaml must be in the same folder."""
     interval = promql_duration(scraping.interval_s)
     jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
     return HEAD + dump_yaml(
@@ -58,12 +58,12 @@ def prometheus_yml(scraping: Scraping) -> str:
 
 
 def _job(name: str, scraping: Scraping) -> dict[str, Any]:
-    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # changes are seen at once
+    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # Prometheus sees changes at once
     return {"job_name": name, "file_sd_configs": [files]}
 
 
 def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
-    """Return a scrape job for machines instead of runs: each machine once, however many nodes and runs it has."""
+    """Return a scrape job for another exporter. It scrapes each machine once, even if the machine has several nodes."""
     relabel = [
         {
             "source_labels": ["__address__"],
@@ -74,9 +74,6 @@ def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
         {"action": "labelkeep", "regex": "__.*|job"},
     ]
     return {**_job(name, scraping), "relabel_configs": relabel}
-
-
-# The HTTP API: whether it answers, which targets it has, which alerts fire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +89,7 @@ class ScrapeTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class FiringAlert:
-    """An alert that is firing or about to fire."""
+    """An alert in the state firing or pending."""
 
     alert: str
     state: str  # firing or pending
@@ -102,7 +99,7 @@ class FiringAlert:
 
 
 def is_reachable(url: str) -> bool:
-    """Return whether a server answers at ``url`` by HTTP, with any status."""
+    """Return whether an HTTP server answers at ``url``. Any status is an answer."""
     try:
         _open(url).close()
     except urllib.error.HTTPError:
@@ -113,7 +110,7 @@ def is_reachable(url: str) -> bool:
 
 
 def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
-    """Return the targets of a scrape job. Raises UnavailableError."""
+    """Return the targets of a scrape job. Raises UnavailableError if Prometheus does not answer."""
     found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
     scraped = (
         ScrapeTarget(
@@ -130,7 +127,7 @@ def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
 
 
 def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
-    """Return those of our alerts that are firing or about to fire. Raises UnavailableError."""
+    """Return the alerts of ddpctl that are firing or pending. Raises UnavailableError if Prometheus does not answer."""
     found = _get(url, "/api/v1/alerts")["alerts"]
     return tuple(
         FiringAlert(
@@ -158,5 +155,5 @@ def _open(url: str) -> Any:
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("the address must begin with http:// or https://")
     direct = urllib.parse.urlsplit(url).hostname in _LOOPBACK
-    handlers = [urllib.request.ProxyHandler({})] if direct else []  # a proxy's loopback is not ours
+    handlers = [urllib.request.ProxyHandler({})] if direct else []  # the loopback address of a proxy is another machine
     return urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S)

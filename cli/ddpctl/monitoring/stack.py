@@ -1,7 +1,7 @@
-"""Prometheus and Grafana under docker compose: the files in their folder, and the verbs that start and stop them.
+"""Starts and stops Prometheus and Grafana with docker compose, and writes their files.
 
-compose.yaml is the same everywhere; values that differ between machines are in ``.env`` beside it, which compose reads.
-For a cluster, there are Kubernetes manifests of the dashboards instead.
+compose.yaml is the same on all machines. docker compose reads the values that differ from the file ``.env``. For a
+Kubernetes cluster, this module writes manifests of the dashboards.
 """
 
 import os
@@ -21,7 +21,7 @@ from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
 from ddpwire.run_files import read_regular, write_atomic
 
 PROJECT = "ddpctl-monitor"
-MOUNTED_TARGETS = "/targets"  # where the containers see the folder of the targets
+MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
 DASHBOARDS = ("run", "fleet")
 COMPOSE = """\
 # Prometheus and Grafana for the runs of this machine: `ddpctl monitor up` writes this folder and starts it. By hand:
@@ -104,14 +104,14 @@ providers:
     path: /dashboards
 """
 READY_S = 120.0
-MARK = b"Made by ddpctl"  # stands in every file of ``ddpctl monitor config``
+MARK = b"Made by ddpctl"  # every file of ``ddpctl monitor config`` contains this
 SERVICES = ("prometheus", "grafana")
 BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor config"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackSettings:
-    """The values in ``.env``, which are specific to this machine."""
+    """The values in ``.env``, which differ between machines."""
 
     targets: Path
     owner: str  # uid:gid
@@ -122,22 +122,22 @@ class StackSettings:
 
 
 def dashboard(name: str) -> str:
-    """Return one of DASHBOARDS, in Grafana's format."""
+    """Return the JSON text of a dashboard. ``name`` is one of DASHBOARDS."""
     return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
 
 
 def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return the files that Prometheus reads, keyed by their path in the folder."""
+    """Return the configuration files of Prometheus, keyed by path."""
     return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": rule_groups(limits)}
 
 
 def dashboard_files() -> dict[str, str]:
-    """Return the dashboards, keyed by their path in the folder."""
+    """Return the files of the dashboards, keyed by path."""
     return {f"dashboards/{name}.json": dashboard(name) for name in DASHBOARDS}
 
 
 def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return the files of docker/monitoring: all except the dashboards and ``.env``."""
+    """Return all files except the dashboards and ``.env``, keyed by path. docker/monitoring has the same files."""
     return {
         **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
         "compose.yaml": COMPOSE,
@@ -147,7 +147,7 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
 
 
 def env_file(settings: StackSettings) -> str:
-    """Return the text of ``.env``. The data is in folders of the user, so that no container needs to be root."""
+    """Return the text of ``.env``. The data is in folders of this user, so no container runs as root."""
     values = {
         "TARGETS": settings.targets,
         "OWNER": settings.owner,
@@ -161,24 +161,21 @@ def env_file(settings: StackSettings) -> str:
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-# Start and stop. Prometheus finds the runs by the files in the folder of targets
-
-
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The addresses at which the two servers answer."""
+    """The URLs of the two servers."""
 
     prometheus: str
     grafana: str
 
 
 def folder_of(root: Path) -> Path:
-    """Return the folder for this user's stack. No run can have its name."""
+    """Return the folder with the files and the data. It is beside the runs, but a run cannot have this name."""
     return root / ".monitoring"
 
 
 def places(root: Path) -> Places | None:
-    """Return the addresses of the stack that was written last, or None if there is none."""
+    """Return the URLs in the last ``.env``, or None if there is no such file."""
     try:
         lines = (folder_of(root) / ".env").read_text().splitlines()
     except OSError:
@@ -188,19 +185,19 @@ def places(root: Path) -> Places | None:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write the files. Unless ``force``, raise UsageError if a file exists that ddpctl has not written."""
+    """Write the files. Raises UsageError if ``force`` is false and ddpctl did not write an existing file."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: name the folder to write the configuration to")
+        raise UsageError(f"{folder} is a file: give the folder to write the configuration to")
     for name in files:
         path = folder / name
         if not force and path.exists() and not _is_ours(path):
-            raise UsageError(f"{path} was not written by ddpctl: --force overwrites it, or name another folder")
+            raise UsageError(f"{path} was not written by ddpctl: overwrite it with --force, or give another folder")
     for name, text in files.items():
         path = folder / name
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text.encode())
-            path.chmod(0o644)  # the containers' user may be a different one
+            path.chmod(0o644)  # the containers may run as another user
 
 
 def _is_ours(path: Path) -> bool:
@@ -218,14 +215,14 @@ def up(
     *,
     only: tuple[str, ...] = SERVICES,
 ) -> Places:
-    """Start the stack, or recreate it if it is running, and wait until it answers."""
+    """Start the containers, or create them again if they are running, and wait until the servers answer."""
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, settings.folder, "ps", "-q")))
     found = _places(settings.prometheus_port, settings.grafana_port)
     if not running.stdout.strip():
         for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
             if is_reachable(url):
-                raise UsageError(f"{flag}: another program answers at {url}: name another port")
+                raise UsageError(f"{flag}: another program answers at {url}: choose another port")
     data = settings.folder / "data"
     for path in (data / "prometheus", data / "grafana", settings.targets):
         with writing(path, "make"):
@@ -236,8 +233,8 @@ def up(
     done = context.executor.perform(once(start))
     if done.returncode:
         raise UnavailableError(
-            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}; "
-            "images of your own: PROMETHEUS_IMAGE and GRAFANA_IMAGE)"
+            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}, or set "
+            "PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
         )
     for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
         if service in only:
@@ -246,7 +243,7 @@ def up(
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
-    """Stop and remove the containers and, with ``forget``, their data. Return whether there was a stack."""
+    """Remove the containers and, if ``forget``, their data. Return False if there is nothing to remove."""
     folder = folder_of(context.root)
     if not (folder / "compose.yaml").exists():
         return False
@@ -262,7 +259,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
 
 
 def find_compose() -> Verb[tuple[str, ...]]:
-    """Find the compose command of this machine. Raises UnavailableError."""
+    """Return the compose command of this machine. Raises UnavailableError if docker compose is not installed."""
     for argv in (("docker", "compose"), ("docker-compose",)):
         (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
@@ -271,7 +268,7 @@ def find_compose() -> Verb[tuple[str, ...]]:
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
-    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has a project
+    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has another project
     argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *words)
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
 
@@ -290,11 +287,8 @@ def _wait(service: str, url: str, where: str) -> None:
         time.sleep(0.2)
 
 
-# Manifests for a cluster with the Prometheus Operator and Grafana's dashboard sidecar
-
-
 def dashboard_config_maps() -> str:
-    """Return one ConfigMap per dashboard. Grafana's sidecar finds it by its default label (grafana_dashboard: '1')."""
+    """Return a ConfigMap for each dashboard, with the default label for which Grafana's sidecar searches."""
     return "---\n".join(
         f"""\
 # Made by ddpctl monitor. In the namespace that Grafana's sidecar watches.

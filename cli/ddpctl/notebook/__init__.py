@@ -1,13 +1,12 @@
-"""Runs a function from a notebook's cell, or a script, on GPUs of this machine, and returns its result.
+"""Runs a function of a notebook, or a script, on the GPUs of this machine, and returns the result.
 
     from ddpctl.notebook import launch
 
     accuracy = launch(train, gpus=2, args=(0.1,))
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
-Like ``ddpctl launch``, it launches on the target local, and each rank is a separate process. So it uses no CUDA in the
-notebook's kernel, and each call starts new processes. The modules of this package use IPython if it is installed, and
-never import torch.
+Each call launches a run on the target local, as ``ddpctl launch`` does. Each rank is a new process, so the notebook's
+kernel does not use CUDA. The modules of this package use IPython if it is installed. They never import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,20 +34,21 @@ def launch(
     time_limit: str | None = None,
     grace: float = 30.0,
 ) -> Any:
-    """Run ``what`` on one rank for each of ``gpus`` GPUs of this machine, show its progress, and wait for its end.
+    """Run ``what`` on ``gpus`` GPUs of this machine, show its progress, and wait for its end.
 
-    A function is called as ``what(*args, **kwargs)`` on every rank. The value that it returns on rank 0 is returned,
-    with tensors on the CPU. A script, or "ddptrain", gets ``args`` as its command line; then a ``Finished`` is
-    returned, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. ``ranks`` is the
-    number of ranks if it is not one per GPU; it must divide ``gpus``.
+    If ``what`` is a function, every rank calls ``what(*args, **kwargs)``, and this function returns the result of rank
+    0, with tensors on the CPU. If ``what`` is a script or "ddptrain", ``args`` is its command line, and this function
+    returns a ``Finished``, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. There is
+    one rank for each GPU, unless ``ranks`` is given. ``ranks`` must divide ``gpus``.
 
-    ``resume`` is the name of an earlier run, from whose checkpoints the new run continues. True means the newest run of
-    the same function in the same notebook or file, or of the same script; on Kaggle, also a run in the output of an
-    earlier version that is among this notebook's inputs. The other arguments mean the same as in ddpctl.yaml.
+    ``resume`` is the name of an earlier run. The new run continues from the checkpoints of that run. True means the
+    newest run of the same script, or of the same function in the same notebook or file. On Kaggle, this can also be a
+    run of an earlier notebook version, if the output of that version is an input of this notebook. The other arguments
+    mean the same as in ddpctl.yaml.
 
-    Raises RankError if a rank fails; its ``traceback`` and its str contain the rank's traceback as text. Raises
-    ConfigError if the call cannot be sent to the ranks or this machine cannot run it, and UsageError for wrong
-    arguments. Raises KeyboardInterrupt if the cell was interrupted, after the run has ended.
+    Raises RankError if a rank fails. Its ``traceback`` is the traceback of the rank. Raises ConfigError if the call
+    cannot be sent to the ranks or this machine cannot run it, and UsageError if an argument is wrong. If the cell is
+    interrupted, stops the run and raises KeyboardInterrupt after its end.
     """
     from ddpctl.notebook.session import run
 

@@ -1,7 +1,6 @@
-"""The error of a failed rank, and how errors are shown in a cell.
+"""The error of a failed rank, and the display of errors in a notebook.
 
-This module is separate from ``session`` because every rank imports this package, and no rank needs the code that starts
-runs.
+Every rank imports this package, so this module does not import ``session``, which has the code that starts runs.
 """
 
 import traceback as tracebacks
@@ -12,7 +11,7 @@ from ddpwire.exits import Exit
 
 
 class RankError(DdpctlError):
-    """A run failed: which rank, where, and its traceback. ``__cause__`` is the rank's exception if it can be sent."""
+    """A run failed. ``__cause__`` is the exception of the failed rank if that exception can be pickled."""
 
     code: int = Exit.SCRIPT
 
@@ -26,25 +25,26 @@ class RankError(DdpctlError):
         code: int = Exit.SCRIPT,
         traceback: str = "",
     ) -> None:
-        super().__init__(message)  # the one line without the traceback
-        self.rank = rank  # the one that failed first; None if none did, as when a node was killed
-        self.cell = cell  # "Cell In[3]", or the file
-        self.line = line  # in ``cell``
-        self.code = code  # what the run exited with
-        self.traceback = traceback.rstrip("\n")  # the rank's own, or the last lines of its log, or empty
+        super().__init__(message)  # one line, without the traceback
+        self.rank = rank  # the rank that failed first, or None if no rank failed, for example if a node was killed
+        self.cell = cell  # such as "Cell In[3]", or the name of a file
+        self.line = line  # the line number in ``cell``
+        self.code = code  # the exit code of the run
+        self.traceback = traceback.rstrip("\n")  # the traceback of the rank, or the last lines of its log, or empty
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.traceback}" if self.traceback else self.message
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython prints instead of our own frames, which show nothing about the rank."""
+        """Return the lines that IPython prints instead of a traceback of this process."""
         return [*self.traceback.splitlines(), f"{type(self).__name__}: {self.message}"]
 
 
 def as_the_caller_sees(error: BaseException) -> BaseException:
-    """Return the error without our own frames, which do not help the caller of ``launch``.
+    """Return the error without the frames of this package, which do not help the caller of ``launch``.
 
-    When it is raised again, launch's frame is added. IPython would show that frame, so it calls ``_render_traceback_``.
+    Python adds the frame of ``launch`` when the error is raised again. IPython does not show that frame, because it
+    calls ``_render_traceback_`` instead.
     """
     if not hasattr(error, "_render_traceback_"):
         error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
@@ -52,7 +52,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
 
 
 def _of_cells(error: BaseException) -> list[str]:
-    """Return the traceback from the first frame of a cell on, without the frames of our own package."""
+    """Return the traceback, beginning with the first frame in a cell, without the frames of this package."""
     from ddpctl.notebook.serialization import cell_of
 
     package = str(Path(__file__).parent)

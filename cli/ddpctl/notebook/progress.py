@@ -1,8 +1,8 @@
-"""Draws the progress of a training into the cell: steps, loss, throughput, test accuracy, as the ranks report them.
+"""Shows the progress of a training in the cell: steps, loss, throughput and test accuracy.
 
-The numbers come from the node's history, which ddprun writes during the training and once more after it. ddptrain and
-``ddpwire.script.progress`` supply them; a script that reports nothing has no curve. In a notebook, one output of the
-cell is redrawn, which needs no widgets. Elsewhere, a line is printed now and then and at the end.
+The numbers are from the history of the node. ddprun writes this file during the training and at its end. ddptrain
+reports the numbers, and other scripts can report them with ``ddpwire.script.progress``. In a notebook, one output of
+the cell is updated, without widgets. Outside a notebook, a line is printed from time to time and at the end.
 """
 
 import math
@@ -27,7 +27,7 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The values that the ranks had reported at one moment."""
+    """The last values that the ranks had reported at one moment."""
 
     at: float  # in seconds since the epoch
     step: int
@@ -38,7 +38,7 @@ class Point:
 
 
 class Progress:
-    """Reads a node's history from time to time, and shows what is new in it."""
+    """Reads the history of a node from time to time, and shows new values."""
 
     def __init__(self, node_dir: Path, screen: "Lines | Cell") -> None:
         self._path, self._screen = node_dir / HISTORY, screen
@@ -46,13 +46,13 @@ class Progress:
         self._read_at = -math.inf
 
     def update(self, *, last: bool = False) -> None:
-        """Read the history and draw it. Unless ``last``, do so only if ``DRAW_S`` have passed since the last time."""
+        """Read the history and show it. Unless ``last``, do nothing if the last call was less than ``DRAW_S`` ago."""
         if not last and time.monotonic() - self._read_at < DRAW_S:
             return
         self._read_at = time.monotonic()
         try:
             points = points_of(read_history(self._path.read_text()))
-        except (OSError, UnicodeDecodeError):  # not there yet, or being written
+        except (OSError, UnicodeDecodeError):  # the file does not exist yet, or is being written
             points = self._points
         if points and (last or points != self._points):
             self._points = points
@@ -60,7 +60,7 @@ class Progress:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """Return the points of a history, without steps that a later attempt trained again."""
+    """Return the points of a history. If an attempt repeats steps of an earlier one, only the later points remain."""
     points: list[Point] = []
     for row in rows:
         if step := int(row.get(metrics.LAST_STEP.name, 0)):
@@ -95,7 +95,7 @@ def words(points: Sequence[Point]) -> str:
 
 
 def curve(points: Sequence[Point]) -> str:
-    """Draw the loss over the steps as SVG, in the page's colours. Return an empty text if no loss is known."""
+    """Draw the loss over the steps as SVG, in the colours of the page. Return an empty string if no loss is known."""
     known = [(point.step, point.loss) for point in points if point.loss is not None]
     if not known:
         return ""
@@ -103,7 +103,7 @@ def curve(points: Sequence[Point]) -> str:
     changes = [point for before, point in zip([(0, None), *known], known, strict=False) if point[1] != before[1]]
     drawn = [*changes[:: -(-len(changes) // MAX_POINTS)], known[-1]]
     first, end = known[0][0], max(points[-1].planned or 0, points[-1].step)
-    begin = 0 if first <= end / 2 else first  # a resumed training has no steps before its first
+    begin = 0 if first <= end / 2 else first  # a resumed run has no values for the steps before it was resumed
     losses = [loss for _, loss in known]
     margin = (max(losses) - min(losses)) * 0.05 or 0.5
     low, high = min(losses) - margin, max(losses) + margin
@@ -145,7 +145,7 @@ class Lines:
         self._printed = time.monotonic()
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Print the text if it is the final one, or if the previous line was printed more than ``LINE_S`` ago."""
+        """Print the text if ``last`` is true, or if the previous line was printed more than ``LINE_S`` ago."""
         del points
         if last or time.monotonic() - self._printed > LINE_S:
             self._printed = time.monotonic()
@@ -153,14 +153,14 @@ class Lines:
 
 
 class Cell:
-    """Redraws one output of the cell with IPython's display, which needs no widgets."""
+    """Updates one output of the cell with IPython's display function."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
         self._handle: Any = None
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Draw the curve and the text."""
+        """Show the curve and the text."""
         del last
         data = {"text/plain": text, "text/html": f"{curve(points)}<pre>{text}</pre>"}
         if self._handle is None:

@@ -1,8 +1,7 @@
-"""The program of each rank that runs a notebook's function: ``python -m ddpctl.notebook.rank_main CALL``.
+"""The program of each rank that runs a function of a notebook: ``python -m ddpctl.notebook.rank_main CALL_FILE``.
 
-It unpacks the call from its file, calls the function, and writes the result beside the file: rank 0 writes its value, a
-failed rank writes its traceback with the lines of the cell. It needs cloudpickle, and uses torch only if the function
-has imported it.
+Each rank reads the call from the file and calls the function. Rank 0 writes the result, and a failed rank writes its
+traceback, to the folder of the file. The program needs cloudpickle. It uses torch only if the function imports torch.
 """
 
 import io
@@ -45,10 +44,10 @@ def main() -> int:
 
 
 def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
-    """Return how and where a call failed, in plain values. The place is the last frame in a cell or a sent file.
+    """Return how and where a call failed, as a dictionary that can be pickled.
 
-    If there is no such frame, for example because the result cannot be sent, it is the first line of ``code``, the
-    function's.
+    The place is the last frame in a file of ``cells``. If there is no such frame, for example because the result cannot
+    be pickled, the place is the first line of ``code``, the code of the function.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [index for index, frame in enumerate(frames) if frame.filename in cells]
@@ -62,14 +61,14 @@ def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> di
         text = text.replace(f'File "{sent}"', f'File "{cell}"')
     try:
         original = _dumps(error)
-    except Exception:  # it holds something that cannot be sent
+    except Exception:  # the error has a value that cannot be pickled
         original = b""
     message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     return {"message": message, "cell": cells.get(file, file), "line": line, "traceback": text, "original": original}
 
 
 def _dumps(value: object) -> bytes:
-    """Pickle ``value`` with every tensor on the CPU: the kernel that reads it must not use a GPU. Raises TypeError."""
+    """Pickle ``value`` with all tensors on the CPU, because the kernel must not use a GPU. Raises TypeError."""
     import cloudpickle
 
     torch = sys.modules.get("torch")

@@ -1,7 +1,7 @@
-"""Packs a function and its arguments for the ranks with cloudpickle, and adds the source of the cells it is from.
+"""Serializes a function, its arguments and its source code with cloudpickle, for the ranks.
 
-If a value cannot be serialized, the error names it. This module does not import torch: if the kernel has not imported
-it, there are no tensors.
+If a value cannot be serialized, the error has its name. This module does not import torch: if the kernel has not
+imported torch either, there are no tensors.
 """
 
 import inspect
@@ -22,7 +22,7 @@ LARGE_BYTES = 200 << 20
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Pack all that a rank needs for the call. Raises UnavailableError, or ConfigError naming what cannot be sent."""
+    """Serialize a call for the ranks. Raises UnavailableError without cloudpickle, ConfigError for a bad value."""
     try:
         import cloudpickle
     except ImportError:
@@ -35,8 +35,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     for what, name, value in [*parts, *_used(function)]:
         if on := _device_of(value):
             raise ConfigError(
-                f"{called} cannot be sent to the ranks: the {what} {name} is a tensor on {on}, which is this process's "
-                f"own: give {name}.cpu(), and move it to its rank's device there"
+                f"{called} cannot be sent to the ranks: the {what} {name} is a tensor on {on} of "
+                f"this process: use {name}.cpu(), and move the tensor to the rank's device in {called}"
             )
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
@@ -44,8 +44,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
-            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside it, once per "
-            f"rank, instead of sending it (up to {LARGE_BYTES >> 20} MB)"
+            f"{called} and the values that it uses have {len(call) >> 20} MB, but the limit is {LARGE_BYTES >> 20} MB: "
+            f"load large data inside {called}, on each rank"
         )
     functions = [
         one for one in (function, *(value for _, _, value in _used(function))) if isinstance(one, FunctionType)
@@ -58,7 +58,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def cell_of(file: str) -> str:
-    """Return the name by which a user knows a frame's file: ``Cell In[3]`` for a cell, otherwise the file itself."""
+    """Return the name of a cell, such as ``Cell In[3]``, if ``file`` is the file of a cell, otherwise ``file``."""
     compiler = getattr(_ipython(), "compile", None)
     names = getattr(compiler, "format_code_name", None)
     found = names(file) if names else None
@@ -77,7 +77,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Return a function's name, with its module if it is not in a notebook: ``recipes.Trainer.fit()``, ``train()``."""
+    """Return the name of a function as a call, with its module if it has one, such as ``recipes.Trainer.fit()``."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     module = "" if named.__module__ == "__main__" else f"{named.__module__}."
@@ -85,11 +85,11 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """Return the file of a function. For one in a cell, it is the notebook if known, otherwise the current folder."""
+    """Return the path of the file with the function. For a cell, return the notebook or, if unknown, this folder."""
     file = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", "")
     if cell_of(file) == file and Path(file).is_file():
         return os.path.realpath(file)
-    # VS Code sets this variable in its kernels; jupyter_server sets a variable of the environment.
+    # VS Code sets a variable in the namespace of its kernels. jupyter_server sets an environment variable.
     named = getattr(_ipython(), "user_ns", {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
     return os.path.realpath(named if str(named).endswith(".ipynb") and Path(named).is_file() else Path.cwd())
 
@@ -106,7 +106,7 @@ def title(function: Callable[..., Any]) -> str:
 
 
 def _device_of(value: object) -> str:
-    """Return the device of a tensor or module, such as ``cuda:0``; empty for the CPU and for other values."""
+    """Return the device of a tensor or module on a GPU, such as ``cuda:0``, or an empty string for other values."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ""
@@ -116,7 +116,7 @@ def _device_of(value: object) -> str:
 
 
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """Return the kind, name and value of each variable from outside that a function, or one that it uses, reads."""
+    """Return the kind, name and value of each outer variable that a function, or a function called by it, uses."""
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()
     waiting: list[Any] = [function]
@@ -127,7 +127,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
         seen.add(id(one))
         try:
             around = inspect.getclosurevars(one)
-        except (TypeError, ValueError):  # a variable of the closure that has no value yet
+        except (TypeError, ValueError):  # a variable of the closure has no value yet
             continue
         for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
             used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
@@ -136,7 +136,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _imported(function: FunctionType) -> bool:
-    """Return whether a rank can import the function by its name, so that nothing of it must be sent."""
+    """Return whether a rank can import the function, so that its code is not serialized."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 
@@ -145,10 +145,10 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
     for what, name, value in parts:
         try:
             dumps(value)
-        except Exception as own:  # a function that uses the culprit fails as well; the last one is the innermost
+        except Exception as own:  # functions that use the value fail, too; the last is the innermost
             why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
     return (
-        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create it inside {called}, or pass "
-        "what it is made from as an argument"
+        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create the value inside {called}, "
+        "or pass the data that it is made from as an argument"
     )

@@ -1,6 +1,6 @@
-"""Turns the arguments of ``launch`` into a run of the target local, and the run's end into a value or an error.
+"""Launches a run on the target local for a notebook, follows the run, and returns its result or raises its error.
 
-The steps are those of ``ddpctl.launcher``. This module adds only what a notebook needs.
+``ddpctl.launcher`` starts and stops the run. This module adds only what a notebook needs.
 """
 
 import json
@@ -38,24 +38,24 @@ from ddpwire.run_files import CHECKPOINTS, NODE_LOG, OUTCOME, RECORD, node_name,
 
 LAST_LINES = 25
 CALL_FILE = "call.pkl"
-OUTCOME_LINE = "ddpctl outcome "  # begins the log line from which the target kaggle reads how a session ended
+OUTCOME_LINE = "ddpctl outcome "  # start of the log line with the session's outcome, which the target kaggle reads
 POLL_S = 0.1
-FUNCTION, SOURCE = "function", "source"  # keys in the record's handle of a function's run
+FUNCTION, SOURCE = "function", "source"  # keys in the handle of a run whose program is a function
 
-# The seconds between checks that the run is alive, until its outcome is written. They grow from the first number to the
-# second, because each check starts a Python process, and a session may last 12 hours.
+# The first and the largest time between two checks that the run is alive. The time grows, because each check starts a
+# Python process, and a session may last 12 hours.
 ALIVE_CHECK_S, ALIVE_CHECK_SELDOM_S = 2.0, 15.0
 MAX_DEPTH = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A script's run that succeeded, or that saved and stopped at its deadline."""
+    """A run of a script that succeeded, or that saved and stopped at its deadline."""
 
     run: str
     folder: Path
     checkpoint_dir: Path
-    code: int  # 0, or 143 if it was stopped: launch(..., resume=True) continues from its checkpoints
+    code: int  # 0, or 143 if the run was stopped and can be resumed
 
 
 def run(
@@ -67,11 +67,8 @@ def run(
     resume: str | bool,
     **fields: Any,
 ) -> Any:
-    """Run ``what`` to its end. ``fields`` are fields of its JobSpec; ``launch`` documents the other arguments.
-
-    Raises RankError, DdpctlError and KeyboardInterrupt.
-    """
-    # Users do not know the module that runs their function.
+    """Do what ``ddpctl.notebook.launch`` documents. ``fields`` are its arguments that are fields of JobSpec."""
+    # In messages, show the name of the function instead of the module that calls it.
     module, shown = "ddpctl.notebook.rank_main", what if isinstance(what, str) else serialization.title(what)
     context = AppContext(
         executor=_executor(),
@@ -80,10 +77,10 @@ def run(
     )
     job = _job(what, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"launch: name {name!r}: up to 40 lower-case letters, digits and '-', starting with a letter")
+        raise UsageError(f"launch: name is {name!r}: expected up to 40 of a-z, 0-9 and '-', starting with a letter")
     packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
     resumes = _resumed(context, resume, program_of(what))
-    calls = None  # the folder of the packed call and its result, which no other user can read
+    calls = None  # the folder of the serialized call and its result; no other user can read it
     if packed is not None:
         (context.root / ".calls").mkdir(parents=True, exist_ok=True)
         calls = Path(tempfile.mkdtemp(dir=context.root / ".calls"))
@@ -102,7 +99,7 @@ def run(
     try:
         record = _start(context, request)
         if not isinstance(what, str):
-            # The name that ps and status print, and the program by which resume=True finds the run.
+            # ps and status print this command, and resume=True finds the run by the program in its handle.
             function, source = program_of(what)
             handle = {**record.handle, FUNCTION: function, SOURCE: source}
             record = replace(record, job=replace(job, command=(serialization.name_of(what),)), handle=handle)
@@ -122,16 +119,16 @@ def run(
         context.executor.reap()
         if calls is not None:
             shutil.rmtree(calls, ignore_errors=True)
-            with suppress(OSError):  # calls that have not ended are in the parent
+            with suppress(OSError):  # the parent has the folders of other calls
                 calls.parent.rmdir()
 
 
 @cache
 def _executor() -> Executor:
-    """Return the executor for all calls of this kernel. It holds the lifeline, so that the ranks end with the kernel.
+    """Return the executor for all calls of this kernel. If the kernel ends, the ranks end, too.
 
-    It uses the environment at the time of each call. It replaces the notebook's matplotlib backend, which draws into a
-    cell, because ranks have no cell. It does not use the kernel's stdin, which is not the cell's.
+    The ranks get the environment at the time of the call, but another matplotlib backend, because the backend of the
+    notebook draws into a cell. The executor does not read the stdin of the kernel, which is not the input of the cell.
     """
     return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ), has_stdin=False)
 
@@ -142,10 +139,10 @@ def _job(
     command: tuple[str, ...] = ()
     if isinstance(what, str):
         if kwargs:
-            raise UsageError(f"launch: kwargs are a function's; {what} takes its command line from args")
+            raise UsageError(f"launch: kwargs are only for a function: give the command line of {what} in args")
         command = (what, *map(str, args))
     elif not callable(what):
-        raise UsageError(f"launch: {type(what).__name__} is not a function or the name of a script")
+        raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
     gpus, on = fields["gpus"], kaggle.session(os.environ)
     if not isinstance(gpus, int) or not 1 <= gpus <= 64:
         raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
@@ -185,7 +182,9 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
     else:
         found = run_store.load(context.root, str(resume))
         if found.elsewhere:
-            raise UsageError(f"launch: resume={resume!r}: its checkpoints are not here, but in {found.checkpoint_dir}")
+            raise UsageError(
+                f"launch: resume={resume!r}: the run's checkpoints are in {found.checkpoint_dir}, not here"
+            )
     if found:
         launcher.check_alone(context, found)
         left = (
@@ -197,22 +196,22 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
 
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
     if "<lambda>" in wanted.name:
-        raise UsageError("launch: resume=True needs a function that has a name, not a lambda: give resume='RUN'")
+        raise UsageError("launch: resume=True needs a function with a name, but this is a lambda: use resume='RUN'")
     here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
     on = kaggle.session(os.environ)
     inputs = _runs_below(on.input) if on else []
     own = [run for run in here if program_of_run(run) == wanted]
-    own += [run for run in inputs if program_of_run(run).name == wanted.name]  # their programs were in other folders
+    # An earlier session had its program in another folder, so only the names are compared.
+    own += [run for run in inputs if program_of_run(run).name == wanted.name]
     if found := max(own, key=lambda run: run.created, default=None):
         return found if found in here else restore(found, context.root)
     context.emit(f"no earlier run of {wanted.name} in {wanted.source}: the run starts from the beginning")
     if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
-        context.emit(f"  {program_of_run(other).source} has a run of it: resume={other.name!r} continues from that run")
+        context.emit(f"  to continue from the run of {program_of_run(other).source}, use resume={other.name!r}")
     return None
 
 
 def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
-    """Print how the run ended; on Kaggle, also the line that ddpctl on a laptop reads."""
     outcome = state.outcome
     context.emit(
         f"run '{record.name}' {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}"
@@ -221,15 +220,15 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
         context.emit(f"  logs         {record.logs_at}")
     context.emit(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
-        context.emit("  resume with  launch(..., resume=True), on Kaggle with this version's output among the inputs")
+        context.emit("  resume with  launch(..., resume=True); on Kaggle, first add this version's output as an input")
     on = kaggle.session(os.environ)
-    if on and on.batch and outcome:
+    if on and on.batch and outcome:  # the ddpctl that submitted this notebook reads this line
         end = {"code": outcome.code, "cause": outcome.cause, "message": outcome.message}
         context.emit(OUTCOME_LINE + json.dumps(end))
 
 
 def _judge(record: Run, state: RunStatus, calls: Path | None) -> None:
-    """Raise RankError if the run failed. A run that saves and stops on SIGTERM, as at the deadline, has not failed."""
+    """Raise RankError if the run failed. A run that saved and stopped after a SIGTERM has not failed."""
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
         return
@@ -245,7 +244,6 @@ def _judge(record: Run, state: RunStatus, calls: Path | None) -> None:
 
 
 def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
-    """Return a RankError whose cause is the rank's own exception, if that can be unpickled."""
     where = f"{story['cell']}, line {story['line']}"
     error = RankError(
         f"rank {rank} failed in {where}: {story['message']}",
@@ -255,17 +253,17 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
         code=code,
         traceback=story["traceback"],
     )
-    with suppress(Exception):  # it cannot be sent, or its __init__ needs more than its args
+    with suppress(Exception):  # it could not be pickled, or its __init__ needs other arguments
         error.__cause__ = pickle.loads(story["original"])  # noqa: S301
     return error
 
 
-# Show the run in the cell until it has ended: its log as it grows, its curve, and what an interruption does. The log is
-# read from the node's file, because what a process prints to its own stdout does not appear in the cell.
+# Show the log and the progress of the run in the cell until the run ends. The log is read from the file of the node,
+# because the cell does not show the stdout of other processes.
 
 
 class Tail:
-    """Prints what is added to a file at once, including incomplete lines, since a progress bar may not end its line."""
+    """Prints new text of a file at once. It also prints incomplete lines, such as a progress bar."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -274,7 +272,7 @@ class Tail:
         self._in_line = False
 
     def print_new(self) -> None:
-        """Print what was added since the last call."""
+        """Print the text that was added to the file since the last call."""
         if self._file is None:
             with suppress(OSError):
                 self._file = self._path.open("rb")
@@ -296,7 +294,7 @@ class Tail:
 
 
 def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
-    """Show the run until its end; return how it ended, and whether the cell was interrupted."""
+    """Show the run until its end. Return its final status, and whether the cell was interrupted."""
     node = Path(run.folder) / node_name(0)
     tail, stopper = Tail(node / NODE_LOG), launcher.Stopper(context, run, first="TERM")
     progress = Progress(node, screen())
@@ -322,7 +320,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
 
 
 def _stop(stopper: launcher.Stopper) -> None:
-    """Interrupt the run, and do so again for each interruption that occurs while this is being handled."""
+    """Stop the run. If the cell is interrupted again during this call, continue with the next way to stop the run."""
     while True:
         try:
             return stopper()
@@ -330,8 +328,8 @@ def _stop(stopper: launcher.Stopper) -> None:
             continue
 
 
-# The program of a run: resume=True continues from the newest run of the same program, and a function called `train` in
-# another notebook is not the same program.
+# The program of a run. resume=True continues from the newest run of the same program. A function with the same name in
+# another notebook is another program.
 
 
 class Program(NamedTuple):
@@ -342,7 +340,7 @@ class Program(NamedTuple):
 
 
 def program_of(what: Callable[..., Any] | str) -> Program:
-    """Return the program that ``launch`` is to run."""
+    """Return the program for the argument ``what`` of ``launch``."""
     if isinstance(what, str):
         return _program_of_command((what,), str(Path.cwd()))
     return Program(serialization.full_name(what), serialization.source_of(what))
@@ -363,13 +361,13 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
     return Program(path.name, str(path.parent))
 
 
-# An earlier version's output among a Kaggle session's inputs is read-only, so a run in it is copied to the folder of
-# runs, and resumed from there like any other.
+# On Kaggle, the output of an earlier notebook version can be an input of the session. Inputs are read-only, so a run in
+# an input is copied to the folder of runs before it is resumed.
 
 
 def restore(found: Run, root: Path) -> Run:
-    """Copy a run to ``root``, the folder of runs, and return the copy. Raises CannotWriteError."""
-    first = PurePath(found.checkpoint_dir).parent.name  # its own folder, or the folder of the run that it resumed
+    """Copy a run to the folder of runs ``root``, and return the copy. Raises CannotWriteError."""
+    first = PurePath(found.checkpoint_dir).parent.name  # the folder of this run or, if it was resumed, of its first run
     folder = Path(found.folder)
     try:
         for name in dict.fromkeys((first, found.name)):

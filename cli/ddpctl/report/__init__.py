@@ -1,1 +1,1 @@
-"""Writes a run as one HTML file that can be mailed. The file has no script and fetches nothing. Pure."""
+"""Writes a report about a run as one HTML file. The file has no script and loads no other file."""

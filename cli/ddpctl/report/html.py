@@ -1,4 +1,4 @@
-"""The page of a report: its sections, tables and style. Every value is escaped, and secrets are removed here. Pure."""
+"""The HTML page of a report, with its sections, tables and style. This module escapes values and removes secrets."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ from ddpwire.machine import format_ranges
 
 LAST_LINES, MOST_MARKS = 40, 20
 
-# A browser that obeys this policy fetches nothing and runs no script.
+# With this policy, a browser loads nothing and runs no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 PAGE = Template("""\
 <!DOCTYPE html>
@@ -43,7 +43,7 @@ $sections
 </body>
 </html>
 """)
-ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they are the default
+ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they have the default value
 MOST_EVENTS = 300
 
 
@@ -55,9 +55,10 @@ def render_page(
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that cannot be removed.
+    """Return the text of the HTML file.
 
-    ``why`` is the reason of a failure. ``checks`` has the results of bench and doctor on the run's target.
+    ``why`` is the cause of a failure. ``values`` are the secrets to remove. ``unsought`` are the names of secrets that
+    cannot be removed. ``checks`` are the results of bench and doctor on the run's target.
     """
     known = tuple(values)
     sections = _sections(found, known, unsought)
@@ -118,7 +119,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append((f"Last output of {found.last_lines_of}", f"<pre>{escape(lines)}</pre>"))
     if found.spans:
         bars = gantt_chart(found.spans, phase_shares(found.spans), begin=begin, seconds=seconds)
-        sections.append(("Where the time went", f"{bars}{_key(marks)}"))
+        sections.append(("How the time was spent", f"{bars}{_key(marks)}"))
     for heading, picture, key in history_plots(found.history, begin=begin, seconds=seconds, marks=marks):
         sections.append((heading, f"{picture}{key}"))
     if found.silent:
@@ -128,10 +129,10 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append(("The nodes", environments_table(found.environments, known)))
     sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
-        text = f"{', '.join(unsought)}: not masked (not set here, or too short): search the report for its value."
+        text = f"{', '.join(unsought)}: not removed (not set here, or too short). Search the report for the values."
         sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
-        sections.append(("What happened", events_table(found.events, begin, known)))
+        sections.append(("Events", events_table(found.events, begin, known)))
     return sections
 
 
@@ -142,15 +143,12 @@ def _key(marks: Sequence[Mark]) -> str:
     return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(items)}</ul>' if items else ""
 
 
-# Tables: what the nodes had, what was requested, what happened
-
-
 _CAUSES = {  # ddpwire.run_files.Cause
     "ok": "done",
     "error": "an error of the script",
     "killed": "a signal from outside",
     "oom": "out of memory",
-    "hang": "it hung",
+    "hang": "a hang",
     "stopped": "a requested stop",
     "node_lost": "a node was lost",
     "gave_up": "several attempts without progress",
@@ -163,7 +161,7 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
-    """Return a table with one column per node. Equal nodes share a column; rows with differences are highlighted."""
+    """Return a table with a column for each node. Equal nodes share a column. Differences are highlighted."""
     known = tuple(values)
     hosts: dict[int, str] = {}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
@@ -185,7 +183,7 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
 
 
 def configuration_table(run: Run, values: Iterable[str]) -> str:
-    """Return a table of the job and its target as requested. ``values`` are secrets to remove from it."""
+    """Return a table of the job and its target. ``values`` are the secrets to remove."""
     known, job, plain = tuple(values), run.job, JobSpec()
     command = secrets.redact_command(job.command, known)
     shown = {"program": command_line(replace(job, command=tuple(command)))}
@@ -219,7 +217,7 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with one row per event. If there are over ``MOST_EVENTS``, the middle ones are left out."""
+    """Return a table with a row for each event. Of more than ``MOST_EVENTS``, leave out the middle ones."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:
@@ -235,9 +233,6 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
         row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
         rows.insert(index if index < MOST_EVENTS // 2 else len(rows), row)
     return f'<div class="wide"><table>{"".join(rows)}</table></div>'
-
-
-# Style, for paper and screen, light and dark
 
 
 # From https://colorbrewer2.org: people who are blind to red or green can tell these colours apart.

@@ -1,6 +1,6 @@
-"""Draws plots over a run's time as inline SVG: line charts, stacked areas and a Gantt chart of phases. Pure.
+"""Draws plots over a run's time as inline SVG: line charts, stacked areas and a Gantt chart of phases.
 
-A plot shows its values when the pointer is over it (title elements of SVG).
+When the pointer is over a plot, SVG title elements show the values.
 """
 
 import math
@@ -18,10 +18,10 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
 Point = tuple[float, float]  # seconds since the run's start, and a value
 Place = Callable[[float], float]  # maps a time or a value to a coordinate
 NUM_POINTS = 160
-LEAST = 2  # points that a line needs
+LEAST = 2  # the minimum number of points of a line
 PHASE_WORDS = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
 
-# title, series, factor, unit
+# title of the plot, series, factor, unit
 _GAUGES = (
     ("Learning rate", of_ranks.LEARNING_RATE.name, 1.0, ""),
     ("GPU use", of_ranks.DEVICE_UTILIZATION.name, 100.0, " %"),
@@ -33,7 +33,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a plot. ``style`` is its class in the style sheet."""
+    """A line of a plot. ``style`` is its CSS class."""
 
     name: str
     style: str
@@ -52,7 +52,7 @@ class Mark:
 def line_chart(
     drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = (), unit: str = "", from_zero: bool = True
 ) -> str:
-    """Draw lines over time. ``unit`` is the text after each value."""
+    """Draw lines over time. ``seconds`` is the length of the time axis, and ``unit`` is the text after each value."""
     values = [value for line in drawn for _, value in line.points]
     high, low = max(values), min(values)
     low = min(0.0, low) if from_zero else low
@@ -71,7 +71,7 @@ def line_chart(
 
 
 def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = ()) -> str:
-    """Draw shares over time as stacked areas. All lines must have the same points in time."""
+    """Draw percentages over time as stacked areas. All lines must have values at the same times."""
     across, up = _across(seconds), _up(0, 100)
     moments = [at for at, _ in drawn[0].points]
     below = [0.0] * len(moments)
@@ -89,7 +89,7 @@ def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] =
 def gantt_chart(
     spans: Sequence[Span], shares: Mapping[str, tuple[float, float | None]], *, begin: float, seconds: float
 ) -> str:
-    """Draw one row per phase: its duration, its share if it has one, and a bar for each span since ``begin``."""
+    """Draw a row for each phase, with its duration, its share, and a bar for each span since ``begin``."""
     height = TOP + BOTTOM + ROW * len(shares)
     left, across = 200, _across(seconds, left=200)
     body = [_times(seconds, across, height)]
@@ -147,7 +147,7 @@ def _marks(marks: Sequence[Mark], across: Place) -> str:
 
 
 def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
-    """Return invisible strips whose titles show the values of the lines at each moment."""
+    """Return an invisible rectangle for each time. Its title shows the values of all lines at that time."""
     known = [(line.name, dict(line.points)) for line in drawn]
     at_all = sorted({at for _, points in known for at in points})
     found = []
@@ -163,13 +163,10 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
     return "".join(found)
 
 
-# The plots of a report. A series without values is left out.
-
-
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Return the title, SVG and key of each plot. The run started at ``begin`` and lasted ``seconds``."""
+    """Return the title, SVG and legend of each plot with values. ``begin`` is the start of the time axis."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
@@ -202,13 +199,13 @@ def _points(moments: Sequence[float], values: Sequence[float | None], begin: flo
 
 
 def _changes(points: Sequence[Point]) -> list[Point]:
-    """Return the points at which the value changes, and the last point. A value is reported once per epoch."""
+    """Return the points at which the value changes, and the last point. Other points only repeat an epoch's value."""
     found = [point for index, point in enumerate(points) if not index or point[1] != points[index - 1][1]]
     return [*found, points[-1]] if len(found) > 1 and found[-1] != points[-1] else found
 
 
 def _shares(history: History, moments: Sequence[float], begin: float) -> list[Line]:
-    """Return each phase's share of the step time, in percent, at the moments at which the ranks took steps."""
+    """Return the share of each phase in the step time, in percent. Moments without a step are left out."""
     name = of_ranks.STEP_PHASE.name
     rates = {phase: history.rate(f"{name}:{phase}", moments) for phase in of_ranks.STEP_PHASES}
     sums = [sum(values[index] or 0.0 for values in rates.values()) for index in range(len(moments) - 1)]
@@ -233,11 +230,8 @@ def _key(drawn: Sequence[Line]) -> str:
     return f'<p class="key">{items}</p>'
 
 
-# Axes: where the ticks are, and how numbers are written
-
-
 def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Return about ``number`` round numbers from ``low`` to ``high``."""
+    """Return about ``number`` round numbers from ``low`` to ``high``, with equal distances."""
     if not high > low:
         return [low]
     rough = (high - low) / number
@@ -248,13 +242,13 @@ def ticks(low: float, high: float, number: int = 5) -> list[float]:
 
 
 def time_ticks(seconds: float, number: int = 8) -> list[float]:
-    """Return round times from 0 to ``seconds``, in at most ``number`` steps."""
+    """Return round times from 0 to ``seconds``, with at most ``number`` intervals."""
     step = next((step for step in STEPS_S if step * number >= seconds), 86400.0 * math.ceil(seconds / 86400 / number))
     return [index * step for index in range(int(seconds / step + 1e-9) + 1)]
 
 
 def clock(seconds: float) -> str:
-    """Format a round time for an axis, such as 0.2 s, 45 s or 3:00."""
+    """Format a time for an axis, such as 0.2 s, 45 s or 3:00."""
     return f"{seconds:.3g} s" if seconds < 120 else format_duration(seconds)
 
 

@@ -1,1 +1,1 @@
-"""Turns what the nodes of a run report into values for top, timeline and report. This package prints nothing."""
+"""Reads the metrics, histories and events of a run's nodes, and computes the values for top, timeline and report."""

@@ -1,7 +1,7 @@
-"""Combines the histories of the nodes into a run's metrics over time, as series at chosen moments. Pure.
+"""Combines the histories of the nodes into the metrics of the run over time.
 
-A counter is the sum over the nodes, a gauge is the maximum. If a counter falls, a new ddprun has started it again
-from 0.
+For a counter, the value of the run is the sum over the nodes. For a gauge, it is the maximum. If a counter of a node
+falls, ddprun was started again, and the counter began at 0.
 """
 
 import bisect
@@ -18,7 +18,7 @@ Line = tuple[float | None, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of all nodes, in order of time."""
+    """The rows of each node, ordered by time."""
 
     nodes: Mapping[int, tuple[Row, ...]]
 
@@ -33,7 +33,7 @@ class History:
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """Return evenly spaced moments from the first row to the last: ``number``, or as many as a node has rows."""
+        """Return at most ``number`` evenly spaced times from the first row to the last, but no more than rows."""
         number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
             return ()
@@ -41,12 +41,12 @@ class History:
         return tuple(self.begin + index * step for index in range(number))
 
     def gauge(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the nodes' largest value at each moment, or None where no node has had a value yet."""
+        """Return the maximum over the nodes at each moment. Before the first value, it is None."""
         lines = [_held(rows, name, moments) for rows in self.nodes.values()]
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
     def rate(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the growth of a counter per second, over all nodes, from each moment to the next."""
+        """Return the rate per second of a counter, summed over the nodes, between each moment and the next."""
         lines = [_increases(_held(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
         return tuple(
@@ -55,23 +55,23 @@ class History:
         ) if lines else ()  # fmt: skip
 
     def total(self, name: str) -> float:
-        """Return the sum of the nodes' last values."""
+        """Return the sum over the nodes of the last value of a series."""
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
     @property
     def goodput(self) -> float | None:
-        """The run's goodput (ddpwire.metrics.goodput), or None if no step was taken yet."""
+        """The goodput of the run (see ddpwire.metrics.goodput), or None before the first step."""
         columns = {column for rows in self.nodes.values() for row in rows for column in row}
         lost = (column for column in columns if column.startswith(f"{metrics.UNPRODUCTIVE.name}:"))
         return metrics.goodput(self.total(metrics.PRODUCTIVE.name), sum(map(self.total, lost)))
 
     def last(self, name: str) -> float | None:
-        """Return the largest of the nodes' last values, or None."""
+        """Return the maximum over the nodes of the last value of a series, or None if there is no value."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)
                          for rows in self.nodes.values()])  # fmt: skip
 
     def first_time(self, name: str) -> tuple[float, float] | None:
-        """Return when a series first had a value, and that value, or None if it never had one."""
+        """Return the time and the first value of a series, or None if there is no value."""
         found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
         return min((one for one in found if one), default=None)
 

@@ -1,7 +1,7 @@
-"""What ``ddpctl top`` shows: a run at one moment, from the metrics of its nodes now and a little earlier.
+"""Computes what ``ddpctl top`` shows: the state and the speed of a run, from two scrapes of its nodes' metrics.
 
-``Watcher`` queries the nodes repeatedly and keeps their answers; everything else is pure. A rank's own time of a step
-is the duration of the step without the waits for other ranks. It tells slow ranks from ranks that only wait.
+A rank's own step time is the duration of a step without the time in which the rank waits for other ranks. It is large
+for a slow rank, and small for a rank that waits for a slow rank.
 """
 
 import statistics
@@ -23,28 +23,28 @@ from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 SILENT_S, SILENT_STEPS = 30.0, 10
 
-# The states that a node reports, and the run's state for each. The first one that any node reports counts.
+# The state of the run for each state of a node. The first state in this list that any node reports is used.
 _STATES: tuple[tuple[str, State], ...] = (
     ("stopping", "stopping"),
     ("restarting", "rendezvous"),
     ("rendezvous", "rendezvous"),
     ("training", "training"),
 )
-WINDOW_S = 10.0  # over which a rank's pace is measured
-ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # between two status requests: if the nodes answer, and if they do not
+WINDOW_S = 10.0  # the speed of the ranks is measured over this time
+ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # time between two status requests, if the nodes answer and if they do not
 NUM_POINTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The samples of one node, keyed by the name of the series; each sample has its labels."""
+    """The samples of one node. Each is a pair of labels and a value, keyed by the name of the series."""
 
     node: int
     time: float  # the node's clock, in seconds since the epoch
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Return the samples of a series that match ``labels``, keyed by the value of their label ``label``."""
+        """Return the values of the samples that have ``labels``, keyed by the value of another label, ``label``."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())
@@ -57,7 +57,7 @@ class Reading:
 
 
 def read_metrics(seen: ProbeResult) -> Reading | None:
-    """Parse the metrics of a node, or return None if there are none that can be read."""
+    """Parse the metrics of a node. Return None if they are missing or damaged."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if not seen.metrics or seen.time is None:
@@ -68,32 +68,29 @@ def read_metrics(seen: ProbeResult) -> Reading | None:
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, KeyError, IndexError):
-        return None  # it was cut short, or is no Prometheus text
+        return None  # the text is incomplete, or is not in the format of Prometheus
     return Reading(node=seen.node, time=seen.time, samples={name: tuple(values) for name, values in samples.items()})
-
-
-# The snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank in the last seconds. A value that is not known is None."""
+    """The speed of one rank in the last seconds. An unknown value is None."""
 
     rank: int
     node: int
     step: int | None
     step_s: float | None
     own_s: float | None
-    phases: Mapping[str, float]  # shares of a step, keyed by the catalogue's phases; empty if not reported
-    device_share: float | None  # share of the time in which the GPU computed, 0 to 1
-    memory_bytes: float | None  # GPU memory that torch holds
-    slow: float | None = None  # of a straggler: its own time divided by the ranks' median
-    silent_s: float | None = None  # seconds since its last step, if they are too many
+    phases: Mapping[str, float]  # shares of a step, keyed by ddpwire.metrics.STEP_PHASES; empty if not reported
+    device_share: float | None  # share of the time in which the GPU is busy, 0 to 1
+    memory_bytes: float | None  # GPU memory that torch has allocated
+    slow: float | None = None  # for a straggler: its own step time divided by the median of the ranks
+    silent_s: float | None = None  # seconds since the last step, if this is unusually long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run at one moment. A value that no node reports is None."""
+    """The state of a run at one moment. A value that no node reports is None."""
 
     run: str
     state: State
@@ -116,16 +113,16 @@ class Snapshot:
     ranks_alive: int = 0
     world_size: int | None = None
     ranks: tuple[RankRow, ...] = ()
-    silent: tuple[str, ...] = ()  # nodes that do not answer, and why
-    moments: tuple[float, ...] = ()  # of the run until now; the next two have a value for each
-    throughput: tuple[float | None, ...] = ()  # each since the moment before
+    silent: tuple[str, ...] = ()  # a message for each node that does not answer
+    moments: tuple[float, ...] = ()  # times since the run's start; the next two fields have a value for each
+    throughput: tuple[float | None, ...] = ()  # samples per second since the previous moment
     losses: tuple[float | None, ...] = ()
 
 
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
-    """Return the fields of a snapshot that come from metrics. ``before`` has the same nodes a little earlier."""
+    """Compute the fields of Snapshot that depend on metrics. ``before`` are earlier readings of the same nodes."""
     earlier = {reading.node: reading for reading in before}
-    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: not reported
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: no checkpoint yet; None: not reported
     saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
     return {
@@ -139,7 +136,7 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "goodput": of_ranks.goodput(
             sum(_sums(now, of_ranks.PRODUCTIVE.name)), sum(_sums(now, of_ranks.UNPRODUCTIVE.name))
         ),
-        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # every node counts all of the run
+        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # every node counts for the whole run
         "steps_lost": int(max(_sums(now, of_ranks.STEPS_LOST.name), default=0)),
         "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
@@ -150,13 +147,13 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
 
 
 def state(now: Sequence[Reading]) -> State | None:
-    """Return the state of the node that is furthest behind, or None if no node reports that it runs."""
+    """Return the state of the run, or None if no node reports a state in ``_STATES``."""
     own = {word for reading in now for word, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
     return next((state for word, state in _STATES if word in own), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
-    """Return one row for each rank, with stragglers marked."""
+    """Return a row for each rank. Rows of stragglers have a value in ``slow``."""
     found = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
     own = [row.own_s for row in found if row.own_s is not None]
     typical = statistics.median_low(own) if len(own) > 1 else None
@@ -169,7 +166,7 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
     last = now.by("rank", of_ranks.LAST_STEP_TIME.name)
     memory = now.by("rank", of_ranks.DEVICE_MEMORY.name, kind="allocated")
     ranks = sorted(steps.keys() | counted.keys(), key=int)
-    # No series shows which rank uses which GPU; it is known only for one GPU and one rank, with memory on a GPU.
+    # No series has both the rank and the GPU. The GPU of a rank is known only if the node has one rank and one GPU.
     gpus = now.by("device", of_ranks.DEVICE_MEMORY_USED.name).keys()
     shares = now.by("device", of_ranks.DEVICE_UTILIZATION.name)
     share = shares.get(next(iter(gpus))) if len(gpus) == len(ranks) == len(memory) == 1 else None
@@ -202,7 +199,7 @@ def _marked(row: RankRow, typical: float | None) -> RankRow:
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
-    """Return the mean duration of the steps since ``before``, or of all steps if there were none since."""
+    """Return the mean duration of the steps since ``before``. If there are none, return the mean of all steps."""
     name = of_ranks.STEP_DURATION.name
     for earlier in (before, None):
         seconds = _grown(now, earlier, f"{name}_sum", rank)
@@ -210,7 +207,7 @@ def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
         if number > 0:
             return seconds / number
     if before is not None and (number := _grown(now, before, of_ranks.STEPS.name, rank)) > 0:
-        return (now.time - before.time) / number  # a script that only counts its steps
+        return (now.time - before.time) / number  # the script reports only the number of steps
     return None
 
 
@@ -225,7 +222,7 @@ def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]
 
 
 def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
-    """Return the growth of a rank's counter, or its full value if the counter has started again from 0."""
+    """Return the increase of a rank's counter since ``before``. If the counter was reset to 0, return its value."""
     after = now.by("rank", name, **labels).get(rank, 0.0)
     earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
     return after - earlier if after >= earlier else after
@@ -235,13 +232,13 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
     name, found = of_ranks.SAMPLES.name, []
     for reading in now:
         before, ranks = earlier.get(reading.node), reading.by("rank", name)
-        if before is not None and reading.time > before.time and any(ranks.values()):  # a script may count no samples
+        if before is not None and reading.time > before.time and any(ranks.values()):  # a script may report no samples
             found += [_grown(reading, before, name, rank) / _stepping_s(reading, before, rank) for rank in ranks]
     return sum(found) if found else None
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
-    """Return the time between the last steps of both readings, or the time since the last step if it is longer."""
+    """Return the seconds between the last steps of the two readings, or since the last step if that is longer."""
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
         return now.time - before.time
@@ -249,7 +246,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Return whether a step ended between the readings, so that the pace is known. True if no steps are reported."""
+    """Return whether a step ended between the two readings, or whether the ranks report no steps at all."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
@@ -267,33 +264,33 @@ def _whole(value: float | None) -> int | None:
 
 
 def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
-    """Return the snapshot of a run that exports nothing, because it has not begun or has ended."""
+    """Return a snapshot without metrics, for a run that has not begun or has ended."""
     return Snapshot(run=status.run, state=status.state, message=status.message, code=status.code, time=time)
 
 
-# The watcher reads the nodes' histories once, and then continues them itself. It asks the target for the run's status
-# only now and then, because many users share the server of a queue; it asks sooner if the nodes do not answer.
+# The watcher reads the histories of the nodes once, and then adds the metrics that it reads. It rarely asks the target
+# for the status of the run, because many users may share the server of the target.
 
 
 class Watcher:
-    """Takes snapshots of one run, one after another."""
+    """Takes snapshots of one run, and keeps the metrics between them."""
 
     def __init__(self, context: AppContext, run: Run) -> None:
         self._context, self._run = context, run
         self._status: RunStatus | None = None
         self._asked_at = 0.0
-        self._rows: dict[int, list[Row]] | None = None  # of each node; None until they are read
+        self._rows: dict[int, list[Row]] | None = None  # the history of each node, or None before the first probe
         self._window: deque[tuple[float, tuple[Reading, ...]]] = deque()
         self._last: Snapshot | None = None
 
     def probe(self) -> Snapshot:
-        """Return the run now, or its last snapshot if no node answers. Raises DdpctlError if none ever did."""
+        """Take a snapshot, or return the last one if no node answers. Raises DdpctlError if there is no last one."""
         try:
             self._last = self._probe()
-        except UnavailableError as error:  # a network may fail for a moment
+        except UnavailableError as error:  # the network may fail for a short time
             if self._last is None:
                 raise
-            return replace(self._last, silent=(f"no answer at present: {error}",))
+            return replace(self._last, silent=(f"no answer now: {error}",))
         return self._last
 
     def _probe(self) -> Snapshot:
@@ -329,7 +326,7 @@ class Watcher:
             self._keep(reading)
         before = self._before(readings)
         snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
-        fresh = state(readings) or snapshot.state  # fresher than the target's status
+        fresh = state(readings) or snapshot.state  # newer than the status from the target
         snapshot = replace(snapshot, state="running" if fresh == "training" and snapshot.step is None else fresh)
         answered = {reading.node for reading in readings}
         silent = tuple(
@@ -380,7 +377,7 @@ class Watcher:
 
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
-    """Return the remaining seconds at the run's average pace so far. Time in a queue does not count; lost time does."""
+    """Estimate the remaining seconds from the average time of a step so far, without the time in a queue."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
@@ -391,7 +388,7 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
 
 def _requeued_s(history: History) -> float:
-    """Return how many seconds the run was in a queue between its starts. Each rank of a node counts this time."""
+    """Return how many seconds the run was in a queue between its starts."""
 
     def most(rows: Sequence[Row], name: str) -> float:
         return max((row.get(name, 0.0) for row in rows), default=0.0)
@@ -402,7 +399,7 @@ def _requeued_s(history: History) -> float:
 
 
 def _counted(history: History, name: str) -> int:
-    """Return a counter that every node counts for the complete run, summed over its labels."""
+    """Return the value of a counter, summed over its labels. Every node counts for the whole run."""
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

@@ -1,8 +1,8 @@
-"""Derives from the reports of a run's nodes how its time was spent: its phases, one after another, and its events.
+"""Computes how the time of a run was spent, as a list of phases, and selects the events that matter to a user.
 
-A phase lasts until the last node has left it. The cost of a failure is one phase, ``lost``: from the last step before
+A phase lasts until the last node has left it. A failure costs the phase ``lost``, which lasts from the last step before
 the failure until the ranks have reached that step again. If a queue starts a run again, each start has its own phases,
-and between two starts the run is in the phase ``queue``.
+and between two starts the phase is ``queue``.
 """
 
 import json
@@ -25,22 +25,22 @@ from ddpwire.history import HISTORY, TIME, read_history, strange_rows
 from ddpwire.run_files import ENVIRONMENT, NODE_LOG, rank_log
 
 PHASES = (
-    "queue",  # at each start, until the target gave the run a place or, if that is unknown, until its nodes began
-    "start",  # of the nodes: an image is pulled, a container is made
+    "queue",  # until the target has given the run its machines or, if this is unknown, until its nodes have started
+    "start",  # the nodes start: images are pulled, containers are created
     "preflight",
     "rendezvous",
-    "import",  # and everything else that the ranks do before their first step
+    "import",  # includes everything that the ranks do before their first step
     "restore",
     "first step",
     "training",
     "evaluation",
-    "checkpoints",  # the time that the training loop waited for them
-    "running",  # the training of a script that does not report its steps
+    "checkpoints",  # the time in which the training loop waits for checkpoints
+    "running",  # the training, if the script does not report its steps
     "lost",
     "end",
 )
 
-# An event that all nodes must have reported, and the phase that follows it.
+# The phase that begins when all nodes have reported the event.
 _NEXT = {
     "node_started": "preflight",
     "preflight_done": "rendezvous",
@@ -56,17 +56,17 @@ EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
-Placed = Mapping[int, Sequence[float]]  # when each node was given a place, in seconds since the epoch
+Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
 NOWHERE: Placed = MappingProxyType({})
-PLACE_S = 2.0  # tolerance: a queue may report whole seconds, and by its own clock
+PLACE_S = 2.0  # tolerance, because a queue may report whole seconds of another clock
 BAD = ("failed", "checkpoint_failed")
-OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node, or every rank, reports it
+OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node or every rank reports these events
 SAME_S = 60.0  # nodes report the same event within this time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A period of the run, in seconds since the epoch."""
+    """A period in which the run was in one phase. Times are in seconds since the epoch."""
 
     phase: str
     begin: float
@@ -74,7 +74,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """The duration of the span."""
+        """The duration in seconds."""
         return self.end - self.begin
 
 
@@ -85,7 +85,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list)
 
     def turn(self, phase: str, at: float) -> None:
-        """Begin ``phase`` at ``at``, but not before the current phase began, because a node's clock may be slow."""
+        """Begin a phase at the time ``at``, or at the begin of the current phase if ``at`` is earlier."""
         at = max(at, self.since)
         if at > self.since:
             self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
@@ -103,17 +103,17 @@ def phase_spans(
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """Return the spans of the run in order. ``placed`` is when each node got its machine, if the target knows.
+    """Return the spans of the run in order.
 
-    ``queued``: whether the target has a queue at all. If ``state`` is not an active state, the spans end at the run's
-    last sign of life.
+    ``placed`` has the times at which each node got a machine, if they are known. ``queued`` is whether the target has a
+    queue. If the run is active, the spans end at ``now``, otherwise at the last event or metric.
     """
     spans: list[Span] = []
     since, starts = created, split_starts(events, placed)
     times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
         first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
-        latest = min(first.values(), default=now) + PLACE_S  # only the last start of a replaced pod is known
+        latest = min(first.values(), default=now) + PLACE_S  # a later time belongs to a later start
         places = [place for place in times if since - PLACE_S <= place <= latest]
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:
@@ -134,7 +134,7 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """Return the events of each start of all nodes. A node that rejoins a running run is not a new start."""
+    """Split the events into the starts of the run. If one node joins a running run again, this is not a new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []
@@ -149,7 +149,7 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
-    """Return whether each node of a start has ended, starts again in ``following``, or got a newer machine."""
+    """Return whether each node of a start has ended, starts again in ``following``, or got another machine later."""
     last = {event.node: event for event in start if event.event in OF_NODES}
     then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
     return bool(last) and all(
@@ -161,7 +161,7 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
 
 
 def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
-    """Return how often the ranks were restarted, by ddprun or with their nodes."""
+    """Return how often ddprun or the target started the ranks again."""
     starts = split_starts(events, placed)
     by_ddprun = 0
     for start in starts:
@@ -171,7 +171,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when all nodes of a start had ended or, if some did not end, its last event or row until ``before``."""
+    """Return when all nodes of a start had ended. If one did not, return the last event or metric until ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -180,7 +180,7 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
-    """Advance the clock through the phases of one start. ``again``: whether the run has an earlier start."""
+    """Advance the clock through the phases of one start. ``again`` is whether the run has an earlier start."""
     has_steps = any(event.event in ("first_step", "training_began") for event in events)
     following = _NEXT if has_steps else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
@@ -188,7 +188,7 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
     last = clock.since
     for event in events:
         if event.event == "node_started" and clock.phase not in (*_NOTHING_YET, "preflight", "lost"):
-            clock.turn("lost", last)  # a node is back
+            clock.turn("lost", last)  # a node was started again
             reached.clear()
         last = max(last, event.time)
         if _is_loss(event, clock.phase):
@@ -201,14 +201,14 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
             if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
                 if event.event == "first_step" and (again or clock.phase == "lost"):
                     if clock.phase != "lost":
-                        clock.turn("lost", event.time)  # until it takes steps that it had not taken before
+                        clock.turn("lost", event.time)  # until the run takes a step for the first time
                     clock.turn("training", _caught_up(history, event))
                 else:
                     clock.turn(following[event.event], event.time)
 
 
 def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
-    """Return the seconds of each phase that occurred, keyed by phase, in the order of PHASES."""
+    """Return the total seconds of each phase that occurred, in the order of PHASES."""
     seconds: dict[str, float] = {}
     for span in found:
         seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
@@ -216,14 +216,14 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
 
 
 def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
-    """Return the seconds of each phase, and its share of the time outside the queue (None for the queue itself)."""
+    """Return the seconds of each phase and its share of the time outside the queue. The queue has the share None."""
     seconds = phase_totals(found)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
 
 def _is_loss(event: Event, phase: str) -> bool:
-    """Return whether an event is a failure, which costs time. The end of ranks after a stop is not one."""
+    """Return whether an event begins the phase ``lost``. A requested stop is not a failure."""
     if event.event == "failed":
         return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
     return event.event == "restart" and phase == "end"
@@ -236,20 +236,20 @@ def _is_end(event: Event, phase: str) -> bool:
 
 
 def _is_later(phase: str, following: str) -> bool:
-    """Return whether ``following`` comes after ``phase``. Only phases in which ranks run come after ``lost``."""
+    """Return whether ``following`` comes after ``phase``. After ``lost``, only training and running can follow."""
     if phase == "lost":
         return following in ("training", "running")
     return PHASES.index(following) > PHASES.index(phase)
 
 
 def _last_step(history: History, before: float) -> float:
-    """Return when the last step before a failure was taken, according to the history, or else ``before``."""
+    """Return the time of the last step in the history until ``before``, or ``before`` if there is none."""
     known = [(time, step) for time, step in _steps(history) if time <= before]
-    return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first of several rows with that step
+    return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first row with the highest step
 
 
 def _caught_up(history: History, event: Event) -> float:
-    """Return when the ranks have again reached the last step before the failure."""
+    """Return when the ranks reached the last step before the failure again. ``event`` is their first step after it."""
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
@@ -262,7 +262,7 @@ def _steps(history: History) -> list[tuple[float, float]]:
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
-    """Return the spans in which rank 0 saved or loaded a checkpoint or evaluated."""
+    """Return the spans in which rank 0 saved a checkpoint, loaded a checkpoint, or evaluated the model."""
     found = []
     for event in events:
         if event.rank not in (0, None):
@@ -282,7 +282,7 @@ def _seconds(value: object) -> float:
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
-    """Replace the sections of ``whole`` that ``parts`` cover: restores in the phase import, others in training."""
+    """Insert ``parts`` into ``whole``: restores into the phase import, and the other spans into training."""
     found: list[Span] = []
     for span in whole:
         at = span.begin
@@ -296,40 +296,37 @@ def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
     return found
 
 
-# The timeline. A run's nodes are asked once; the rest follows from their answers.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A run from its launch until now, or until its end."""
+    """The phases and events of a run from its launch until now or its end."""
 
     run: Run
     status: RunStatus
-    now: float  # when its nodes were asked, in seconds since the epoch
+    now: float  # when the nodes were asked, in seconds since the epoch
     events: tuple[Event, ...]
     history: History
     spans: tuple[Span, ...]
-    environments: Mapping[int, Mapping[str, str]]  # keyed by node: its machine and builds
-    last_lines: str = ""  # the last lines of the rank that failed first, else of its node
+    environments: Mapping[int, Mapping[str, str]]  # the machine and the software of each node
+    last_lines: str = ""  # the last log lines of the rank that failed first, or of its node
     last_lines_of: str = ""
-    silent: tuple[str, ...] = ()  # nodes that did not answer, and why
-    torn: tuple[str, ...] = ()  # how many lines of their files could not be read
+    silent: tuple[str, ...] = ()  # a message for each node that did not answer
+    torn: tuple[str, ...] = ()  # messages about lines that could not be read
     restarts: int = 0
 
     @property
     def begin(self) -> float:
-        """The moment from which times are counted: the end of the first wait in a queue, or else the launch."""
+        """The time from which times are counted: the end of the first wait in a queue, or the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
     @property
     def end(self) -> float:
-        """The last moment at which something is known about the run."""
+        """The end of the last span or, without spans, of the history."""
         return self.spans[-1].end if self.spans else max(self.history.end, self.run.created)
 
 
 def load_timeline(context: AppContext, run: Run) -> Timeline:
-    """Load the timeline from the run's target. Raises DdpctlError if the target cannot be queried."""
+    """Load the timeline of a run from its nodes. Raises DdpctlError if the target does not answer."""
     (status,) = launcher.status(context, (run,))
     probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
     seen = launcher.probe(context, run, probe)
@@ -345,7 +342,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         events=events,
         history=history,
         spans=()
-        if (status.ended or status.state == "unknown") and not events  # of another version, or they were lost
+        if (status.ended or status.state == "unknown") and not events  # the events are lost, or have another format
         else phase_spans(
             events,
             created=run.created,
@@ -366,7 +363,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return whose log shows why a run failed or was lost, and the end of that log, or two empty strings."""
+    """Return the rank or node whose log shows why a run failed, and the end of the log, or two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
@@ -397,11 +394,8 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
     return {}
 
 
-# The events for the user. An event that every node reports is shown once.
-
-
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events that matter to a user, in the order of time."""
+    """Return the events that matter to a user, ordered by time. An event that all nodes report is returned once."""
     found: list[Event] = []
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):
