@@ -146,7 +146,7 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Cancel a waiting job, or signal the script of a running job, which signals the ranks. KILL cancels any job."""
+        """Cancel a waiting job, or signal a running job's script, which signals the ranks. KILL cancels any job."""
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S

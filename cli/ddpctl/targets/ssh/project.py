@@ -20,7 +20,7 @@ from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
-_LITTLE = 1_000_000
+_LITTLE = 1_000_000  # bytes; for a smaller archive, a new connection would take longer than the existing one
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
 _PACK = """\
@@ -131,7 +131,7 @@ def _project(cwd: str, listed: Output) -> Project:
             entries[top + slash] = entries.get(top + slash, 0) + size
         largest = sorted(entries, key=entries.__getitem__, reverse=True)[:3]
         raise ConfigError(
-            f"project: sync: {cwd} has {human_size(project.num_bytes)}, but at most {human_size(MAX_BYTES)} can be sent "
+            f"project: sync: {cwd} has {human_size(project.num_bytes)}, more than the limit of {human_size(MAX_BYTES)} "
             f"(largest: {', '.join(f'{name} {human_size(entries[name])}' for name in largest)})",
             hint=f"add what the ranks do not need to {IGNORE}, set 'project: PATH' to a folder that all hosts have, or "
             "use an image that contains the code",
