@@ -133,7 +133,8 @@ class KubernetesTarget(Target):
 
         ``follow``: print until the job ends, even if pods are replaced.
         """
-        _check_query(run, query)
+        if any(n >= run.job.max_nodes for n in query.nodes) or any(r >= run.job.world_size for r in query.ranks):
+            raise no_such_log(run)
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
@@ -290,12 +291,6 @@ def _place(run: Run) -> tuple[str | None, ...]:
 
 def _run_name(thing: Mapping[str, Any]) -> str:
     return str(thing["metadata"].get("labels", {}).get(RUN_LABEL, ""))
-
-
-def _check_query(run: Run, query: LogQuery) -> None:
-    nodes, ranks = run.job.max_nodes, run.job.world_size
-    if any(node >= nodes for node in query.nodes) or any(rank >= ranks for rank in query.ranks):
-        raise no_such_log(run)
 
 
 def _pattern(run: Run, query: LogQuery) -> str | None:

@@ -185,7 +185,7 @@ class SlurmTarget(Target):
         if node >= run.job.max_nodes:
             raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
         pty = ("--pty",) if tty else ()
-        number, workdir = str(run.handle["job"]), workdir_of(run)
+        number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
         words = beside(
             run.job, self.options, number=number, node=node, workdir=workdir, run_dir=run_folders(run)[0],
             argv=argv, tty=tty,
@@ -326,11 +326,6 @@ def folder_of(run: Run) -> str:
 def run_folders(run: Run) -> tuple[str, ...]:
     """Return the run's folder on the cluster or, for a job array, the folder of each task."""
     return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
-
-
-def workdir_of(run: Run) -> str:
-    """Return the project's folder on the cluster."""
-    return str(run.handle.get("workdir", run.cwd))
 
 
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:

@@ -152,8 +152,8 @@ def start_container(
 ) -> str:
     """Return a script that starts a node's container, or fails if another run has one of its GPUs.
 
-    ``argv``: the result of ``run_args``. ``env_file``: the text of its environment file. ``owner``: the new owner of the
-    run's folders, or None.
+    ``argv``: the result of ``run_args``. ``env_file``: the text of its environment file. ``owner``: the new owner of
+    the run's folders, or None.
     """
     folder = path_word(run_path(home, run))
     # Only the name of the environment file must be expanded by the shell.
