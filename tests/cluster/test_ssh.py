@@ -148,9 +148,8 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
     done = lab.ddpctl("launch", "--name", "night", "--nodes", "3")
     (lab.person.home / ".ssh/config").unlink()
     assert done.returncode == 78, done.stderr
-    assert (
-        done.stderr.splitlines()[-1] == f"again: again and {first.address} are the same machine: list it under one name"
-    )
+    last = f"again: again and {first.address} are the same machine: remove one of the two from hosts"
+    assert done.stderr.splitlines()[-1] == last
     assert not list(lab.folder.glob("*/home/.ddpctl"))
     assert not (lab.folder / "runs/night").exists()
 

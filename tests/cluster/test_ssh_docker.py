@@ -215,7 +215,7 @@ def test_another_image_on_one_host(lab: Lab) -> None:
         other = docker(second.env, "import", str(source), IMAGE).stdout.strip()
         assert refusal(lab)[4:] == [
             f"{second.box.address}: {IMAGE} is {other} there, but {wanted} is expected, as on "
-            f"{lab.docks[0].box.address}: give all hosts the same one (ddpctl image ship)"
+            f"{lab.docks[0].box.address}: send the same image to all hosts with ddpctl image ship"
         ]
     finally:
         docker(second.env, "tag", "ddpctl-test:kept", IMAGE)
@@ -230,8 +230,7 @@ def test_a_full_disk(lab: Lab) -> None:
     subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True, env={"PATH": PATH})
     try:
         assert refusal(lab)[4:] == [
-            f"{second.box.address}: its disk is full: 0.0 GiB free where runs are kept (~/.ddpctl), "
-            "1 GiB needed (min_disk)"
+            f"{second.box.address}: its disk is full: 1 GiB needed (min_disk), but 0.0 GiB free in ~/.ddpctl"
         ]
     finally:
         subprocess.run([*inside, "umount", home], check=True, env={"PATH": PATH})

@@ -142,15 +142,15 @@ def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
     assert on_cpus.returncode == 0, on_cpus.stderr
 
     third = lab.start("launch", "--wait", "10m", "--name", "three", "--", "hold.py")
-    wait_until(lambda: "place 1 of 1 in line; 0 of 4 GPUs free" in lab.said(), "its place", timeout_s=120)
+    wait_until(lambda: re.search("1 of 1 in the queue; .* 0 of 4 free", lab.said()), "its place", timeout_s=120)
     fourth = lab.start("launch", "--wait", "10m", "--name", "four", "--", "hold.py")
-    wait_until(lambda: "place 2 of 2 in line, after 'three'" in lab.said(), "its place", timeout_s=120)
+    wait_until(lambda: "place 2 of 2 in the queue, after 'three'" in lab.said(), "its place", timeout_s=120)
     assert json.loads(lab.ddpctl("hosts", "--json").stdout)[0]["waiting"] == ["three", "four"]
     overtaking = lab.ddpctl("launch", "--name", "five", "--gpus", "1", "--", "hold.py")
     assert overtaking.returncode == 69
     os.killpg(third.pid, signal.SIGKILL)
     third.wait(20)
-    wait_until(lambda: "place 1 of 1 in line; " in lab.said(), "its new place", timeout_s=120)
+    wait_until(lambda: "place 1 of 1 in the queue; " in lab.said(), "its new place", timeout_s=120)
     end(lab, "two", "four")
     assert fourth.wait(180) == 0, lab.said()
     assert "sees GPU-node-1-2,GPU-node-1-3" in lab.said()
@@ -186,7 +186,7 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch", timeout_s=180)
         lab.machines[1].cut()
         lab.machines[1].kill()
-        spare = f"node 1 was on {lab.boxes[1].address}, which is lost, and starts again on {lab.boxes[2].address}"
+        spare = f"node 1 is restarted on {lab.boxes[2].address}, because its host {lab.boxes[1].address} is lost"
         wait_until(lambda: spare in lab.said(), "the spare", timeout_s=180)
         wait_until(lambda: "ranks 0 to 1 of 4 started (attempt 2)" in lab.log("night"), "the ranks", timeout_s=180)
         wait_until(copied.exists, "the spare's copy", timeout_s=180)
@@ -196,7 +196,7 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         resumed = lab.ddpctl("launch", "--resume", "night", "--name", "again", *program, timeout=300)
         assert resumed.returncode == 0, resumed.stderr
         for number in (0, 1):
-            assert f"{lab.boxes[number].address} is skipped: " in resumed.stderr
+            assert f"{lab.boxes[number].address} is not used: " in resumed.stderr
         note = re.search(r"continues from the copy of step (\d+) on (\S+)", resumed.stderr)
         assert note, resumed.stderr
         assert note[2].strip(";") == lab.boxes[2].address

@@ -1,7 +1,7 @@
-"""The kinds of target, on which a job's nodes may run. Each kind has a package and a line in the registry below.
+"""The interface of all kinds of target (local, ssh, slurm, kubernetes, kaggle), and the registry of the kinds.
 
-A target runs nothing itself: its operations ("verbs") are generators that yield commands (``ddpctl.command``) and
-return values.
+A target is a place where jobs run. It runs no commands itself. Its operations ("verbs") are generators: they yield
+commands (``ddpctl.command``), receive their output, and return a value.
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +23,18 @@ from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What a target reports about a job that it started."""
+    """What the verb ``submit`` returns about a job that it has started."""
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
-    note: str = ""  # one line for the user: what was decided for them
-    table: tuple[str, ...] = ()  # lines that show what was found out about each machine
-    checkpoint_dir: str | None = None  # where the checkpoints are, if the plan has another place
+    note: str = ""  # one line for the user about what ddpctl has chosen
+    table: tuple[str, ...] = ()  # lines for the user about each machine
+    checkpoint_dir: str | None = None  # the folder of the checkpoints, if it is not that of the plan
     nodes: str | None = None  # how many nodes were started, if not the requested number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """The lost nodes of a run that were restarted on spare machines."""
+    """What ``replace_lost`` returns: which lost nodes of a run it has restarted on spare machines."""
 
     handle: Mapping[str, Any]  # the run's handle, updated if any nodes were restarted
     nodes: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LogQuery:
-    """Which lines of a run's logs are requested."""
+    """The options of ``ddpctl logs``, which select lines of a run's logs."""
 
     follow: bool = False
     nodes: tuple[int, ...] = ()  # empty for all nodes
@@ -87,7 +87,10 @@ class LogQuery:
     timestamps: bool = False  # each line begins with its time
 
     def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-        """Return the files of a node, each with the prefix of its lines. Without ``ranks``, return all output."""
+        """Return the log files of these ranks of a node, or of the whole node if there are none.
+
+        Each file name is mapped to the prefix that its lines get when they are printed.
+        """
         if not self.timestamps:
             return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
         first, num = node * run.job.local_world_size, run.job.local_world_size
@@ -98,7 +101,7 @@ class LogQuery:
         return dict.fromkeys(names, "")
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return each node to query, with its requested ranks; no ranks mean the complete output of the node."""
+        """Return each requested node and its requested ranks. An empty tuple of ranks stands for the whole node."""
         asked = (
             (node, tuple(r for r in self.ranks if r // run.job.local_world_size == node))
             for node in range(run.job.max_nodes)
@@ -111,7 +114,7 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """Return the error for a query about a node or rank that the run lacks or, if ``yet``, that has no output yet."""
+    """Return the error for a log that does not exist. ``yet``: whether it may exist later."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
         f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
@@ -119,7 +122,7 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
 
 
 Capability = Literal[
-    "copies",  # nodes can have copies of the checkpoints, because each has a disk of its own
+    "copies",  # nodes can keep copies of the checkpoints, because each node has its own disk
     "discovery",  # the nodes of its runs serve metrics, at addresses that they write into their files
     "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` can reach
     "interrupt",  # ddpctl can send SIGINT to the ranks of its runs, as Ctrl-C does
@@ -127,7 +130,7 @@ Capability = Literal[
     "queue",  # its runs wait in a queue before their nodes start
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
-    "sweep",  # what a run has left behind is found by the run's name, even if its record does not mention it
+    "sweep",  # ddpctl finds what a run has left behind by the run's name, even if the run's record does not list it
     "wait",  # a launch can wait for free GPUs before its nodes start
     "tethered",  # the nodes of an attached launch end when its ddpctl ends
 ]
@@ -136,7 +139,7 @@ StopSignal = Literal["INT", "TERM", "KILL"]
 
 
 class Target(ABC):
-    """A kind of target, with its options. A verb that a kind does not support raises ConfigError."""
+    """The base class of all kinds of target. A verb that a target does not support raises ConfigError."""
 
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
@@ -146,20 +149,20 @@ class Target(ABC):
 
     @abstractmethod
     def render(self, plan: Plan) -> str:
-        """Return a spec (a script or manifests) that runs the job as it is, without ddpctl."""
+        """Return a script or manifests that run the job without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-        """Return the options completed with values from the current environment, so that later verbs use the same."""
+        """Return the options with values of the current environment filled in, so that later verbs use the same."""
         yield ()
         return self.options
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Start the job. ``attached``: whether it must end when this ddpctl ends."""
+        """Start the job. ``attached``: whether the job must end when this ddpctl ends."""
 
     @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of runs of this target, in the same order. ``now`` is in seconds since the epoch."""
+        """Return the status of each run, in the order of ``runs``. ``now`` is in seconds since the epoch."""
 
     @abstractmethod
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
@@ -167,13 +170,14 @@ class Target(ABC):
 
     @abstractmethod
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Make a run save and stop within its grace period, or kill it; return whether nothing of it is left.
+        """Stop a run. Return whether all its processes and objects are gone.
 
-        INT is sent only to a target with the capability "interrupt".
+        After INT or TERM, the ranks have the run's grace period to save. KILL ends them at once. INT needs the
+        capability "interrupt". ``wait``: whether to wait until the run has ended.
         """
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Return what each node's metrics endpoint and folder contain, in the order of the nodes."""
+        """Return the metrics and files of each node, in the order of the nodes."""
         raise self._cannot(run, "show a run while it runs")
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
@@ -181,69 +185,76 @@ class Target(ABC):
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Return the machine of each node, as named in the options; empty if the target does not choose machines."""
+        """Return the name in the options of each node's machine, or nothing if the target does not choose machines."""
         return ()
 
     def without(self, machines: Collection[str], job: JobSpec) -> Any:
-        """Return options that exclude these machines; None if too few remain or the target does not choose machines."""
+        """Return the options with these machines excluded.
+
+        Return None if too few machines remain for the job, or if the target does not choose machines.
+        """
         return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return the tasks of an array as separate runs with names RUN.task-K, or none if the run is not an array."""
+        """Return each task of a job array as a run with the name RUN.task-K, or nothing if the run is not an array."""
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command, or a shell if ``argv`` is empty, in the place where a node runs; return its exit code.
+        """Run a command where a node runs (such as in its container). Return the command's exit code.
 
-        ``tty``: whether the command controls the terminal.
+        If ``argv`` is empty, run a shell. ``tty``: whether the command controls the terminal.
         """
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield what ``submit`` would run. If machines are not ready, raise that error after showing all commands."""
+        """Yield the commands that ``submit`` would run. An error about the machines is raised after all of them."""
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the project's folder contains what the rendered spec refers to. Raises NoInputError."""
+        """Check that the project's folder contains the script that the rendered spec runs. Raises NoInputError."""
         yield ()
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
-        """Return the files of a spec that consists of several (name → text), and a line for the user.
+        """Return the files of the rendered spec (name → text), and a note for the user or an empty text.
 
-        If no files are returned, the result of ``render`` is the complete spec.
+        Return no files if the spec is only the text that ``render`` returns.
         """
         yield ()
         return {}, ""
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return where a run has a folder with its name besides that of its record. Raises ConfigError.
+        """Return the other folders that contain a folder of this run, in addition to the one with its record.
 
-        Each place is a machine (None: this one) and the folder of its runs, in which ``~`` is the home folder there.
+        Each item is a machine (None: this machine) and a folder there. ``~`` is the home folder on that machine.
+        Raises ConfigError.
         """
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Fetch the files for timeline and report if they would be deleted with the nodes. Raises no DdpctlError."""
+        """Save what ``timeline`` and ``report`` need, if it would be deleted with the nodes. Raises no DdpctlError."""
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch what a run has written into a local folder; return lines about what could not be fetched.
+        """Copy the files of a run to the local folder ``into``. Return a line about each thing that is missing.
 
-        ``best``: fetch only the checkpoint with the highest accuracy. Needs the capability "pull".
+        ``best``: copy only the checkpoint with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
         raise ConfigError(f"run '{run.name}' needs no pull from a target of kind {run.kind}: its files are in {where}")
 
     def has_spares(self, run: Run) -> bool:
-        """Return whether ``replace_lost`` may find a machine for a lost node."""
+        """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""
         return False
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Restart nodes on spare machines if the run waits for them and their own machines do not answer."""
+        """Restart lost nodes on spare machines. A node is lost if its machine does not answer.
+
+        Nothing is restarted unless the run is in rendezvous, which means that it waits for its nodes.
+        """
         raise NotImplementedError
 
     def suspend(self, run: Run) -> Verb[None]:
-        """Make the nodes save and end, but keep the run. Needs the capability "suspend"."""
+        """Make the nodes save and end, so that ``resume`` can start them again. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def resume(self, run: Run) -> Verb[None]:
@@ -251,7 +262,7 @@ class Target(ABC):
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return how a user can stop a run that ddpctl cannot stop, because the target lacks the capability "stop"."""
+        """Return a message that says how a user can stop a run. Needed if the target lacks the capability "stop"."""
         raise NotImplementedError
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
@@ -269,7 +280,7 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
 
 
 def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the kind to use if neither a flag nor a file names one, and the reason."""
+    """Return the kind to use if neither a flag nor a file names a kind. Also return the reason for the user."""
     if job := environ.get("SLURM_JOB_ID"):
         return "slurm", f"inside Slurm's job {job}"
     return "local", "the default"
@@ -288,7 +299,7 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """Return a kind's options from a run's record; skip keys that this version does not know. Raises ConfigError."""
+    """Return a kind's options from a run's record. Unknown keys are ignored. Raises ConfigError."""
     return _fill(options_type(kind), record)
 
 
@@ -306,12 +317,12 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
 
 
 def capabilities(kind: str) -> frozenset[Capability]:
-    """Return what a kind can do in addition to the verbs that every kind has."""
+    """Return the capabilities of a kind."""
     return _type(kind).capabilities
 
 
 def may_leave(run: Run, state: RunStatus) -> bool:
-    """Return whether an ended run may have left something where it ran: processes, objects, a job or pods."""
+    """Return whether an ended run may have left processes or objects of a cluster behind."""
     return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 

@@ -1,7 +1,7 @@
-"""The target ``local``: each node is a separate ddprun on this machine, and the nodes use its loopback.
+"""The target ``local``: all nodes run on this machine. Each node is a ddprun process, and they communicate by loopback.
 
-If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. The
-command ``python -m ddprun.nodectl`` checks locks, prints logs, sends signals and finds a free port.
+The nodes divide the machine's GPUs among themselves. On a machine without GPUs, the ranks use the CPU and gloo. The
+command ``python -m ddprun.nodectl`` prints the state and the logs of nodes, sends signals and finds a free port.
 """
 
 import json
@@ -38,7 +38,7 @@ from ddpwire.exits import Exit
 from ddpwire.machine import MIG, visible_devices
 from ddpwire.run_files import TARGETS
 
-MISSING = 66  # exit code if a module is not found; other codes are not an answer
+MISSING = 66  # exit code of the probe if a module is not found
 YOUNG_S = 5.0  # how long a launch may take between writing its record and starting its first process
 STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its ranks
 KILL_WAIT_S = 5.0
@@ -61,7 +61,7 @@ class LocalOptions:
 
 
 class LocalTarget(Target):
-    """A target whose nodes are processes of this machine."""
+    """The target local, whose nodes are processes of this machine."""
 
     kind = "local"
     capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
@@ -71,15 +71,15 @@ class LocalTarget(Target):
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
-        """Return a bash script that does the same as ``submit``, attached to its terminal."""
+        """Return a bash script that starts the nodes and waits until they end."""
         return render_script(plan, self.options.python or "python3")
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the project's folder has the training script, because the rendered script runs there."""
+        """Check that the training script is in the project's folder, where the rendered script runs it."""
         return find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Check what this machine has, choose the port, and start one ddprun per node."""
+        """Check this machine, choose a port, and start one ddprun per node."""
         job = plan.job
         yield from read_secrets(job)  # only checks them: a node inherits them from the environment
         gpu_probes = () if job.device == "cpu" else GPU_PROBES
@@ -140,7 +140,7 @@ class LocalTarget(Target):
         return (*probes, *look_for_script(plan))
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Read the folder of each node."""
+        """Return the status of each run from the folders of its nodes."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
         if shown.returncode:
@@ -183,7 +183,7 @@ class LocalTarget(Target):
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run the command in the run's project folder, with the run's variables; all nodes are on this machine."""
+        """Run a command in the run's project folder, with the run's environment variables."""
         env = contract(run.plan, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
@@ -191,9 +191,9 @@ class LocalTarget(Target):
 
 
 def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
-    """Yield nodectl's answers, one JSON line each. Other lines come from a wrapper of Python and are skipped.
+    """Return the objects that nodectl has printed, one JSON object per line. Other lines are skipped.
 
-    Raises UnavailableError if there are not exactly ``count`` answers.
+    Raises UnavailableError if there are not exactly ``count`` objects.
     """
     answers = []
     for line in output.stdout.splitlines():
@@ -217,9 +217,9 @@ def find_gpus() -> Verb[tuple[str, ...]]:
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """Return the GPUs of this machine: those that CUDA_VISIBLE_DEVICES allows if it is set, else nvidia-smi's list.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, all GPUs that nvidia-smi lists.
 
-    Raises UnavailableError if nvidia-smi is installed but fails, so that the GPUs are unknown.
+    ``visible`` and ``listing`` are the outputs of ``GPU_PROBES``. Raises UnavailableError if nvidia-smi fails.
     """
     if visible.returncode == 0:
         return visible_devices(visible.stdout.rstrip("\n"))
@@ -231,10 +231,10 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the GPUs of each node, or nothing for CPU ranks.
+    """Return the GPUs of each node, or nothing if the ranks use the CPU.
 
-    Raises ConfigError for several ranks on MIG instances, or if there are too few GPUs; then the error has the fields
-    ``gpus_needed`` and ``gpus_found``.
+    Raises ConfigError if several ranks would use MIG instances, or if there are too few GPUs. In the second case, the
+    error has the fields ``gpus_needed`` and ``gpus_found``.
     """
     need = job.max_nodes * job.gpus
     if job.device == "cpu" or (job.device == "auto" and not gpus):
@@ -260,7 +260,7 @@ def _asked(job: JobSpec) -> str:
 
 
 def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Return the error for a Python that cannot start the ranks, with the reason if the output shows one."""
+    """Return the error for a Python that cannot start the ranks. ``output`` is that of the check for torch."""
     if output.returncode == Exit.SCRIPT:
         what, hint = f"{python} has no torch", f"install it with {python} -m pip install 'ddpctl[train]'"
     elif output.returncode == TIMED_OUT:

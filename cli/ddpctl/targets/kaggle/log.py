@@ -1,6 +1,6 @@
-"""Prints the lines of a Kaggle session's log, which the client gives as JSON: all, the last, or those of some ranks.
+"""A program that prints a Kaggle session's log: all lines, the last lines, or the lines of some nodes or ranks.
 
-The target's verb ``logs`` starts this separate program:
+It reads the JSON that Kaggle's client prints. The target's verb ``logs`` starts it:
 ``kaggle kernels logs OWNER/NAME | python -m ddpctl.targets.kaggle.log``.
 """
 
@@ -12,7 +12,7 @@ from ddpctl.targets.kaggle.target import plain
 
 
 def main() -> None:
-    """Read the log from stdin, and print the requested lines."""
+    """Read a log from stdin, and print the requested lines."""
     parser = argparse.ArgumentParser(prog="ddpctl.targets.kaggle.log")
     parser.add_argument("--tail", type=int)
     parser.add_argument("--rank", type=int, action="append", default=[])
@@ -22,7 +22,10 @@ def main() -> None:
 
 
 def wanted(log: str, tail: int | None, ranks: list[int], nodes: list[int]) -> list[str]:
-    """Return the requested lines. Lines of nodes and ranks begin with the node's and the rank's number."""
+    """Return the lines of these nodes and ranks (empty: all), or only the last ``tail`` of them.
+
+    A line belongs to a rank if it begins with ``[nodeN rankR]``.
+    """
     lines = plain(log).splitlines()
     if ranks or nodes:
         any_rank = "|".join(map(str, ranks)) or "[0-9]+"

@@ -1,6 +1,6 @@
-"""The notebook of a run, and the metadata that the client needs to push it, as text made from a plan. Pure.
+"""Renders a plan as a Kaggle notebook, with the metadata that Kaggle's client needs to push the notebook.
 
-The notebook contains no credentials. It contains the job's script without changes, and can run in any Jupyter.
+The notebook contains the job's script without changes and no credentials. It also runs in other Jupyter servers.
 """
 
 import json
@@ -27,29 +27,29 @@ if run.code == 0:
 class Cargo:
     """What the notebook contains in addition to its own code."""
 
-    wheel: str = ""  # compressed with LZMA, in base85; empty if it is installed in another way
+    wheel: str = ""  # ddpctl's wheel, compressed with LZMA, in base85; empty if the notebook does not contain it
     wheel_name: str = "ddpctl-0-py3-none-any.whl"
     files: Mapping[str, str] | None = None  # name → text; None if the job needs no files
 
 
 def slug_of(run: str) -> str:
-    """Return the notebook's name on Kaggle, which is the name that Kaggle derives from its title."""
+    """Return the notebook's title, which is also its name in Kaggle's addresses."""
     return PREFIX + run
 
 
 def notebook_file(run: str) -> str:
-    """Return the name of the notebook's file, which is beside the metadata."""
+    """Return the name of the notebook's file."""
     return f"{run}.ipynb"
 
 
 def former_kernel(plan: Plan) -> str | None:
-    """Return the notebook (OWNER/NAME) from whose checkpoints a run resumes, or None if the run does not resume."""
+    """Return the notebook (OWNER/NAME) that has the checkpoints of a resumed run. Return None for a new run."""
     kernel, colon, _ = plan.checkpoint_dir.partition(":")
     return kernel if colon and not kernel.startswith("/") else None
 
 
 def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
-    """Return the text of kernel-metadata.json, with the keys that Kaggle's client reads."""
+    """Return the text of kernel-metadata.json, which Kaggle's client reads."""
     gpu = plan.job.device != "cpu"
     datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
     former = former_kernel(plan)
@@ -73,7 +73,7 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
 
 
 def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one line about the notebook and one about its metadata."""
+    """Return two lines for a dry run: one about the notebook and one about its metadata."""
     book, about = (json.loads(texts[name]) for name in (notebook_file(plan.run), METADATA))
     sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
     files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]

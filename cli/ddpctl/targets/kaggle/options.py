@@ -65,11 +65,11 @@ class KaggleOptions:
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """The default values of a job's fields that are different on this target."""
+        """The job's fields that have a different default value on this target, with that value."""
         return {"gpus": GPUS[self.accelerator]} if self.accelerator in GPUS else {}
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield the key and a sentence for each setting that is impossible on Kaggle."""
+        """Yield the key of each setting that is impossible on Kaggle, with an error message."""
         if job.nodes != "1":
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
         if job.device != "cpu" and job.gpus > GPUS.get(self.accelerator, job.gpus):

@@ -1,6 +1,7 @@
-"""The verbs of the target kaggle: the commands for Kaggle's client, in order, and what its answers mean.
+"""The operations (verbs) of the target kaggle, which run Kaggle's client and parse its output.
 
-The client handles credentials itself. It can push, query, print and fetch, but it cannot stop a session.
+The client handles credentials itself. It can push a notebook, query its status, print its log and download its output.
+It cannot stop a session.
 """
 
 import json
@@ -39,7 +40,7 @@ PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
 
 
 class KaggleTarget(Target):
-    """A target whose runs are versions of private notebooks."""
+    """The target kaggle. Each run is a version of a private notebook."""
 
     kind = "kaggle"
     capabilities = frozenset[Capability]({"pull"})
@@ -47,7 +48,7 @@ class KaggleTarget(Target):
     options: KaggleOptions
 
     def render(self, plan: Plan) -> str:
-        """Return the notebook of a job that needs no files. Raises ConfigError if the job needs files."""
+        """Return the notebook. Raises ConfigError if the job needs a script or files (``files`` can include them)."""
         if needed := self._needs(plan):
             raise ConfigError(
                 f"{either(needed, 'and')} must be copied into the notebook's folder: use "
@@ -56,9 +57,9 @@ class KaggleTarget(Target):
         return kaggle_notebook.notebook(plan, Cargo())
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
-        """Return the notebook and its metadata for ``kaggle kernels push`` (name → text), and a note.
+        """Return the files for ``kaggle kernels push`` (name → text), and a note for the user or an empty text.
 
-        If no client can name the notebook's owner, the metadata contains a placeholder, which the note explains.
+        If the notebook's owner is unknown, the metadata contains a placeholder, and the note explains it.
         """
         owner, note = self.options.owner, ""
         if not owner:
@@ -80,14 +81,14 @@ class KaggleTarget(Target):
         }
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield the push, and return a summary of notebook and metadata. Without a client, fail like a launch."""
+        """Yield the command that pushes the notebook. Return a summary of the files that it would push."""
         user = yield from self._user()
         texts = yield from self._texts(plan, self.options.owner or user)
         yield (_push(plan),)
         return Submission(handle={}, table=(f"into {_folder(plan)}", *kaggle_notebook.summary(plan, texts)))
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Write the notebook and its metadata beside the run's record, and push them."""
+        """Write the notebook and its metadata to the run's local folder, and push them."""
         del attached  # a session always continues without this ddpctl
         try:
             owner = self.options.owner or (yield from self._user())
@@ -107,7 +108,7 @@ class KaggleTarget(Target):
             raise NotStartedError(why)
         if (done := _PUSHED.search(pushed.stdout)) is None:
             shown = pushed.stdout.strip()[:200]
-            raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {shown!r}")
+            raise DdpctlError(f"the notebook was pushed, but ddpctl cannot parse the output of the client: {shown!r}")
         version, url = done.groups()
         return Submission(
             handle={"kernel": kernel, "version": version, "url": url, "logs": url},
@@ -133,7 +134,7 @@ class KaggleTarget(Target):
         return (*([script] if script else []), *self.options.files)
 
     def _load(self, plan: Plan) -> Verb[Cargo]:
-        """Return the files that the notebook contains. Raises NoInputError, ConfigError, UnavailableError."""
+        """Read the files that the notebook contains. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
         for name, text in zip(names, texts, strict=True):
@@ -153,7 +154,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Query Kaggle for each session, and read the logs of the sessions that have ended."""
+        """Return the status of each run from Kaggle and, if its session has ended, also from its log."""
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
@@ -169,7 +170,10 @@ class KaggleTarget(Target):
         return tuple(found.get(run.name) or RunStatus(run=run.name, state="lost", message=lost, code=1) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the notebook's log, or some ranks' lines; with ``follow``, from its session's start until its end."""
+        """Print the session's log, or the lines of some nodes and ranks.
+
+        ``follow``: wait until the session starts, and print until it ends.
+        """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
         words = [] if query.tail is None else [f"--tail={query.tail}"]
@@ -189,7 +193,7 @@ class KaggleTarget(Target):
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
-        """Check the run every ``WAIT_S`` seconds until its state is not in ``while_in``, or is often unknown."""
+        """Wait while the state of the run is in ``while_in``. Return early if Kaggle fails to answer several times."""
         tries = 0
         while True:
             (found,) = yield from self.status((run,), now=0.0)
@@ -199,7 +203,7 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError if the run was pushed, because only the website can stop a session."""
+        """Raise UnavailableError, because only the website can stop a session. Return True for a run without one."""
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
@@ -207,16 +211,16 @@ class KaggleTarget(Target):
         return True
 
     def exit_message(self, run: Run) -> str:
-        """Return a message that the session is still running, and where a user can stop it."""
+        """Return a message that says how a user can stop the session."""
         return (
-            f"it keeps running, because the kaggle client cannot stop a session: cancel it on {run.handle['url']}; "
+            f"the session keeps running, because Kaggle's client cannot stop it: cancel it on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
         )
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch what the session wrote to its working folder, and its log. Raises DdpctlError."""
+        """Download the files of the session's working folder, and its log. Raises DdpctlError."""
         if best:
-            raise UsageError("--best: what a Kaggle session has written comes as a whole")
+            raise UsageError("--best: only the whole output of a Kaggle session can be downloaded: leave --best out")
         argv = ("kaggle", "kernels", "output", str(run.handle["kernel"]), "--path", into, "--force")
         (done,) = yield (Command(argv=argv, timeout_s=PULL_S),)
         if why := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
@@ -224,7 +228,7 @@ class KaggleTarget(Target):
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
-        """Raise ConfigError, because nothing can be run in a session from outside."""
+        """Raise ConfigError, because Kaggle cannot run a command in a session."""
         raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
 
 
@@ -250,7 +254,7 @@ def _read(run: Run, answer: Output) -> RunStatus:
     return RunStatus(run=run.name, state="unknown", message=str(why))
 
 
-# The client's answers: Kaggle knows the state of its session, and the log shows how the ranks ended
+# Parsing: the client prints the state of a session, and the session's log shows how the ranks ended
 
 
 # kagglesdk's KernelWorkerStatus (in lower case and without underscores, because older clients differ in both) → the
@@ -299,7 +303,10 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Return the status of an ended session with details from its log. ``explained``: whether Kaggle gave a reason."""
+    """Return the status ``found`` of an ended session, with the outcome or the error that its log contains.
+
+    ``explained``: whether Kaggle has given a reason for the end, which then takes precedence over an error in the log.
+    """
     text = plain(log)
     if outcomes := _OUTCOME.findall(text):
         outcome = json.loads(outcomes[-1])
@@ -311,7 +318,7 @@ def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatu
 
 
 def plain(log: str) -> str:
-    """Return a session's log as text. The client prints it in Kaggle's format, which is a JSON list of parts."""
+    """Return a session's log as text. Kaggle's client prints the log as a JSON list of parts."""
     try:
         return "".join(str(part.get("data", "")) for part in json.loads(log))
     except (ValueError, TypeError, AttributeError):
@@ -329,8 +336,8 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (UnavailableError, "the kaggle client is not logged in: run kaggle auth login, or put a token in "
          "~/.kaggle/access_token"),
     r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached":
-        (UnavailableError, "this week's GPU hours are used up: kaggle quota shows when they are renewed; --device cpu "
-         "needs none"),
+        (UnavailableError, "this week's GPU hours are used up: wait until they are renewed (see kaggle quota), or use "
+         "--device cpu"),
     r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached":
         (UnavailableError, "you have reached the limit of sessions ({0}): wait for one to end, or cancel one on its "
          "page"),
@@ -338,13 +345,13 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (UnavailableError, "Kaggle gives GPUs and internet only to accounts with a verified phone number: "
          "https://www.kaggle.com/settings"),
     r"(?:Notebook|Kernel) not found":
-        (NoInputError, "Kaggle finds no such notebook of yours: is `owner` the user that the client is logged in as? "
-         "A notebook that was made on the website must be saved there once"),
+        (NoInputError, "you have no such notebook on Kaggle: check that the client is logged in as `owner`; a notebook "
+         "that you created on the website must be saved there once"),
     r"409 Client Error|title (?:is )?already in use|^Conflict$":
         (ConfigError, "a notebook with that title already exists: give the run another --name"),
     r"Max retries exceeded|NameResolution|Failed to resolve|Connection refused|ConnectionError|timed out":
-        (UnavailableError, "Kaggle cannot be reached from this machine: is there a network, or a proxy to name in "
-         "HTTPS_PROXY?"),
+        (UnavailableError, "Kaggle cannot be reached from this machine: check the network; if there is a proxy, set "
+         "HTTPS_PROXY"),
     r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$":
         (NoInputError, "the notebook does not exist or is not yours; it may have been deleted on the website"),
     r"unrecognized arguments|invalid choice":
@@ -353,14 +360,14 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
-    """Return why the client failed, or None if it succeeded."""
+    """Return the error of a failed command of the client, or None if it succeeded. ``doing`` completes "cannot"."""
     pushed = PUSH_ERROR.search(output.stdout)
     if output.returncode == 0 and pushed is None:
         return None
     if output.returncode == NOT_FOUND:
         return UnavailableError("the kaggle client is not installed: run pip install kaggle, then kaggle auth login")
     if output.returncode == TIMED_OUT:
-        return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
+        return UnavailableError(f"cannot {doing}: Kaggle's client: {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
     for pattern, (error, sentence) in _KNOWN_ERRORS.items():
         if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):

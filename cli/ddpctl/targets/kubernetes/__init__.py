@@ -1,9 +1,6 @@
-"""The target ``kubernetes``: a PyTorchJob, a TrainJob or an Indexed Job, started with the user's own kubectl.
+"""The target ``kubernetes``: a run is a PyTorchJob, a TrainJob or an Indexed Job, and each of its nodes is a pod.
 
-A node is a pod. The modules: ``options``: what a user may set, and what is checked before anything is sent · ``pod``:
-the pod template · ``manifests``: the workloads and the objects beside them · ``kubectl``: its command lines and errors,
-and the choice of a cluster · ``status``: what pods and jobs report · ``files``: what a run's nodes have written ·
-``project``, ``log_follower``: separate programs · ``target``: the verbs.
+All commands are run with the user's own kubectl.
 """
 
 from ddpctl.targets.kubernetes.options import KubernetesOptions

@@ -1,6 +1,6 @@
-"""Reads what a run's nodes have written: in pods, logs of ended pods, volumes, and copies on this machine.
+"""Fetches the files of a run's nodes from pods, from the logs of ended pods, and from volumes.
 
-``python -m ddpctl.targets.kubernetes.files FOLDER`` saves what it reads from stdin in the folder of a run.
+The program ``python -m ddpctl.targets.kubernetes.files FOLDER`` saves such files in the local folder of a run.
 """
 
 import json
@@ -26,15 +26,15 @@ from ddpwire.run_files import CHECKPOINTS, NODE_LOG, node_name
 
 Pods = Mapping[int, Mapping[str, Any]]  # the pod of each node
 LOG_LINES = 2000
-PLACED = "placed"  # a file next to a node's files: when the node first got a machine
-READER_S = 180  # how long the pod that reads a claim may take to start
-
-
-# Probing: with a shell in each running pod
+PLACED = "placed"  # name of a file in a node's folder, with the time at which the node was first scheduled
+READER_S = 180  # how long the pod that reads a PersistentVolumeClaim may take to start
 
 
 def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
-    """Return each node's answer, in order. If a pod has ended, use its log and the files saved on this machine."""
+    """Return the metrics and files of each node, in the order of the nodes.
+
+    They come from the node's pod or, if it has ended, from its log and the files that were saved on this machine.
+    """
     nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
     running = [node for node in nodes if node in pods and _runs(pods[node])]
     ended = [node for node in nodes if node in pods and node not in running]
@@ -60,7 +60,7 @@ def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tup
 def _probe_kept(
     run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
 ) -> Verb[tuple[ProbeResult, ...]]:
-    """Return what this machine has of nodes without a running pod. Files from their logs (``seen``) take precedence."""
+    """Return the saved files of nodes without a running pod. Files from the pods' logs (``seen``) take precedence."""
     words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
     files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
     text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
@@ -99,11 +99,8 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
     return ()
 
 
-# Saving what a timeline and a report need, before it is deleted
-
-
 def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Save to the run's local folder what a timeline and a report need."""
+    """Save the files that ``timeline`` and ``report`` need in the run's local folder."""
     seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
     nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
     asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
@@ -112,7 +109,7 @@ def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
 
 
 def keep_placed(folder: Path, pods: Pods) -> None:
-    """Save when each node was first scheduled on a machine. Raises OSError."""
+    """Save the time at which each node was first scheduled. Raises OSError."""
     for node, pod in pods.items():
         _keep_placed(folder / node_name(node), _scheduled(pod))
 
@@ -123,7 +120,7 @@ def _keep_placed(node_dir: Path, placed: tuple[float, ...]) -> None:
 
 
 def main() -> int:
-    """Save the files that are on stdin; return the exit code."""
+    """Save the files that stdin contains as JSON. Return the exit code."""
     asked, folder = json.load(sys.stdin), Path(sys.argv[1])
     for node, files in asked["nodes"].items():
         if files:
@@ -132,13 +129,14 @@ def main() -> int:
     return 0
 
 
-# Pulling: from running pods, or else from the claim, through a pod that has no other purpose
-
-
 def pull_files(
     run: Run, options: KubernetesOptions, kubectl: Kubectl, pods: Pods, into: str, *, best: bool
 ) -> Verb[tuple[str, ...]]:
-    """Fetch what the run has written; return lines about what is missing. Raises NoInputError if all of it is gone."""
+    """Copy the files of a run to the local folder ``into``. Return a line about each thing that is missing.
+
+    If no pod runs, the files are read from the run's PersistentVolumeClaim, in a pod that is created for this purpose.
+    Raises NoInputError if there is neither a pod nor a claim.
+    """
     container = workload_of(run.handle).container
     running = {pod["metadata"]["name"]: node for node, pod in pods.items() if _runs(pod)}
     mount = holds(run.job, run.checkpoint_dir)

@@ -1,4 +1,4 @@
-"""kubectl: its command lines and errors, and the choice of cluster, namespace and workload. Pure."""
+"""The command lines of kubectl, explanations of its errors, and the choice of cluster, namespace and workload."""
 
 import json
 import re
@@ -22,14 +22,14 @@ _SINCE_2_2 = "runtimePatches"  # 2.0 had podSpecOverrides, 2.1 podTemplateOverri
 
 @dataclass(frozen=True, kw_only=True)
 class Kubectl:
-    """kubectl for one namespace of one cluster. None means kubectl's own setting."""
+    """Builds command lines of kubectl for one namespace of one cluster."""
 
-    context: str | None = None
-    namespace: str | None = None
+    context: str | None = None  # None: kubectl's current context
+    namespace: str | None = None  # None: the context's namespace
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The first arguments of every command line."""
+        """The beginning of every command line: kubectl with its context and namespace."""
         context = ("--context", self.context) if self.context else ()
         return ("kubectl", *context, *(("--namespace", self.namespace) if self.namespace else ()))
 
@@ -38,7 +38,7 @@ class Kubectl:
         return Command(argv=(*self.argv, REQUEST_TIMEOUT, *arguments), timeout_s=timeout_s, **rest)
 
     def view(self) -> Command:
-        """Return the command that prints kubectl's configuration of this context. It does not contact the cluster."""
+        """Return the command that prints the context's configuration. It does not contact the cluster."""
         context = ("--context", self.context) if self.context else ()
         return Command(argv=("kubectl", *context, "config", "view", "--minify", "-o", "json"), probe=True)
 
@@ -47,13 +47,13 @@ class Kubectl:
         return self.run("get", "--raw", path, probe=True)
 
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
-        """Return the command that creates objects from text. ``dry_run``: the cluster only validates them, strictly."""
+        """Return the command that creates the objects in a YAML text. ``dry_run``: only let the cluster check them."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
         return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
 
     def get(self, what: str, *rest: str) -> Command:
-        """Return the command that prints objects as JSON, or nothing if there are none."""
+        """Return the command that prints objects as JSON. It prints nothing if there are no such objects."""
         return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
 
     def events_of(self, name: str) -> Command:
@@ -61,18 +61,18 @@ class Kubectl:
         return self.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
 
     def chosen(self, output: Output) -> "Kubectl":
-        """Return a copy with explicit context and namespace, so that later verbs use the same cluster."""
+        """Return a copy whose context and namespace are those in the output of ``view``."""
         try:
             config = json.loads(output.stdout) if output.returncode == 0 else {}
             context = config["contexts"][0]
         except (ValueError, KeyError, IndexError, TypeError):
-            return Kubectl(context=self.context, namespace=self.namespace)  # inside a pod there is no configuration
+            return self  # inside a pod there is no configuration
         namespace = self.namespace or context["context"].get("namespace", "default")
         return Kubectl(context=self.context or config.get("current-context") or context["name"], namespace=namespace)
 
 
 def items(output: Output) -> list[dict[str, Any]]:
-    """Return the objects in an answer, which is a list, one object, or empty."""
+    """Return the objects that ``get`` has printed: those of a list, one object, or none."""
     if not output.stdout.strip():
         return []
     answer = json.loads(output.stdout)
@@ -80,12 +80,12 @@ def items(output: Output) -> list[dict[str, Any]]:
     return found
 
 
-# Errors: what kubectl prints if a cluster does not answer or refuses, as one sentence with what to do. The patterns
-# match kubectl 1.32 and Kubernetes 1.32 (tests/data/kubernetes/bad).
+# Explanations of errors. The patterns match the messages of kubectl 1.32 and Kubernetes 1.32
+# (tests/data/kubernetes/bad).
 
 
 def _quota(asked: str, used: str, allowed: str) -> str:
-    """Describe each exhausted resource of a quota. The arguments are texts such as ``pods=1,requests.cpu=2``."""
+    """Return a description of each exhausted resource. Each argument is a text such as ``pods=1,requests.cpu=2``."""
     numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
     return "; ".join(
         f"{name}: {number} requested, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
@@ -94,7 +94,7 @@ def _quota(asked: str, used: str, allowed: str) -> str:
 
 
 _SLOW = "the cluster does not answer in time: check that it is up, and your VPN"
-# The cluster cannot be asked at all.
+# Errors for which the cluster cannot be reached.
 _AWAY: Explanations = {
     r"failed calling webhook \"([^\"]+)\"":
         "the operator's webhook {m[1]} does not answer: the operator is down; ask the administrator",
@@ -113,7 +113,7 @@ _AWAY: Explanations = {
     r"context deadline exceeded|Client\.Timeout": _SLOW,
 }  # fmt: skip
 
-# The cluster refused the request, or kubectl refused its arguments.
+# Errors for which the cluster refuses the request, or kubectl refuses its arguments.
 _REFUSED: Explanations = {
     r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
     r"|cannot locate context \"?([^\"\s]+)":
@@ -149,7 +149,7 @@ _REFUSED: Explanations = {
 
 
 def explain(text: str, explanations: Explanations) -> str | None:
-    """Return the sentence for the first pattern that matches the text, or None if no pattern does."""
+    """Return the explanation with the first pattern that matches the text, or None if no pattern matches."""
     for pattern, sentence in explanations.items():
         if match := re.search(pattern, text, re.M):
             return sentence(match) if callable(sentence) else sentence.format(m=match)
@@ -157,7 +157,10 @@ def explain(text: str, explanations: Explanations) -> str | None:
 
 
 def error_of(output: Output) -> DdpctlError:
-    """Return the error of a failed command: the cluster cannot be queried, or it refuses the request."""
+    """Return the error of a failed command.
+
+    It is a ConfigError if the cluster or kubectl has refused the request, and otherwise an UnavailableError.
+    """
     if output.returncode == NOT_FOUND:
         return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
     if output.returncode == TIMED_OUT:
@@ -171,13 +174,10 @@ def error_of(output: Output) -> DdpctlError:
 
 
 def check(*outputs: Output) -> None:
-    """Raise the error of the first command that failed, if any did."""
+    """Raise the error of the first command that failed. Do nothing if all commands succeeded."""
     for output in outputs:
         if output.returncode:
             raise error_of(output)
-
-
-# Discovery: which cluster, which namespace, and which workload runs the job there
 
 
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
@@ -195,9 +195,10 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
 
 
 def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str]]:
-    """Return the workload that runs the job, and why: it is in the options, or the first one that the cluster serves.
+    """Return the kind of workload to use, and a reason for the user.
 
-    Raises ConfigError, or UnavailableError if the cluster must be queried and does not answer.
+    If the options do not name the kind, it is the first one that the cluster serves. Raises ConfigError or
+    UnavailableError.
     """
     if options.workload != "auto":
         workload = WORKLOADS[options.workload]
@@ -224,17 +225,17 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
 
 
 def kubectl_of(handle: Mapping[str, Any]) -> Kubectl:
-    """Return kubectl for the cluster of a run, whose record has this handle."""
+    """Return kubectl for the cluster of a run. ``handle`` is the handle in the run's record."""
     return Kubectl(context=handle.get("context"), namespace=handle.get("namespace"))
 
 
 def workload_of(handle: Mapping[str, Any]) -> Workload:
-    """Return the workload of a run, whose record has this handle."""
+    """Return the workload of a run. ``handle`` is the handle in the run's record."""
     return WORKLOADS[handle["workload"]]
 
 
 def _serves(workload: Workload, answer: Output) -> bool:
-    """Return whether the API group has the resource. Raises DdpctlError if the cluster cannot be queried."""
+    """Return whether the cluster serves the workload. ``answer`` lists the resources of the workload's API group."""
     if is_absent(answer):
         return False
     check(answer)
@@ -243,17 +244,17 @@ def _serves(workload: Workload, answer: Output) -> bool:
 
 
 def is_absent(answer: Output) -> bool:
-    """Return whether the cluster has answered that it has no such object or API."""
+    """Return whether a command failed because the cluster has no such object or API."""
     absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
     return answer.returncode != 0 and absent
 
 
 def misses_runtime(answer: Output) -> bool:
-    """Return whether Kubeflow Trainer's webhook does not see the TrainingRuntime of a TrainJob yet."""
+    """Return whether a command failed because Kubeflow Trainer's webhook does not see the TrainingRuntime yet."""
     return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
 
 
 def keeps_secrets(answer: Output) -> bool:
-    """Return whether only the access to Secrets was refused. A user without that right cannot have created any."""
+    """Return whether a command failed only because the user has no right to access Secrets."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
     return bool(lines) and all('resource "secrets"' in line for line in lines)

@@ -1,8 +1,8 @@
-"""Prints the logs of a run's pods while they are written, also of replacement pods, until the run's job has ended.
+"""A program that prints the new log lines of a run's pods until the run's job has ended.
 
-The target's verb ``logs`` starts this as a separate program (``python -m ddpctl.targets.kubernetes.log_follower
-TASK``). It runs one `kubectl logs --follow` per container, because a single one for all containers stops when a pod is
-replaced. It prints the nodes' lines, which begin with node and rank. Its own messages go to stderr.
+The target's verb ``logs`` starts it: ``python -m ddpctl.targets.kubernetes.log_follower TASK``. The program starts
+``kubectl logs --follow`` for each container, because one command for all containers would stop when a pod is replaced.
+It prints its own messages to stderr.
 """
 
 import json
@@ -34,32 +34,35 @@ from ddpwire.run_files import node_name
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to follow, passed as JSON on the command line."""
+    """The options of the program, which are passed as JSON on the command line."""
 
-    folder: str  # the run's folder: its record is read there, and the records from the nodes' logs are saved there
+    folder: str  # the run's local folder, which contains its record and receives the files in the nodes' logs
     only: str | None  # a regular expression that a line must match
     only_nodes: Sequence[int]  # empty for all nodes
     tail: int | None
     replace_lost: bool = False
     timestamps: bool = False  # each line begins with its time
     poll_s: float = 2.0
-    unreachable_s: float = 120.0  # how long the cluster may fail to answer before the program ends
+    unreachable_s: float = 120.0  # the program ends if the cluster does not answer for so long
 
 
 @dataclass
 class Follower:
-    """Copies logs to stdout with one thread per container. Lines of different containers are never mixed."""
+    """Copies the logs of containers to stdout, with one thread per container. Each line is written as a whole."""
 
     task: Task
     run: Run
     kubectl: Kubectl
-    _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, how often its container was restarted
-    _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # when its stream ended, in UTC
+    _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, and its container's number of restarts
+    _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # the same → when `kubectl logs` ended, in UTC
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def follow_started(self, pods: dict[int, Any]) -> None:
-        """Follow each started container that is not followed yet. Also print its log from before its last restart."""
+        """Start to follow each container that has started since the last call.
+
+        If a container was restarted, also print the log from before its last restart.
+        """
         container = workload_of(self.run.handle).container
         for node, pod in pods.items():
             if self.task.only_nodes and node not in self.task.only_nodes:
@@ -77,7 +80,7 @@ class Follower:
                 self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the last line is printed, but at most ``timeout_s``."""
+        """Wait until all lines are printed, but at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -115,14 +118,13 @@ class Follower:
             self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def _keep(self, node: int, record: str) -> None:
-        """Save the files in a node's record. The log is printed even if they cannot be written."""
         if node < self.run.job.max_nodes and (files := log_record.unpack(record)):
             with self._lock, suppress(OSError):
                 log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
-    """Follow the logs; return the exit code."""
+    """Follow the logs until the job has ended. Return the exit code."""
     task = Task(**json.loads(sys.argv[1]))
     run = read(Path(task.folder))
     if run is None:
@@ -167,11 +169,11 @@ def main() -> int:
 
 
 def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
-    """Delete the pods of lost machines; return the uids of all pods tried, so that each one is tried only once."""
+    """Try to delete the pods on lost machines. Return the uids of these pods."""
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
-        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and another is made"
+        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and will be replaced"
         print(f"{pod['name']}: its machine does not answer: {what}", file=sys.stderr, flush=True)
     return {pod["uid"] for pod in lost}
 

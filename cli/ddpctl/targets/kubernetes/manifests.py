@@ -1,7 +1,8 @@
-"""The objects of a run: its job, in the format of each kind of workload, and the objects that the job needs. Pure.
+"""The manifests of a run's objects: its job, as each of the three kinds of workload, and the objects that it needs.
 
-PyTorchJob: kubeflow.org/v1 of the training-operator; TrainJob: trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer;
-Job: batch/v1, Indexed. All three fulfil the same contract: the manifest sets what the operator does not set.
+The kinds are PyTorchJob (kubeflow.org/v1, of the training-operator), TrainJob (trainer.kubeflow.org/v1alpha1, of
+Kubeflow Trainer) and Indexed Job (batch/v1). Every pod gets the variables that ddprun needs. A manifest sets those that
+the operator does not set.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,24 +22,24 @@ _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINJOB_PORT = 29500  # the operator always sets this port, even if the job asks for another
 
-# Exit codes after which a retry may succeed (docs/restarts.md): killed, absent, hung, saved; aborted, for example by
-# NCCL's watchdog. All other codes, including those of crashes, end the job.
+# Exit codes after which a pod is replaced (docs/restarts.md). SIGABRT may come from NCCL's watchdog. All other codes,
+# including those of crashes, end the job.
 RETRIED = tuple(sorted([128 + SIGHUP, 128 + SIGABRT, *(int(code) for code in Exit if code.retry)]))
 
 
 def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
-    """Return the ConfigMap with the project's files. ``files`` maps paths to contents."""
+    """Return the ConfigMap with the project's files. ``files`` maps each path to the file's text."""
     data = {key: files[path] for key, path in draft.project.items()}
     return manifest("v1", "ConfigMap", draft.metadata, data=data)
 
 
 def secret(draft: Draft, values: Mapping[str, str]) -> Object:
-    """Return the Secret with the job's secrets and the secret of the run's store. Send it only to kubectl's stdin."""
+    """Return the Secret with these values. Pass it only to kubectl's stdin, never on a command line."""
     return manifest("v1", "Secret", draft.metadata, type="Opaque", stringData=dict(values))
 
 
 def service(draft: Draft) -> Object:
-    """Return the headless Service that gives the pods of a Job their DNS names, even before they are ready."""
+    """Return the headless Service of a Job, which gives its pods DNS names even before they are ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -49,7 +50,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Return the policy that admits the run's pods, and Prometheus to its port. Whoever is admitted can run code."""
+    """Return the policy that lets only the run's pods and Prometheus connect to the run's pods."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     spec = {
         "podSelector": {"matchLabels": draft.selector},
@@ -65,25 +66,22 @@ def network_policy(draft: Draft) -> Object:
     return manifest("networking.k8s.io/v1", "NetworkPolicy", draft.metadata, spec=spec)
 
 
-# Workloads: their names, their manifests, and how the pods of each are mapped to nodes
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One kind of workload."""
 
     word: Word  # its name in the options
     kind: str
-    operator: str  # what must be in the cluster to make its pods
+    operator: str  # the software that the cluster must have to create its pods
     resource: str  # its name for kubectl
-    api: str  # the API's path, which the cluster answers if it serves the API
-    container: str  # the container's name that the operator expects
+    api: str  # the path of its API group on the API server
+    container: str  # the name that the operator expects of the container
     suspend: str  # a merge patch, with %s for true or false
     job: Callable[[Draft], Object]
     before: Callable[[Draft], tuple[Object, ...]]  # the objects that must exist before the job
-    pod: Callable[[Draft], Object]  # the pod template, for a dry run as a bare Pod
-    node: Callable[[Mapping[str, Any], bool], int]  # a pod's node, from its metadata and whether there is a Master
-    cascade: str = "foreground"  # for kubectl delete: the job exists until its pods have ended
+    pod: Callable[[Draft], Object]  # the pod template
+    node: Callable[[Mapping[str, Any], bool], int]  # (a pod's metadata, whether there is a Master) → number of its node
+    cascade: str = "foreground"  # for kubectl delete; foreground: the job exists until its pods have ended
 
 
 def metadata_of(draft: Draft) -> Object:
@@ -93,7 +91,7 @@ def metadata_of(draft: Draft) -> Object:
 
 
 def backoff_limit(draft: Draft) -> int:
-    """Return how many restarts all pods may have together."""
+    """Return the total number of restarts that all pods may have."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 
@@ -159,7 +157,10 @@ def _job_restart(draft: Draft) -> str:
 
 
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
-    """Return a Job's spec for when a pod fails. Pods that were evicted or deleted do not count as failures."""
+    """Return the fields that all Jobs have: the pod template, and which failures of a pod end the job.
+
+    An eviction or deletion of a pod does not count as a failure.
+    """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -220,7 +221,7 @@ def _replica(metadata: Mapping[str, Any], master: bool) -> int:
 
 
 def _index(metadata: Mapping[str, Any], _: bool) -> int:
-    """Return a pod's index from its annotation; the label exists only since Kubernetes 1.28."""
+    # The label exists since Kubernetes 1.28, the annotation in all versions.
     found = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
     return int(found.get(_INDEX, 0))
 

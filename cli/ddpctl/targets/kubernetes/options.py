@@ -1,4 +1,4 @@
-"""The options of a target of kind kubernetes, a job's mounts there, and the validation of both. Pure."""
+"""The options of a target of kind kubernetes, and a job's mounts on Kubernetes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -37,19 +37,19 @@ _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run
 
 
 def is_object_name(name: str) -> bool:
-    """Return whether a Kubernetes object may have this name, a DNS subdomain (RFC 1123)."""
+    """Return whether this is a valid name of a Kubernetes object: a DNS subdomain (RFC 1123)."""
     return re.fullmatch(OBJECT_NAME.pattern, name) is not None
 
 
 def check_text(text: str) -> str:
-    """Check the name of a context, which may be any text on one line. Raises ValueError."""
+    """Check that a text can be the name of a kubectl context. Raises ValueError."""
     if not text or not text.isprintable() or text.startswith("-"):
         raise ValueError("one line of text that does not begin with '-'")
     return text
 
 
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Check that Kubernetes accepts these keys and values as labels. Raises ValueError."""
+    """Check that these are valid labels of Kubernetes. Raises ValueError."""
     for key, value in labels.items():
         if not re.fullmatch(KEY.pattern, key):
             raise ValueError(f"'{key}' is not a label key: NAME or DOMAIN/NAME")
@@ -59,7 +59,7 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
-    """Check a table with entries ``VARIABLE: SECRET/KEY``. Raises ValueError."""
+    """Check that each entry of a table has the form ``VARIABLE: SECRET/KEY``. Raises ValueError."""
     check_env(table)
     for variable, place in table.items():
         secret, slash, key = place.partition("/")
@@ -69,7 +69,7 @@ def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check tolerations: ``KEY`` or ``KEY=VALUE``, each with or without ``:EFFECT``. Raises ValueError."""
+    """Check that each text has the form ``KEY[=VALUE][:EFFECT]``. Raises ValueError."""
     for text in texts:
         match = _TOLERATION.fullmatch(text)
         if not match:
@@ -79,14 +79,14 @@ def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """Return a toleration in Kubernetes' format."""
+    """Return the toleration for a text ``KEY[=VALUE][:EFFECT]``, as it is in a pod's spec."""
     key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
     spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
     return spelled | ({"effect": effect} if effect else {})
 
 
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
-    """Check patterns for files inside the project. Raises ValueError."""
+    """Check that all patterns can match only files inside the project. Raises ValueError."""
     for glob in globs:
         if not glob or glob.startswith(("/", "-", "..")) or "\0" in glob or "\n" in glob:
             raise ValueError(f"{glob!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
@@ -227,7 +227,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
-        """Yield the key and a message for each setting that the cluster accepts but with which the job would fail."""
+        """Yield the key of each setting with which the job would fail, with an error message."""
         if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
             yield "job.name", problem
         yield from _of_sizes(job, self)
@@ -240,21 +240,18 @@ class KubernetesOptions:
                 yield "target.labels", f"{key} is set by ddpctl or the cluster"
 
 
-# A job's mounts as Kubernetes volumes: paths on the machine, claims, Secrets and ConfigMaps
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One entry of a job's mounts."""
+    """One entry of a job's mounts: a path of the machine, a PersistentVolumeClaim, a Secret or a ConfigMap."""
 
     kind: Kind
-    source: str
-    path: str
+    source: str  # the path on the machine, or the object's name
+    path: str  # in the container
     read_only: bool
 
 
 def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
-    """Return the job's mounts, which ``JobSpec`` and ``KubernetesOptions.problems`` have checked."""
+    """Parse the job's mounts."""
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
@@ -266,13 +263,13 @@ def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
 
 
 def holds(job: JobSpec, path: str) -> Mount | None:
-    """Return the deepest mount that contains ``path``, or None if ``path`` is not in a mount."""
+    """Return the innermost mount that contains ``path``, or None if no mount contains it."""
     found = [mount for mount in mounts_of(job) if PurePosixPath(path).is_relative_to(mount.path)]
     return max(found, key=lambda mount: len(PurePosixPath(mount.path).parts), default=None)
 
 
 def volume(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the volume that a mount needs."""
+    """Return the entry in a pod's ``volumes`` for a mount."""
     sources: dict[Kind, dict[str, Any]] = {
         "pvc": {"persistentVolumeClaim": {"claimName": mount.source}},
         "secret": {"secret": {"secretName": mount.source, "defaultMode": 0o440}},
@@ -283,37 +280,38 @@ def volume(name: str, mount: Mount) -> dict[str, Any]:
 
 
 def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the entry in ``volumeMounts`` for a mount."""
+    """Return the entry in a container's ``volumeMounts`` for a mount."""
     return {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
 
 
-# Validation: settings that the API server or a webhook refuses, or that nothing refuses but that fail when the job
-# runs. Each problem is a key of the file (``job.gpus``, ``target.restart``) and a sentence. A field's own rule checks
-# that field alone; most checks here are about combinations of fields.
+# Checks of several fields together. Rules of single fields are in the annotations of the fields.
 
 
 def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> str | None:
-    """Return why a name is too long, or None if it is not. ``more``: the length of what a run's name adds to it."""
-    ending = {"trainjob": "-node-0--xxxxx", "job": "--xxxxx"}.get(workload, "-worker-")  # of the longest name of a pod
+    """Return an error message if a run's name is too long for the names of its pods, or None.
+
+    ``more``: how many characters will be added to the name.
+    """
+    ending = {"trainjob": "-node-0--xxxxx", "job": "--xxxxx"}.get(workload, "-worker-")  # what a pod's name adds
     most = LONGEST - more - len(ending) - len(str(max_nodes - 1))
     if len(name) <= most:
         return None
     return (
-        f"{name!r} has {len(name)} characters: at most {most} are allowed, so that the names of the run's pods and "
-        f"Services have at most {LONGEST}"
+        f"{name!r} has {len(name)} characters, but at most {most} are allowed: the names of the run's pods and "
+        f"Services are longer, and Kubernetes limits them to {LONGEST} characters"
     )
 
 
 def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
     if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
-        yield "job.shm", f"{job.shm} is more than the node's memory, {job.memory}, of which it is a part: ask for less"
+        yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
     for name, size in (("cpus", int), ("memory", size_bytes)):
         reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
         if reserve and not limit:
             yield f"target.request_{name}", f"a request needs a limit: set the job's {name} as well"
         elif reserve and size(reserve) > size(limit):
-            wrong = f"{reserve} is above the limit, the job's {name}, {limit}"
-            yield f"target.request_{name}", f"{wrong}: no pod would be made"
+            wrong = f"{reserve} is more than the job's {name} ({limit}), which is the limit"
+            yield f"target.request_{name}", f"{wrong}: Kubernetes would create no pod"
 
 
 def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The pod template of a node. Workloads differ only in the container's name and in how a node gets its rank. Pure."""
+"""The pod template of a node, which is nearly the same for all kinds of workload."""
 
 import math
 import re
@@ -34,14 +34,14 @@ RUN_LABEL = "ddpctl.run"
 UID_LABEL = "ddpctl.uid"  # distinguishes launches with the same name
 _DISK = "ephemeral-storage"
 PORT = 23456  # the operators' default, if the job sets none
-SCRATCH = "1Gi"  # the disk space that is reserved
-SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still being written to a slow disk
+SCRATCH = "1Gi"  # the disk space that a pod requests
+SAVE_S = 30  # added to the ranks' grace period, for ddprun itself and for a checkpoint that is still being written
 READER_LIVES_S = 6 * 3600
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that quotes each text that could be read as another type, and never writes an alias."""
+    """A YAML dumper that quotes each text that a parser could take for another type, and that writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -63,12 +63,12 @@ def dump(objects: Iterable[Object]) -> str:
 
 
 def literal(text: str) -> str:
-    """Escape the text of an argument or variable, so that Kubernetes does not expand ``$(NAME)`` in it."""
+    """Return the text with ``$`` escaped, so that Kubernetes does not expand ``$(NAME)`` in it."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def variables(values: Mapping[str, str]) -> list[Object]:
-    """Return an environment in Kubernetes' format."""
+    """Return environment variables as entries of a container's ``env``."""
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 
@@ -78,20 +78,17 @@ def drop_empty(value: Object) -> Object:
 
 
 def manifest(api: str, kind: str, metadata: Object, **parts: Any) -> Object:
-    """Return an object of the cluster. ``parts`` are its spec or data."""
+    """Return a manifest. ``parts`` are its other fields, such as ``spec`` or ``data``."""
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **parts}
-
-
-# The template
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What the manifests are made from: a run, its cluster's options, and the files to send."""
+    """The values from which the manifests of a run are rendered."""
 
     plan: Plan
     options: KubernetesOptions
-    project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty: the image has the code
+    project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty if the image contains the code
 
     @property
     def name(self) -> str:
@@ -110,19 +107,19 @@ class Draft:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of all objects of the run. A label for the uid is missing if the spec is only rendered."""
+        """The labels of all objects of the run. The label for the uid exists only if ddpctl launches the run."""
         ours = {"app.kubernetes.io/managed-by": "ddpctl", "app.kubernetes.io/name": self.plan.job.name}
         launch = {UID_LABEL: self.plan.uid} if self.plan.uid else {}
         return {**self.options.labels, **ours, **self.selector, **launch}
 
     @property
     def metadata(self) -> Object:
-        """The metadata of an object that belongs to the run."""
+        """The metadata of every object of the run."""
         return drop_empty({"name": self.name, "namespace": self.options.namespace, "labels": self.labels})
 
 
 def needs_project(job: JobSpec) -> bool:
-    """Return whether the ranks run code from the project's folder, which ddpctl's own image does not contain."""
+    """Return whether the ranks run code of the user's project, and not only ddptrain or a file of the image."""
     words = program(job.command)
     if words[0] == "-m":
         return words[1] != "ddptrain"
@@ -130,7 +127,7 @@ def needs_project(job: JobSpec) -> bool:
 
 
 def checkpoint_dir(plan: Plan) -> str:
-    """Return the folder of the checkpoints in the container. A resumed run uses that of the run that it continues."""
+    """Return the folder of the checkpoints in the container. A resumed run uses the folder of the earlier run."""
     run = PurePath(plan.checkpoint_dir).parent.name or plan.run
     return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 
@@ -138,7 +135,10 @@ def checkpoint_dir(plan: Plan) -> str:
 def template(
     draft: Draft, *, container: str, port: tuple[str, int], place: list[Object], restart: str | None
 ) -> Object:
-    """Return the pod template. ``place``: variables that identify the node; ``restart``: the restart policy."""
+    """Return the pod template.
+
+    ``place``: entries of ``env`` that give a node its rank and the address of node 0. ``restart``: the restart policy.
+    """
     options, job = draft.options, draft.plan.job
     scraped = {  # read by a Prometheus server without its operator
         "prometheus.io/scrape": "true",
@@ -165,7 +165,7 @@ def template(
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
     options, job = draft.options, draft.plan.job
-    # An operator knows only one number of replicas and appends PET_NNODES, but the command line wins over it.
+    # An operator supports only a fixed number of nodes, which it sets as PET_NNODES. The option takes precedence.
     elastic = ("--nnodes", job.nodes) if job.min_nodes != job.max_nodes else ()
     return {
         "name": name,
@@ -194,7 +194,7 @@ def _environment(draft: Draft) -> list[Object]:
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         **draft.plan.store,
         names.METRICS_PORT: str(options.metrics_port),
-        **({names.IMAGE: job.image} if draft.plan.uid else {}),  # in a rendered spec, kustomize may change the image
+        **({names.IMAGE: job.image} if draft.plan.uid else {}),  # a user may change the image in a rendered spec
         **({names.NODE_REPLACED: "1"} if job.max_nodes > 1 and options.restart != "Never" else {}),
         **({names.DEVICE: job.device} if job.device != "auto" else {}),
         names.SECRET_FILE: f"{SECRET_DIR}/{run_files.STORE_SECRET}",
@@ -225,7 +225,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return the resources (such as GPUs) that only some machines have. Those machines may refuse other pods."""
+    """Return the requested resources that only some machines have, such as GPUs."""
     gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 
@@ -266,7 +266,7 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
         project = {"name": "project", "configMap": {"name": draft.name, "items": items}}
         pairs.append((project, {"name": "project", "mountPath": WORKSPACE, "readOnly": True}))
-    # ddpctl launch creates the Secret. A rendered spec also works without it, and then the nodes sign nothing.
+    # ddpctl launch creates the Secret. A rendered spec also works without it, but then the nodes sign nothing.
     files = {
         "secretName": draft.name,
         "items": [{"key": run_files.STORE_SECRET, "path": run_files.STORE_SECRET}],
@@ -281,22 +281,25 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
 
 
 def selector_of(run: str, uid: str) -> str:
-    """Return the selector for a launch's pods: the run's name and, if it has one, the launch's uid."""
+    """Return the label selector for the pods of a launch. ``uid`` may be empty."""
     return f"{RUN_LABEL}={run}" + (f",{UID_LABEL}={uid}" if uid else "")
 
 
 def is_ours(thing: Object, uid: str) -> bool:
-    """Return whether an object with the run's name belongs to this launch, or has no uid to compare."""
+    """Return whether an object with the run's name may belong to this launch: its uid is the same, or is unknown."""
     return not uid or thing["metadata"].get("labels", {}).get(UID_LABEL, uid) == uid
 
 
 def reader_name(run: str, uid: str) -> str:
-    """Return the name of the pod through which ddpctl reads the volume of a launch."""
+    """Return the name of the pod ``reader``."""
     return f"{run}-pull" + (f"-{uid}" if uid else "")
 
 
 def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
-    """Return an idle pod through which ddpctl reads the volumes of a run that has no pods. The pod ends by itself."""
+    """Return a Pod that mounts a run's PersistentVolumeClaims, so that ddpctl can read them when the run has no pods.
+
+    The pod only sleeps. It ends by itself after ``READER_LIVES_S``.
+    """
     labels = {**options.labels, "app.kubernetes.io/managed-by": "ddpctl"}
     metadata = drop_empty({"name": reader_name(run, uid), "namespace": options.namespace, "labels": labels})
     claims = [(f"mount-{number}", mount) for number, mount in enumerate(mounts_of(job)) if mount.kind == "pvc"]
@@ -324,11 +327,11 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
     return manifest("v1", "Pod", metadata, spec=drop_empty(spec))
 
 
-# Placement: which machines a pod goes to, and how long a lost machine is waited for
-
-
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return a pod's scheduling fields. ``selector``: labels of the run's pods; ``taken``: scarce resources."""
+    """Return the fields of a pod's spec that choose its machine.
+
+    ``selector``: the labels of the run's pods. ``taken``: the names of the ``scarce`` resources.
+    """
     on_run = {"labelSelector": {"matchLabels": selector}}
     tolerations: list[Object] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken]
     for key in _LOST:

@@ -1,8 +1,8 @@
-"""Which files of a project are sent, and their texts: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
+"""A program that reads the files of a project: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
-This is a separate program, because a target does no I/O itself. It reads the folder in which it is started, and prints
-JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). If stdin is not
-empty, it lists the files to choose from, each ended by NUL, as git does; otherwise the folder is searched.
+The target starts it in the project's folder. It prints JSON: ``files`` (path → text) and ``left_out`` (paths that match
+a pattern but look like secrets). stdin contains all paths of the project, each followed by NUL, as ``git ls-files -z``
+prints them. If stdin is empty, the program searches the folder.
 """
 
 import json
@@ -21,7 +21,7 @@ from ddpwire.exits import Exit
 
 MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB
 MOST_FILES = 500
-# These files are sent only if they are named exactly: everyone who may read the namespace can read a ConfigMap.
+# These files are sent only if a pattern is their exact path, because many users of a cluster can read a ConfigMap.
 SECRETIVE = (
     "*credential*", "*secret*", "*password*", "*token*.json", "*kubeconfig*", ".env", ".env.*", "*.env", ".netrc",
     ".npmrc", ".pypirc", "*.key", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "id_rsa*", "id_dsa*", "id_ecdsa*",
@@ -30,17 +30,17 @@ SECRETIVE = (
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
-    """Return whether a pattern matches the path or the file's name."""
+    """Return whether a pattern matches the path or only the file's name."""
     return path in globs or any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
 
 
 def is_secretive(path: str) -> bool:
-    """Return whether the name of the file, or of one of its folders, suggests that it contains a secret."""
+    """Return whether the name of a file, or of a folder that contains it, suggests a secret."""
     return any(fnmatch(part.lower(), glob) for part in path.split("/") for glob in SECRETIVE)
 
 
 def is_configuration(name: str, text: str) -> bool:
-    """Return whether a file is a ddpctl configuration. It names machines and accounts, and no rank reads it."""
+    """Return whether a file is a configuration of ddpctl. Ranks do not need it, and it contains names of accounts."""
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     if name.rpartition("/")[2] == FILE_NAME:
@@ -53,7 +53,7 @@ def is_configuration(name: str, text: str) -> bool:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield all files, except those in hidden folders, caches and virtual environments."""
+    """Yield the paths of all files, except those in hidden folders, caches and virtual environments."""
     for top, folders, files in os.walk(folder):
         if "pyvenv.cfg" in files:
             folders.clear()
@@ -63,7 +63,10 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the output of the program. Raises ConfigError if the files do not fit into a ConfigMap, or OSError."""
+    """Return the object that the program prints. ``listed``: the text of stdin.
+
+    Raises ConfigError if the files do not fit into a ConfigMap or are not text. Raises OSError.
+    """
     names = listed.split("\0") if listed else files_below(folder)
     files: dict[str, str] = {}
     left_out: list[str] = []
@@ -91,7 +94,7 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the files to send; return the exit code."""
+    """Print the files as JSON. Return the exit code."""
     try:
         print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
     except ConfigError as error:

@@ -1,6 +1,6 @@
-"""The status of a run, from its job's conditions, its pods and their events. One sentence explains each state. Pure.
+"""Finds the status of a run from its job's conditions, its pods and their events, with a message for each state.
 
-The states are taken from answers of Kubernetes 1.32 (tests/data/kubernetes/pods and events).
+The states are those of Kubernetes 1.32 (recorded in tests/data/kubernetes/pods and events).
 """
 
 import re
@@ -23,8 +23,8 @@ Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
 LONGEST = 240  # the most characters of a message from the cluster
 YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
-OVERDUE_S = 60.0  # a pod that exists this long after its grace period hangs, or its machine does not answer
-# The meanings of exit codes that do not come from the script.
+OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs, or its machine does not answer
+# Meanings of exit codes
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
 _UNSCHEDULABLE: Explanations = {
@@ -41,7 +41,7 @@ _UNSCHEDULABLE: Explanations = {
     r"didn't match pod topology spread constraints":
         "there are fewer free machines than nodes: spread: prefer allows two nodes on one machine",
 }  # fmt: skip
-# What the kubelet and its runtime write before the cause.
+# What the kubelet and the container runtime write before the cause
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
     r'(?: image)? (?:Head |Get )?"[^"]*"(?:: |$)|ErrImagePull: |rpc error: code = \w+ desc = )+'
@@ -50,7 +50,7 @@ _UNPULLED: Explanations = {
     r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
     r"not found|manifest unknown": "the registry has no such image or tag",
     r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
-        "the registry needs a password: name the Secret that holds it in image_pull_secrets",
+        "the registry needs a password: add the Secret with the password to image_pull_secrets",
 }  # fmt: skip
 
 
@@ -60,15 +60,15 @@ class PodReport:
 
     name: str
     phase: Phase
-    words: str  # one sentence
-    code: int | None = None  # the exit code of its container the last time that it ended
+    words: str  # a message about the state
+    code: int | None = None  # the last exit code of its container
     restarts: int = 0
-    ill: bool = False  # there is a problem that does not go away by itself
-    unexplained: bool = False  # only its events can explain the state
+    ill: bool = False  # whether there is a problem that a user should know
+    unexplained: bool = False  # whether only its events can explain the state
 
 
 def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
-    """Return the state of a pod at the time ``now``, with one sentence."""
+    """Return the state of a pod at the time ``now`` (in seconds since the epoch)."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
     state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
@@ -85,7 +85,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
         unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
-        return result("waiting", words or "its container is being made", ill=bool(words), unexplained=unexplained)
+        return result("waiting", words or "its container is being created", ill=bool(words), unexplained=unexplained)
     if "terminated" in state:
         ended = state["terminated"]
         if ended["exitCode"] == 0:
@@ -94,13 +94,13 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
             return result("failed", _ended(ended), ill=True)
         return result("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
-        again = f", started again {_times(restarts)}; before, {_ended(last)}" if restarts and last else ""
+        again = f", restarted {_times(restarts)}, the last time after: {_ended(last)}" if restarts and last else ""
         return result("running", f"running{again}")
     return _not_started(pod, result)
 
 
 def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
-    """Return the state of a deleted pod. The time of the deletion is the end of its grace period."""
+    # The timestamp is not the time of the deletion, but the end of the pod's grace period.
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
@@ -113,7 +113,7 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
 
 
 def is_lost(pod: Object, now: float) -> bool:
-    """Return whether a pod still exists after its deletion should have ended: it hangs, or its machine is lost."""
+    """Return whether a deleted pod still exists long after its grace period, as it does if its machine is lost."""
     if "deletionTimestamp" not in pod["metadata"]:
         return False
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
@@ -149,7 +149,7 @@ def _evicted(message: str) -> str:
 
 
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
-    """Return why a container waits, or an empty text if the reason is unknown yet or is in an event."""
+    """Return why a container waits, or an empty text if the reason is unknown."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     image = found.get("image", "")
     match reason:
@@ -169,13 +169,13 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
         if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"):
-            about = "" if "Pod" in event["reason"] else "its volumes are not there: "
+            about = "" if "Pod" in event["reason"] else "its volumes are not ready: "
             return f"{about}{_short(event['message'])}"
     return "" if reason in ("", "ContainerCreating", "PodInitializing") else f"{reason}: {_short(message)}"
 
 
 def _unpulled(message: str, events: Sequence[Object]) -> str:
-    """Return why an image cannot be pulled. The text is the same while the kubelet waits to retry."""
+    # While the kubelet waits to retry, its message has no cause, but an earlier event has it.
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():
@@ -194,10 +194,10 @@ def _unconfigured(message: str) -> str:
 
 
 def _ended(ended: Object) -> str:
-    """Return how a container ended: its last line of output or, without one, the meaning of its exit code."""
+    """Return the exit code of a container with its last line of output or, without output, the code's meaning."""
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
-        return "killed, out of memory: give it more memory, or less work (a smaller batch, fewer workers)"
+        return "killed, out of memory: increase memory, or use a smaller batch or fewer workers"
     if code is None:
         return "without a message"
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
@@ -206,7 +206,7 @@ def _ended(ended: Object) -> str:
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
-    """Return why pods or Services could not be created, from the newest event about it, or None if there is none."""
+    """Return why pods or Services could not be created, or None if no event reports a reason."""
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = re.sub(r"^Error creating: ", "", event["message"])
@@ -220,7 +220,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
 
 
 def newest_first(events: Sequence[Object]) -> list[Object]:
-    """Return events with the most recent first."""
+    """Return the events in the order of time, the most recent one first."""
     return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
 
 
@@ -232,11 +232,8 @@ def _short(text: str) -> str:
     return cut(" ".join(text.split()).rstrip("."), LONGEST, plain=True)
 
 
-# The run
-
-
 def conditions(job: Object) -> dict[str, Object]:
-    """Return the conditions that are true, keyed by type."""
+    """Return a job's conditions that are true, keyed by their types."""
     found = job.get("status", {}).get("conditions", ())
     return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
@@ -247,7 +244,7 @@ def has_ended(job: Object | None) -> bool:
 
 
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
-    """Return the pod of each node: the newest one if a pod was replaced."""
+    """Return the pod of each node, or the newest pod if the node has several."""
     found: dict[int, Object] = {}
     for pod in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
         found[workload.node(pod["metadata"], master)] = pod
@@ -255,7 +252,10 @@ def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> 
 
 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
-    """Return the objects whose events are needed: a job without all its pods, a pod whose wait is not explained."""
+    """Return the names of the objects whose events are needed to explain the run's state.
+
+    They are pods whose status does not say why they wait, and the job if some of its pods do not exist.
+    """
     names = [pod["metadata"]["name"] for pod in pods if report(pod, workload.container).unexplained]
     if job is not None and not has_ended(job) and len(pods) < nodes and "Suspended" not in conditions(job):
         name = job["metadata"]["name"]
@@ -266,7 +266,7 @@ def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], 
 def fold(
     run: Run, workload: Workload, job: Object | None, pods: Sequence[Object], events: Sequence[Object], *, now: float
 ) -> RunStatus:
-    """Return a run's status at the time ``now``."""
+    """Return a run's status at the time ``now`` (in seconds since the epoch)."""
     master = bool(run.options.get("master"))
     by_pod = {}
     for node, pod in newest_pods(workload, pods, master=master).items():
@@ -285,7 +285,7 @@ def fold(
 
     if job is None:
         if any(pod.phase in ("waiting", "running", "stopping") for pod in by_pod.values()):
-            return result("stopping", f"the {workload.kind} is deleted, and its pods are ending")
+            return result("stopping", f"the {workload.kind} was deleted, and its pods are ending")
         if now - run.created < YOUNG_S:
             return replace(result("starting", "the cluster has not started it yet"), has_logs=False, has_files=False)
         return result(
@@ -351,7 +351,7 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
         return f"{_counted(pods, run)}{again}: a pod is ending, and is replaced when it is gone"
     if not pods:
         restarting = "Restarting" in conditions(job)
-        return f"the {workload.kind} {'is making new pods for those that failed' if restarting else 'has no pods yet'}"
+        return f"the {workload.kind} {'is replacing its failed pods' if restarting else 'has no pods yet'}"
     return f"{_counted(pods, run)}{again}"
 
 

@@ -1,4 +1,4 @@
-"""The verbs of the target kubernetes, which yield commands for kubectl."""
+"""The operations (verbs) of the target kubernetes, which run kubectl."""
 
 import json
 import re
@@ -61,18 +61,20 @@ from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
 
-STOP_MARGIN_S = 40  # beyond the ranks' grace: what the pod adds to that period, and what the cluster needs
+STOP_MARGIN_S = 40  # added to the ranks' grace period: pod.SAVE_S, and time for the cluster itself
 KILL_WAIT_S = 30
 COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
 RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to create a TrainJob whose runtime was created a moment before
 MOST_NAMES = 10
-UNSIGNED = "what nodes write into the run's store is not signed: you may not create Secrets (see k8s/rbac-secrets.yaml)"
-RECORD_LINE = r"^([^ []+ )?\[node[0-9]+\] ddprun-record "  # perhaps after a time
+UNSIGNED = (
+    "the values in the run's store are not signed, because you may not create Secrets (see k8s/rbac-secrets.yaml)"
+)
+RECORD_LINE = r"^([^ []+ )?\[node[0-9]+\] ddprun-record "  # a timestamp may precede it
 
 
 class KubernetesTarget(Target):
-    """A target whose nodes are pods in a cluster."""
+    """The target kubernetes, whose nodes are pods."""
 
     kind = "kubernetes"
     capabilities = frozenset[Capability]({"pull", "queue", "stop", "suspend", "sweep"})
@@ -84,26 +86,26 @@ class KubernetesTarget(Target):
         return render(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the project has the script, unless the image has it (a full path, or an empty ``project``)."""
+        """Check that the project contains the training script, unless the image may contain it."""
         if needs_project(plan.job) and self.options.project:
             yield from find_script(plan)
 
     def resolve(self) -> Verb[KubernetesOptions]:
-        """Fill in context and namespace: kubectl's own may change before an interrupted launch is cleaned up."""
+        """Return the options with kubectl's context and namespace filled in, which may change before a later verb."""
         kubectl = yield from find_cluster(self.options)
         return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- other targets end with it
-        """Let the cluster check the job and its pod, then create them. The run never ends with this ddpctl."""
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
+        """Let the cluster check the job's objects, and create them."""
         return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Query the jobs and pods of each namespace, and also events if the answers do not explain a state."""
+        """Return the status of each run from its job, its pods and, if they do not explain its state, their events."""
         found: dict[str, RunStatus] = {}
         for place in {_place(run) for run in runs if run.handle}:
             group = [run for run in runs if run.handle and _place(run) == place]
             found |= {state.run: state for state in (yield from self._status_of(group, now))}
-        lost = "its launch was interrupted before the cluster received it: ddpctl stop removes what is left"
+        lost = "its launch was interrupted before the job was created: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
         return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
 
@@ -127,12 +129,16 @@ class KubernetesTarget(Target):
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the pods' logs, also from before a restart; with ``follow``, across restarts, until the job ends."""
-        _check_query(run, query)
+        """Print the logs of the pods, including the log from before a container's last restart.
+
+        ``follow``: print until the job ends, even if pods are replaced.
+        """
+        if any(n >= run.job.max_nodes for n in query.nodes) or any(r >= run.job.world_size for r in query.ranks):
+            raise no_such_log(run)
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
-            # Imported here, so that the package does not import what also runs as a separate program.
+            # `python -m` warns if the package has already imported the module that it runs.
             from ddpctl.targets.kubernetes.log_follower import Task
 
             task = Task(
@@ -166,29 +172,28 @@ class KubernetesTarget(Target):
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Query every running pod. If a pod has ended, use its log and the files saved on this machine."""
+        """Return the metrics and files of each node. For an ended pod, use its log and the files saved locally."""
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, kubectl_of(run.handle), pods))
 
     def keep(self, run: Run) -> Verb[None]:
-        """Save the nodes' events and history in the run's folder. An error while saving is ignored."""
+        """Save the nodes' events and history in the run's local folder. Errors are ignored."""
         with suppress(DdpctlError):
             pods = (yield from self._pods(run)) if run.handle else {}
             if pods:
                 yield from keep_files(run, kubectl_of(run.handle), pods)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch files from the running pods or, without any, from the volume to which the run has written."""
+        """Copy the run's files from its running pods or, if there are none, from its PersistentVolumeClaim."""
         if not run.handle:
             raise NoInputError(f"run '{run.name}' has no log: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
         return (yield from pull_files(run, self.options, kubectl_of(run.handle), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Delete the job and everything that belongs to it. Its pods then have their grace period to save.
+        """Delete the job and all objects that belong to it. Its pods then have their grace period to save.
 
-        Objects with the run's name but another uid are kept, because they belong to another launch, perhaps of another
-        user.
+        An object with the run's name but another uid is not deleted, because it belongs to another launch.
         """
         kubectl = kubectl_of(run.handle) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
@@ -198,7 +203,7 @@ class KubernetesTarget(Target):
         if run.uid:
             jobs_of = tuple(workload.resource for workload in found)
             kinds = (*COMPANIONS, *((RUNTIMES,) if runtimes else ()), *jobs_of)
-            needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # without a handle the kind is not known
+            needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # without a handle, the workload is unknown
             made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
@@ -227,7 +232,7 @@ class KubernetesTarget(Target):
         return not items(left)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command, or a shell if ``argv`` is empty, in a node's container; return its exit code."""
+        """Run a command, or a shell if ``argv`` is empty, in a node's container. Return its exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
             raise NoInputError(f"run '{run.name}' has no pod for node {node}: nodes are 0 to {run.job.max_nodes - 1}")
@@ -240,11 +245,11 @@ class KubernetesTarget(Target):
         return done.returncode
 
     def suspend(self, run: Run) -> Verb[None]:
-        """Make the pods save and end, but keep the job."""
+        """Suspend the job. Its pods save and end."""
         yield from self._patch_suspend(run, "true")
 
     def resume(self, run: Run) -> Verb[None]:
-        """Let a suspended job create its pods again."""
+        """Resume the job, which then creates new pods."""
         yield from self._patch_suspend(run, "false")
 
     def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
@@ -267,10 +272,10 @@ class KubernetesTarget(Target):
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """Return the kinds of all objects with this name that were created by the launch with this uid.
+    """Return those of ``kinds`` for which the launch with this uid has created an object with this name.
 
-    Objects are queried by name. A deletion by label would need the right to list, and a user who may list Secrets may
-    read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.
+    The objects are queried by name, and not by label, because a user who may list Secrets could read all of them.
+    Raises DdpctlError if the query of a ``needed`` kind fails.
     """
     label = "jsonpath={.metadata.labels." + UID_LABEL.replace(".", r"\.") + "}"
     answers = yield tuple(kubectl.run("get", kind, name, "--ignore-not-found", "-o", label) for kind in kinds)
@@ -288,34 +293,31 @@ def _run_name(thing: Mapping[str, Any]) -> str:
     return str(thing["metadata"].get("labels", {}).get(RUN_LABEL, ""))
 
 
-def _check_query(run: Run, query: LogQuery) -> None:
-    nodes, ranks = run.job.max_nodes, run.job.world_size
-    if any(node >= nodes for node in query.nodes) or any(rank >= ranks for rank in query.ranks):
-        raise no_such_log(run)
-
-
 def _pattern(run: Run, query: LogQuery) -> str | None:
-    """Return a pattern for the beginning of the lines of these ranks, or None for all lines.
-
-    A progress bar may add a carriage return. A node's own lines have no rank, and the only rank of a run prints no
-    prefix.
-    """
+    """Return a regular expression that matches the log lines of the requested ranks, or None for all lines."""
+    # The character before the prefix may be the carriage return of a progress bar. A run's only rank has no prefix.
     if not query.ranks or run.job.world_size == 1:
         return None
     return rf"^([^ []+ )?.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return the command with its output filtered: lines that match ``only``; if it is None, all but record lines."""
+    """Return a command that prints the output lines of ``argv`` that match ``only``.
+
+    If ``only`` is None, it prints all lines except the records of files that nodes write to their logs.
+    """
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
 
-# Notes: what a user should know about a run or a spec that nothing refuses, one sentence each
+# Notes for the user about a spec or a launch
 
 
 def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
-    """Yield what a spec needs if it is applied without ddpctl. ``operator`` is the controller that creates the pods."""
+    """Yield the comments at the beginning of a rendered spec: what it needs to run, and notes.
+
+    ``operator``: the software that must be in the cluster to create the pods.
+    """
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
@@ -353,7 +355,7 @@ def _needs(draft: Draft) -> Iterator[str]:
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
-    """Yield lines about what was decided for the user of this launch."""
+    """Yield notes about what a launch sends, and about its checkpoints and pods."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
@@ -389,11 +391,8 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-# Submission: first checked by ddpctl and by the cluster itself, then created
-
-
 def render(plan: Plan, options: KubernetesOptions) -> str:
-    """Return the manifests of a job for use without ddpctl."""
+    """Return the manifests of a job for ``kubectl apply``."""
     workload = WORKLOADS["pytorchjob" if options.workload == "auto" else options.workload]
     draft = Draft(plan=plan, options=options, project={})
     _check(draft, workload)
@@ -407,14 +406,14 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
 
 
 def bare_pod(draft: Draft, workload: Workload) -> Object:
-    """Return the pod template as a Pod, which the API server checks more strictly than a template in a job."""
+    """Return the pod template as a Pod. The API server checks a Pod more strictly than the template in a job."""
     pod = workload.pod(draft)
     metadata = drop_empty({"name": f"{draft.name}-probe", "namespace": draft.options.namespace}) | pod["metadata"]
     return manifest("v1", "Pod", metadata, spec={"restartPolicy": "OnFailure", **pod["spec"]})
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Prepare, check and create the run. Raises NotStartedError, or the error itself if the job may exist."""
+    """Check and create the run's objects. Raises NotStartedError, or another DdpctlError if the job may exist."""
     try:
         kubectl, workload, draft, needed, note = yield from _prepare(plan, options)
     except DdpctlError as error:
@@ -429,7 +428,7 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
             check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
         except DdpctlError:
             raise error from None
-        if isinstance(error, UnavailableError):  # in this case the cluster may have created the job
+        if isinstance(error, UnavailableError):  # the cluster may have created the job
             raise
         raise NotStartedError(error) from None
     handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
@@ -439,7 +438,10 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
 
 
 def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
-    """Do everything before the first object is created. Also return the objects that the job needs, and a note."""
+    """Do everything that precedes the creation of objects.
+
+    Return kubectl, the workload, the draft, the manifests of the objects that the job needs, and a note for the user.
+    """
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     workload, why = yield from choose_workload(kubectl, options)
@@ -470,7 +472,10 @@ def _companions(draft: Draft) -> tuple[Object, ...]:
 
 
 def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
-    """Let the cluster check the objects. A TrainJob is checked at its creation, as its webhook needs the runtime."""
+    """Let the cluster check the objects without creating them.
+
+    A TrainJob is not checked, because its webhook needs an existing TrainingRuntime.
+    """
     judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
     if workload.word != "trainjob":
         judged.append(workload.job(draft))
@@ -479,9 +484,9 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
 
 
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
-    """Create what the job needs, then the job, and make the job their owner, so that they are deleted with it.
+    """Create the ``needed`` objects and the job. The job becomes their owner, so that they are deleted with it.
 
-    Return whether the Secret was created. Only a job without secrets of its own can do without it.
+    Return whether the Secret was created. Only for a job with secrets, it is an error if it cannot be created.
     """
     answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
@@ -503,7 +508,10 @@ def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Objec
 
 
 def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
-    """Return the files to send (none if the image has the code), and the files left out because of their names."""
+    """Return the project files to send (path → text), and the files that are not sent because of their names.
+
+    Return no files if the image contains the code. Raises ConfigError and NoInputError.
+    """
     if not needs_project(plan.job) or not options.project:
         return {}, ()
     script = script_of(plan.job.command)

@@ -1,9 +1,4 @@
-"""The target ``slurm``: a batch script that Slurm runs, and the verbs that query Slurm about it. Runs nothing itself.
-
-The modules: ``options``: what a user may set · ``batch_script``: its #SBATCH lines, its body and its requeue ·
-``containers``: what a node starts with each runtime · ``queue``: queries for the login node, and what the answers mean
-· ``target``: the verbs.
-"""
+"""The target ``slurm``: a run is a job or a job array, which executes a batch script that ddpctl renders."""
 
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget

@@ -1,8 +1,8 @@
-"""The batch script, which Slurm runs on the first node of a job, as text made from a plan. Pure.
+"""Renders the batch script, which Slurm runs on the first node of a job.
 
-The script does what must happen outside a container: it chooses where the nodes meet, and handles signals and the
-requeue. ddprun does the rest. The script contains no number that Slurm provides, so that options of sbatch take
-precedence, and nothing specific to a site. slurm/README.md explains every line of it.
+The script does what must happen outside a container: it finds the address of node 0, starts ddprun on each node,
+handles signals and requeues the job. It reads the numbers of nodes and GPUs from Slurm's variables, so that a user can
+override them with options of sbatch. slurm/README.md explains every line of it.
 """
 
 import shlex
@@ -17,13 +17,13 @@ from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, STORE_SECRET, TARGETS
 
-# If the job was submitted from inside another job, our srun would read these leftover variables as its options.
+# Variables of another job, if the script was submitted from inside it. srun would read them as its options.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
   SLURM_{TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,EXPORT_ENV,HINT,KILL_BAD_EXIT,LABELIO,OVERCOMMIT,WAIT,EXACT}"""
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
-    """Return the complete script. If run_dir is relative, the script determines its folders when it runs."""
+    """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
     runtime = runtime_of(plan.job, options)
     parts = (
         _header(plan, options),
@@ -274,11 +274,8 @@ exit "$_ddp_code"
 """
 
 
-# The lines with options of sbatch. They are defaults: options on the command line win over them.
-
-
 def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
-    """Return the options of sbatch without the prefix ``#SBATCH``."""
+    """Return the options of sbatch in the script, without the prefix ``#SBATCH``."""
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes.replace(':', '-')}",

@@ -1,8 +1,8 @@
-"""What a node runs with each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script. Pure.
+"""Renders the parts of the batch script that depend on the container runtime (none, pyxis, apptainer, podman, docker).
 
-A container has the project at /workspace, the run's folders at their own paths, and the node's network. Each variable
-that it needs is passed by name, because otherwise the image's own value might take precedence. No value may be in an
-argument.
+In a container, the project is at /workspace, the run's folders have the same paths as on the node, and the network is
+that of the node. Each variable that a container needs is passed by its name, so that it overrides the image's value and
+does not show its value on a command line.
 """
 
 import re
@@ -31,10 +31,10 @@ WIDTH = 96
 PLAIN = """\
 [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
 """
-# A process of the node can use ddprun's recorded PID even if ddprun is in a container of pyxis or apptainer.
+# The PID that ddprun has recorded is valid on the node even if ddprun runs in a container of pyxis or apptainer.
 INTERRUPT = """kill -INT "$(sed -n 's/^ "pid": \\([0-9]*\\),.*/\\1/p' "$DDP_RUN_DIR/node-$SLURM_NODEID/node.json")\""""
 PULL_S = 3600
-# The memory limit of a container: docker's daemon starts it outside the job's cgroup.
+# A container of docker needs its own memory limit, because the daemon starts it outside the job's cgroup.
 _MEMORY = """\
 _ddp_memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
 export _ddp_memory
@@ -45,28 +45,28 @@ export _ddp_memory
 class Runtime:
     """The parts of a batch script that differ between runtimes."""
 
-    setup: str = ""  # on the head node, before everything else
-    needs: str = ""  # on every node: a test that reports what is missing
-    on_node: str  # what each srun task does with its arguments
-    srun: str = ""  # further options of srun
-    words: str  # the words before ddprun's own arguments
+    setup: str = ""  # commands for the first node, before everything else
+    needs: str = ""  # commands for every node, which check what the runtime needs
+    on_node: str  # commands of each srun task, which start ddprun
+    srun: str = ""  # more options of srun
+    words: str  # the beginning of the command line that starts ddprun
     reader: str = "bash"  # the shell that runs on_node
-    interrupt: str = INTERRUPT  # on a node: sends SIGINT to its ddprun
+    interrupt: str = INTERRUPT  # a command for a node, which sends SIGINT to ddprun
 
 
 def handed_in(job: JobSpec) -> tuple[str, ...]:
-    """Return the names of all variables that a container gets."""
+    """Return the names of the variables to pass to a container."""
     carried = (names.JOB_ENV,) if job.env else ()
     return tuple(dict.fromkeys((*HANDED_IN, *carried, *job.secrets)))
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
-    """Return the mounts, quoted for bash, which expands the variables in the mounts that ddpctl adds."""
+    """Return all mounts of a container, each quoted for bash. The variables in ddpctl's own mounts can be expanded."""
     return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
 
 
 def lines(words: Iterable[str]) -> tuple[str, ...]:
-    """Join words into lines of moderate length."""
+    """Join words with blanks into lines of at most ``WIDTH`` characters."""
     made = [""]
     for word in words:
         if made[-1] and len(made[-1]) + len(word) > WIDTH:
@@ -75,11 +75,8 @@ def lines(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(made)
 
 
-# The runtimes
-
-
 def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts of a job's batch script that depend on the runtime."""
+    """Return the parts of a job's batch script for its runtime."""
     return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": engine_of, "docker": engine_of}[
         options.runtime
     ](job, options)
@@ -172,13 +169,13 @@ def beside(
     job: JobSpec, options: SlurmOptions, *, number: str, node: int, workdir: str, run_dir: str,
     argv: tuple[str, ...], tty: bool,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return the command line that runs ``argv``, or a shell if it is empty, beside a node's ranks."""
+    """Return the command line that runs ``argv`` where a node's ranks run. An empty ``argv`` stands for a shell."""
     argv = argv or ("bash",)
     match options.runtime:
         case "docker" | "podman":
             env = (f"--env={name}={value}" for name, value in job.env.items())
             return (options.runtime, "exec", "-it" if tty else "-i", *env, f"ddpctl-{number}-{node}", *argv)
-        case "pyxis":  # its containers have no name, but the node sees their processes
+        case "pyxis":  # its containers have no name, but their processes have PIDs on the node
             find = """'s/^ "pid": \\([0-9]*\\),.*/\\1/p'"""
             text = f'exec enroot exec "$(sed -n {find} "$0")" "$@"'
             return ("bash", "-c", text, f"{run_dir}/{run_files.node_name(node)}/{run_files.NODE}", *argv)
@@ -199,9 +196,6 @@ exec "$_ddp_engine" exec {" ".join([*flags, *map(shlex.quote, options.runtime_ar
     return argv
 
 
-# podman and docker
-
-
 _LIMITS = {
     "docker": """\
 _ddp_more=() # docker's containers are not in the job's cgroup: they get what Slurm gave the job as limits
@@ -217,7 +211,10 @@ _ddp_more=() # in the job's own cgroup, with its limits, where the engine's runt
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts for podman and docker. The task is not the container's parent, so a pipe ends both together."""
+    """Return the parts for podman or docker.
+
+    A container is not a child process of its srun task. Both hold a pipe, which ends ddprun if the task ends.
+    """
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
     each = '_ddp_gpus+=(--device "nvidia.com/gpu=$_ddp_id")' if engine == "podman" else '_ddp_ids+="$_ddp_id,"'

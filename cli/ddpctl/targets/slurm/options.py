@@ -1,6 +1,7 @@
-"""The options of a target of kind slurm. Their values go into scripts and commands, so each has an allow-list.
+"""The options of a target of kind slurm.
 
-Quoting does not protect against a line break in a ``#SBATCH`` line, so the values of such lines must match patterns.
+Their values are used in scripts and command lines. In a ``#SBATCH`` line, quoting does not make a line break safe, so
+each value must match a pattern that lists the allowed characters.
 """
 
 import re
@@ -24,24 +25,24 @@ FEATURES = matching(
 PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "expected an absolute path without comma, colon or newline")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
 LOGIN = matching(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*", "HOST or USER@HOST, as ssh takes it")
-# A word with another beginning would be read as the image.
+# The runtime would take a word without -- for the name of the image.
 ARGUMENTS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
 EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
-# Options that the script depends on, and options such as --wrap, which would replace it.
+# Options that ddpctl itself sets, and options such as --wrap, which would replace the script.
 TAKEN = (
     "array", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-task", "gpus-per-node", "gres",
     "mem", "time", "job-name", "signal", "requeue", "no-requeue", "open-mode", "output", "error", "chdir", "export",
     "export-file", "wrap", "parsable", "test-only", "wait", "partition", "account", "qos", "reservation", "constraint",
     "exclusive", "overlap",
 )  # fmt: skip
-LEAD_S = 60  # Slurm may send its warning up to a minute early, and a script needs a moment to requeue
+LEAD_S = 60  # time for the script to requeue the job
 MAX_TEXT = 256
 MAX_TASK = 4_000_000  # one less than the largest MaxArraySize that Slurm accepts
 
 
 def check_array(text: str) -> str:
-    """Check a job array such as ``0-3%2``. Raises ValueError."""
+    """Check that a text is a job array such as ``0-3%2``. Raises ValueError."""
     if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
         raise ValueError("expected numbers and ranges as in sbatch, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
     for first, last in re.findall(r"([0-9]+)-([0-9]+)", text):
@@ -55,7 +56,7 @@ def check_array(text: str) -> str:
 
 
 def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Check options of sbatch, one per entry. Raises ValueError."""
+    """Check that each text is one option of sbatch that ddpctl does not set itself. Raises ValueError."""
     for line in lines:
         match = EXTRA_PATTERN.fullmatch(line)
         if not match or len(line) > MAX_TEXT:
@@ -67,7 +68,7 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
-    """The options of a target of kind slurm. If an option is null, the cluster decides, or the option is not used."""
+    """The options of a target of kind slurm."""
 
     login: Annotated[
         str | None,
@@ -139,13 +140,13 @@ class SlurmOptions:
     extra: Annotated[tuple[str, ...], Doc("More options for sbatch, each as --NAME=VALUE."), Rule(check_extra)] = ()
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield the key and a sentence for each setting that is impossible on Slurm."""
+        """Yield the key of each setting that is impossible on Slurm, with an error message."""
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
                 "job.time_limit",
-                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before the time limit, and "
-                f"Slurm may warn them a minute earlier; give {least}m or more, or a shorter grace",
+                f"{job.time_limit} is too short: Slurm warns the ranks {lead_s(job)} s before the time limit, or up to "
+                f"a minute earlier: set it to at least {least}m, or use a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"
@@ -159,5 +160,5 @@ class SlurmOptions:
 
 
 def lead_s(job: JobSpec) -> int:
-    """Return how many seconds before the time limit Slurm warns a job: the grace period plus time for a requeue."""
+    """Return how many seconds before the time limit Slurm must warn a job, so that it can save and be requeued."""
     return int(job.grace) + LEAD_S

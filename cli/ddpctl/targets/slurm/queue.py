@@ -1,8 +1,7 @@
-"""Slurm's queue: the queries for the login node, what the answers mean for a run, and Slurm's states as ours. Pure.
+"""The shell scripts that the login node runs to query and control jobs, and the parser of their output.
 
-All states of squeue, scontrol and sacct (22.05 to 25.05) are included. The queries are POSIX shell scripts for ``sh
--c`` that need none of our programs. A job is identified by its number, or by ``@PID:JOB`` for a script inside an
-allocation.
+The scripts are for ``sh -c`` and need no program of ddpctl on the login node. They identify a job by its number or, if
+it is a script inside an allocation, by ``@PID:JOB``. The states are those of Slurm 22.05 to 25.05.
 """
 
 import json
@@ -35,11 +34,11 @@ HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
 def state_of(word: str) -> State:
-    """Return the state for a word from Slurm: ``CANCELLED by 1000`` and ``CANCELLED+`` count as CANCELLED."""
+    """Return the state of a run for a state of Slurm, such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``."""
     return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
 
 
-# Why a waiting job may wait forever (squeue's reasons), and what to do.
+# squeue's reasons for which a job may wait forever → a message
 HOPELESS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows: use fewer, or another partition",
     "PartitionTimeLimit": "it requests more time than its partition allows: use less, or another partition",
@@ -55,9 +54,6 @@ HOPELESS = {
 }
 
 
-# The queries
-
-
 GOES_ON = "|".join(word for word, state in STATES.items() if state not in ENDED)
 
 # A process in state Z has ended, but its parent has not yet waited for it.
@@ -70,7 +66,8 @@ lives() { # @PID:JOB
 """
 FORMAT = "%F|%K|%T|%r|%S|%N"  # number of the array or job, index in the array, state, reason, start, nodes
 
-# $1: the jobs, with commas; then files. A header line precedes every answer. sacct knows jobs that squeue forgot.
+# Arguments: the jobs, separated by commas, then files. Prints the state of each job and the text of each file, each
+# after a header line. sacct is queried for jobs that squeue no longer lists.
 ASK = f"""\
 {LIVES}jobs=$1
 shift
@@ -104,7 +101,7 @@ done
 exit 0
 """
 
-# $1: the job, $2: how many of the last lines, then pairs of PREFIX and FILE. Prints the files. Exit 66: none exists.
+# Arguments: the job, the number of last lines, then pairs of PREFIX and FILE. Prints the files. Exit 66: none exists.
 PRINT = """\
 tail=$2
 shift 2
@@ -116,7 +113,7 @@ done
 exit $code
 """
 
-# Follows the same files until Slurm reports that the job has ended. While the job waits, prints why and until when.
+# Has the arguments of PRINT. Prints new lines of the files until the job ends. While the job waits, prints the reason.
 FOLLOW = f"""\
 {LIVES}job=$1 tail=$2
 shift 2
@@ -154,8 +151,8 @@ exit 0
 """
 
 _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
-# $1: the job, $2: INT, TERM or KILL, $3: seconds to wait for its end, then folders of runs. Exit 1: it still exists.
-# A killed run has no time to write its outcome, so this script writes it.
+# Arguments: the job, INT, TERM or KILL, the seconds to wait until the job ends, then the run's folders. Exit 1: the job
+# still exists. A killed run cannot write its outcome, so this script writes it.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
@@ -195,7 +192,7 @@ done
 exit 0
 """
 
-# $1: the job, $2: the node's number, $3: the folder; then options of srun, -- and the command.
+# Arguments: the job, the node's number, the folder, then options of srun, -- and the command.
 EXECUTE = """\
 job=$1 node=$2 folder=$3
 shift 3
@@ -206,12 +203,9 @@ exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$name" --mpi
 """
 
 
-# What the answers mean: Slurm knows whether a run is active, and the nodes' files show how it is doing
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm reports about a job, or about one task of an array."""
+    """The state of a job, or of one task of a job array, that Slurm reports."""
 
     id: str
     task: str | None  # its index in the array
@@ -221,22 +215,22 @@ class Job:
 
     @property
     def state(self) -> State:
-        """Slurm's state as one of our states."""
+        """The state of the run."""
         return state_of(self.word)
 
     @property
     def number(self) -> str:
-        """The job's number as in ``run.handle``, or JOB_TASK for a task of an array."""
+        """The job's number, or JOB_TASK for a task of an array."""
         return self.id if self.task is None else f"{self.id}_{self.task}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """All answers to a query."""
+    """The parsed output of ``ASK``."""
 
     jobs: tuple[Job, ...]
-    files: Mapping[str, str]
-    error: str = ""  # Slurm's error if it did not answer
+    files: Mapping[str, str]  # path → text
+    error: str = ""  # the error of squeue
 
 
 def read_answers(text: str) -> Answers:
@@ -256,18 +250,21 @@ def read_answers(text: str) -> Answers:
 
 
 def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
-    """Return the files that show the state of each node of a job."""
+    """Return the paths of the files that show the state of each node of a job."""
     dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
     return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME, HISTORY))
 
 
 def starts_file(run_dir: str) -> str:
-    """Return the file with one line for each start of a job."""
+    """Return the path of the file with one line for each start of a job."""
     return str(PurePath(run_dir) / run_files.STARTS)
 
 
 def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
-    """Return the status of one job. Slurm knows whether it runs; the nodes' files show its progress and end."""
+    """Return the status of one job.
+
+    Slurm reports whether the job runs. The files of its nodes contain its progress and its outcome.
+    """
     reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
@@ -289,7 +286,6 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
 
 
 def _ended(found: RunStatus, job: Job) -> RunStatus:
-    """Return the status of an ended job: the outcome that its nodes wrote or, without one, what Slurm reports."""
     if found.outcome:
         return found
     if job.state == "succeeded":
@@ -298,14 +294,14 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
     return RunStatus(
         run=found.run,
         state=job.state,
-        message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome (see job.log)' if began else ''}",
+        message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome: see job.log' if began else ''}",
         code=Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED,
         nodes=found.nodes,
     )
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
-    """Return a note that a waiting job has run before, and up to which step; an empty text if it has not."""
+    """Return a message that a waiting job was requeued, and at which step. Return "" if it was not."""
     if not (found := run_files.read_starts(starts)):
         return ""
     reached = [one.outcome.step for one in reports if one.outcome] + [
@@ -318,7 +314,7 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
 
 
 def waits(job: Job) -> str:
-    """Return why a job waits, and until when."""
+    """Return a message about why a job waits, and when Slurm expects to start it."""
     why = HOPELESS.get(job.reason)
     if why:
         return f"job {job.id} is waiting ({job.reason}): {why}"
@@ -341,7 +337,10 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
-    """Return an array's status as one run: active while any task is, then ended like its worst task."""
+    """Return the status of a whole job array.
+
+    The array is active while one of its tasks is. Then its status is that of the task with the highest exit code.
+    """
     words = [state.state for state in states]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)

@@ -1,6 +1,6 @@
-"""The verbs of the target slurm, which yield commands for the login node.
+"""The operations (verbs) of the target slurm, which run commands on the login node.
 
-A run is one job or an array of jobs. Inside an allocation (salloc), a run is a script that uses the allocation's nodes.
+A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the run is a script in the allocation.
 """
 
 import json
@@ -37,7 +37,7 @@ NO_SLURM = re.compile(
     r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
     re.IGNORECASE,
 )
-# sbatch accepts a job that --test-only refuses for these reasons: it waits (slurmctld's job_allocate, 22.05 to 25.05).
+# Reasons for which sbatch --test-only refuses a job that sbatch accepts, because the job can wait (22.05 to 25.05).
 MAY_WAIT = re.compile(
     r"nodes are busy|reservation is in use|held state|node not available|accounting/QOS policy"
     r"|not available now|inactive or drain|inactive state|licenses",
@@ -52,7 +52,7 @@ WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
 class SlurmTarget(Target):
-    """A target whose runs are jobs in a Slurm cluster."""
+    """The target slurm, whose runs are jobs or job arrays."""
 
     kind = "slurm"
     capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
@@ -62,19 +62,19 @@ class SlurmTarget(Target):
         self._host = host_of(options)
 
     def render(self, plan: Plan) -> str:
-        """Return a script for sbatch."""
+        """Return the batch script."""
         self._check(plan)
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the script is here, unless there is a login node or the image may have it (a full path)."""
+        """Check that the training script is on this machine, unless it may be on a login node or in the image."""
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
             yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Find the run's folders on the cluster, then submit the script with sbatch, or start it in an allocation."""
+        """Submit the batch script with sbatch, or start it in the allocation inside which ddpctl runs."""
         del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
@@ -84,19 +84,17 @@ class SlurmTarget(Target):
         if self._host is None and not self.options.array:
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
             if inside.returncode not in (0, 1):  # 1: the variable is not set
-                raise UnavailableError(
-                    "whether this is inside a Slurm job is unknown", hint=inside.last_line("no answer")
-                )
+                raise UnavailableError(f"cannot read SLURM_JOB_ID: {inside.last_line('no answer')}")
             if inside.returncode == 0:
                 return (yield from start_in_allocation(plan, self.options, secrets, inside.stdout.strip()))
         return (yield from submit_to_sbatch(plan, self.options, self._host, secrets, records))
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
-            raise ConfigError(f"the folder {plan.cwd!r} has a comma, colon or line break: no container can mount it")
+            raise ConfigError(f"the folder {plan.cwd!r} cannot be mounted: its name has a comma, colon or line break")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Query Slurm, and read the folder of each node."""
+        """Return the status of each run from Slurm and from the folders of its nodes."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), part.job.max_nodes) for part in every]
@@ -105,7 +103,10 @@ class SlurmTarget(Target):
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
         if output.returncode:
             words = output.last_line("no answer")
-            return tuple(RunStatus(run=run.name, state="unknown", message=f"cannot be asked: {words}") for run in runs)
+            return tuple(
+                RunStatus(run=run.name, state="unknown", message=f"the query of its state failed: {words}")
+                for run in runs
+            )
         answers = read_answers(output.stdout)
         found = []
         for run, tasks in zip(runs, parts, strict=True):
@@ -117,11 +118,11 @@ class SlurmTarget(Target):
         return tuple(found)
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return the tasks of a job array as separate runs."""
+        """Return each task of a job array as a run."""
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the log of the job, or of some nodes or ranks. With ``follow``, also print why a job waits."""
+        """Print the log of the job, or of some nodes or ranks. ``follow``: if the job waits, print why."""
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
@@ -130,11 +131,11 @@ class SlurmTarget(Target):
             raise no_such_log(run, yet=True)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Query the login node, which can read the nodes' folders and reach their metrics endpoints."""
+        """Return the metrics and files of each node, which the login node can read."""
         if tasks := tasks_of(run):
             raise ConfigError(
                 f"run '{run.name}' is an array of {len(tasks)} trainings",
-                hint=f"select one with --task K, K being {', '.join(tasks)}",
+                hint=f"select one of them with --task (known: {', '.join(tasks)})",
             )
         nodes, folder = range(run.job.max_nodes), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
@@ -145,7 +146,7 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Signal the batch script, which signals the ranks. With KILL, also cancel the job."""
+        """Cancel a waiting job, or signal a running job's script, which signals the ranks. KILL cancels any job."""
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
@@ -156,18 +157,18 @@ class SlurmTarget(Target):
         return done.returncode == 0
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the folder of runs on the cluster, unless the run's record is there as well. Raises ConfigError."""
+        """Return the folder of runs on the cluster, unless it also contains the run's record. Raises ConfigError."""
         path = PurePath(folder_of(run))
         if str(path) == run.folder and not self._host:
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
             raise ConfigError(
-                f"run '{run.name}' was not removed: its record says that its folder is {path}: rename it to that"
+                f"run '{run.name}' was not removed: its record names another folder, {path}: rename its folder to that"
             )
         return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch the run's folder through the login node. Raises ConfigError if the run's files are on this machine."""
+        """Copy the run's folder from the login node. Raises ConfigError if the run's files are on this machine."""
         if not run.elsewhere:
             return (yield from super().pull(run, into, best=best))
         own = folder_of(run)
@@ -178,13 +179,13 @@ class SlurmTarget(Target):
         return (yield from pull_places(run.name, [place], into, best=best))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command beside the ranks of a node, as an additional step of their job."""
+        """Run a command where a node's ranks run, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
         if node >= run.job.max_nodes:
             raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
         pty = ("--pty",) if tty else ()
-        number, workdir = str(run.handle["job"]), workdir_of(run)
+        number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
         words = beside(
             run.job, self.options, number=number, node=node, workdir=workdir, run_dir=run_folders(run)[0],
             argv=argv, tty=tty,
@@ -202,11 +203,8 @@ class SlurmTarget(Target):
         )
 
 
-# Checks before a job is sent: that Slurm can be reached, and that the script is where the ranks look for it
-
-
 def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
-    """Return an error if sbatch's output shows that Slurm was not reached, or None if Slurm has answered."""
+    """Return an error if the output of sbatch shows that Slurm cannot be reached. Return None if Slurm answered."""
     if output.returncode == UNREACHED and host is not None:
         return UnavailableError(f"{host}: {output.last_line('no answer')}")
     if output.returncode == NOT_FOUND:
@@ -230,7 +228,10 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
 
 
 def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
-    """Check that the script is in the project's folder. Raises NoInputError; UnavailableError for no connection."""
+    """Check that the training script is in the project's folder on the cluster.
+
+    Raises NoInputError if it is missing, and UnavailableError if the login node cannot be reached.
+    """
     if commands := look_for_script(plan, host):
         (found,) = yield commands
         if found.returncode == UNREACHED and (error := unreachable(found, host)):
@@ -238,11 +239,8 @@ def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
         check_script(plan, found, host=host)
 
 
-# Where a run's folders and logs are on the cluster, and what its handle contains
-
-
 def host_of(options: SlurmOptions) -> Host | None:
-    """Return the login node, or None if it is this machine."""
+    """Return the login node, or None if this machine is a login node."""
     if options.login is None:
         return None
     user, _, address = options.login.rpartition("@")
@@ -250,7 +248,7 @@ def host_of(options: SlurmOptions) -> Host | None:
 
 
 def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Verb[Plan]:
-    """Return the plan with the cluster's folders instead of this machine's."""
+    """Return the plan with the folders of the cluster instead of those of this machine. Raises UnavailableError."""
     workdir, runs = options.workdir, options.runs
     if host is not None and not (workdir and runs):
         (home,) = yield (Command(argv=("printenv", "HOME"), host=host, probe=True),)
@@ -272,7 +270,7 @@ def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Ver
 
 
 def expand(array: str) -> tuple[str, ...]:
-    """Return the indices of a job array: ``0-6:3,9%2`` is 0, 3, 6, 9."""
+    """Return the indices of a job array. For example, return 0, 3, 6 and 9 for ``0-6:3,9%2``."""
 
     def numbers() -> Iterator[int]:
         for part in array.split("%")[0].split(","):
@@ -284,18 +282,18 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """Return the job's number, ``@PID:JOB`` for a script inside an allocation, or nothing if it was never submitted."""
+    """Return the job's number, or ``@PID:JOB`` for a script inside an allocation. Return "" if there is no job yet."""
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
 
 def tasks_of(run: Run) -> tuple[str, ...]:
-    """Return the indices of an array, or nothing if the run is not an array."""
+    """Return the indices of a job array, or nothing if the run is not an array."""
     return tuple(run.handle.get("tasks", ()))
 
 
 def task_runs(run: Run) -> tuple[Run, ...]:
-    """Return the tasks of an array as separate runs."""
+    """Return each task of a job array as a run, or nothing if the run is not an array."""
     return tuple(_task_run(run, task) for task in tasks_of(run))
 
 
@@ -321,26 +319,21 @@ def _task_run(run: Run, task: str) -> Run:
 
 
 def folder_of(run: Run) -> str:
-    """Return the run's folder on the cluster; for an array, the folder that contains its tasks' folders."""
+    """Return the run's folder on the cluster. In the folder of a job array, each task has its own folder."""
     return str(run.handle.get("dir", run.folder))
 
 
 def run_folders(run: Run) -> tuple[str, ...]:
-    """Return the folders of a run on the cluster: one folder, or one for each task of an array."""
+    """Return the run's folder on the cluster or, for a job array, the folder of each task."""
     return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
 
 
-def workdir_of(run: Run) -> str:
-    """Return the project's folder on the cluster."""
-    return str(run.handle.get("workdir", run.cwd))
-
-
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
-    """Return the files that a query requests, each preceded by the prefix of its lines."""
+    """Return pairs of words for ``queue.PRINT``: the prefix for a file's lines, and the file. Raises ConfigError."""
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if query.timestamps and tasks:
         raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")
-    if query.nodes and not query.ranks and not query.timestamps:  # what its ddprun has printed is in the job's log
+    if query.nodes and not query.ranks and not query.timestamps:  # what a node's ddprun prints is in the job's log
         query = replace(query, ranks=tuple(range(run.job.world_size)))
     if not query.ranks and not query.timestamps:
         if not tasks:
@@ -354,13 +347,10 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     return tuple(words)
 
 
-# Submission: through sbatch's stdin, or as a script inside an allocation
-
-
 def submit_to_sbatch(
     plan: Plan, options: SlurmOptions, host: Host | None, secrets: Mapping[str, str], records: str
 ) -> Verb[Submission]:
-    """Query when the job would start, create its folder, and submit it."""
+    """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
     script = render_script(plan, options)
     depends = yield from _dependency(options, records)
     log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
@@ -400,7 +390,7 @@ def submit_to_sbatch(
 def start_in_allocation(
     plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str
 ) -> Verb[Submission]:
-    """Run the script here, on the nodes of the allocation in which this shell runs."""
+    """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
     yield from _write_secrets(plan, None, secrets)
     path = f"{plan.run_dir}/job.sh"
     (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, options)),)
@@ -419,7 +409,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
     record = str(PurePath(records) / options.after / "run.json")
     (found,) = yield (Command(argv=("cat", record), probe=True),)
     if found.returncode > 1:
-        raise UnavailableError(f"after: {record} cannot be read: {found.last_line()}")
+        raise UnavailableError(f"after: cannot read {record}: {found.last_line()}")
     try:
         job = str(json.loads(found.stdout)["handle"]["job"])
     except (ValueError, KeyError, TypeError):
@@ -430,7 +420,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
 def _write_secrets(
     plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
 ) -> Verb[None]:
-    """Write the secrets into the run's folder or, for an array, each task's, since each job removes its own secrets."""
+    """Write a file with the secrets to the folder of the run or, for a job array, to the folder of each task."""
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())

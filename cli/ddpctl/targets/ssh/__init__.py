@@ -1,7 +1,7 @@
-"""The target ``ssh``: a node is a container or a process on a machine that ddpctl reaches with an SSH key.
+"""The target ``ssh``: each node is a container or a process on a machine (host) that ddpctl reaches over SSH.
 
-Every verb queries all hosts at once. A run's folder on the host contains everything that the run needs, so that any
-machine with the run's record can find it. After the start, nothing on the host depends on this ddpctl.
+All hosts are queried in parallel. A run does not need ddpctl after its start. Any machine that has the run's record can
+query and stop the run.
 """
 
 from ddpctl.targets.ssh.options import SshHost, SshOptions

@@ -1,10 +1,14 @@
-"""Which runs have which GPUs of a host, and which launches wait: shell scripts, and the parser of their output. Pure.
+"""Shell scripts that reserve the GPUs of a host for runs and queue the launches that wait for GPUs.
 
-A host has a folder of claims. The file ``run-NAME.NODE`` lists the GPUs of a node; it is valid while the node's ddprun
-holds a lock on it (with a descriptor that it inherits) or while the node's container runs. The file ``ticket-N`` stands
-for a waiting launch; launches are in the order of N. It is valid while an SSH session of that launch's ddpctl holds a
-lock on it. Every script that reads or changes claims briefly locks ``mutex``. The next launch removes files that are
-not valid.
+Each host has a folder of claims with these files:
+
+``run-NAME.NODE`` (a claim) lists the GPUs of one node. It is valid while the node's ddprun holds a lock on it (with an
+inherited file descriptor), or while the node's container runs.
+``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is the first in the queue. The ticket
+is valid while an SSH session of the launch's ddpctl holds a lock on it.
+``mutex`` is locked by every script that reads or changes the files.
+
+The next launch removes claims and tickets that are not valid.
 """
 
 import shlex
@@ -18,7 +22,7 @@ TICKET_S = 60  # a ticket expires if its launch does not renew it for this long;
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What one node of a run has claimed on a host."""
+    """The GPUs that one node of a run has reserved on a host."""
 
     run: str
     node: int
@@ -29,7 +33,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """A launch that waits on a host."""
+    """The place of a launch in the queue of a host."""
 
     number: int
     run: str
@@ -37,7 +41,7 @@ class Ticket:
 
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
-    """Parse the claims that ``list_claims`` has printed; skip other lines."""
+    """Parse claims that the script of ``list_claims`` has printed. Other lines are skipped."""
     words = [line.split() for line in lines]
     return tuple(
         Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
@@ -47,16 +51,16 @@ def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
 
 
 def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
-    """Parse the tickets that ``list_claims`` has printed, in the order of their numbers; skip other lines."""
+    """Parse tickets that the script of ``list_claims`` has printed. Return them in the order of their numbers."""
     words = [line.split() for line in lines]
     found = [one for one in words if len(one) == 3 and one[0].isdecimal()]
     return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in sorted(found))
 
 
 def _functions(folder: str) -> str:
-    """Return code that sets ``$_ddp_c`` to the claims' folder and defines ``_ddp_held FILE``, which tests a claim.
+    """Return shell code that sets ``$_ddp_c`` to the folder of claims and defines the function ``_ddp_held FILE``.
 
-    A claim also counts as valid if its container engine does not answer.
+    The function tests whether a claim or ticket is valid. It is also valid if its container engine does not answer.
     """
     return f"""\
 _ddp_c={folder}
@@ -79,7 +83,7 @@ flock -w {MUTEX_S} 8 || {{ echo "another launch is starting a run there" >&2; ex
 
 
 def list_claims(folder: str) -> str:
-    """Return shell code that prints each valid claim and ticket with the function ``say`` (``scripts.gpus_text``)."""
+    """Return shell code that prints valid claims and tickets with the function ``say`` of ``scripts.gpus_text``."""
     return f"""\
 {_functions(folder)}if [ -e "$_ddp_c/mutex" ]; then (
   exec 8>>"$_ddp_c/mutex"
@@ -96,14 +100,14 @@ def list_claims(folder: str) -> str:
 
 
 def claim_word(folder: str, run: str, node: int) -> str:
-    """Return the path of a node's claim, quoted for the host's shell."""
+    """Return the path of a node's claim, quoted for the shell."""
     return f"{folder}/{shlex.quote(f'run-{run}.{node}')}"
 
 
 def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
-    """Return shell code that claims GPUs for a node, unless another run has one of them. It keeps ``mutex`` locked.
+    """Return shell code that writes a node's claim, or fails if another run has one of the GPUs.
 
-    With the engine ``none``, descriptor 9 holds the lock on the claim.
+    The code keeps ``mutex`` locked. If the engine is ``none``, it also locks the claim, with file descriptor 9.
     """
     check = ""
     if gpus:
@@ -126,7 +130,10 @@ done
 
 
 def take_ticket(folder: str, run: str, uid: str) -> str:
-    """Return a script that takes the next ticket, prints its number, and holds it until stdin ends or it expires."""
+    """Return a script that creates a ticket at the end of the queue and prints the ticket's number.
+
+    It removes the ticket when stdin ends, or when the ticket has not been renewed for ``TICKET_S``.
+    """
     return f"""\
 {_functions(folder)}{_LOCK}\
 last=0
@@ -149,5 +156,5 @@ exit 0
 
 
 def renew(folder: str, number: int) -> str:
-    """Return shell code that renews a ticket while its launch waits."""
+    """Return shell code that renews a ticket."""
     return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

@@ -1,4 +1,4 @@
-"""Chooses the hosts of a launch: those that are ready, in the target's order. Other hosts are spares."""
+"""Chooses the hosts of a launch: the first ones in the target's list that are ready. All others are spare hosts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from ddpctl.targets.ssh.preflight import Facts, GpusTakenError, Judgement, judge
 from ddpctl.text import format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
-TAKE_S = 90.0  # how long taking a ticket may take: longer than claims.MUTEX_S
+TAKE_S = 90.0  # time limit for creating a ticket, longer than claims.MUTEX_S
 POLL_S = 45.0
 Look = Callable[[Sequence[SshHost]], Verb[tuple[Facts, ...]]]
 
@@ -27,26 +27,26 @@ class Choice:
     numbers: tuple[int, ...]  # positions in the target's list of hosts
     hosts: tuple[SshHost, ...]
     facts: tuple[Facts, ...]
-    cuda: bool
-    rows: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    machines: Mapping[str, Any] = field(default_factory=dict)  # if a host was refused, Judgement.machines
+    cuda: bool  # whether the ranks use GPUs
+    rows: tuple[str, ...] = ()  # a table of all checked hosts
+    notes: tuple[str, ...] = ()  # messages for the user
+    machines: Mapping[str, Any] = field(default_factory=dict)  # Judgement.machines, if a host is not ready
 
     def nodes(self, job: JobSpec) -> str:
-        """Return the number of nodes as ``N`` or ``MIN:MAX``, where MAX is the number of hosts."""
+        """Return the number of nodes as ``N`` or ``MIN:MAX``. MAX is the number of hosts."""
         most = len(self.hosts)
         return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
 
 
 def is_resumed(plan: Plan) -> bool:
-    """Return whether the checkpoints are from another run, which recorded their place as ``HOST:PATH``."""
+    """Return whether the run resumes from the checkpoints of an earlier run (``checkpoint_dir`` is ``HOST:PATH``)."""
     return plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS)
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
-    """Return the numbers of the usable hosts, in order. The first is the one with the checkpoints to resume from.
+    """Return the positions of the hosts that are not excluded. The host with the checkpoints to resume from is first.
 
-    Raises ConfigError.
+    Raises ConfigError if too few hosts remain.
     """
     for _, text in options.problems(plan.job):
         raise ConfigError(f"--nodes: {text}")
@@ -55,7 +55,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """Return the number of the host whose own folder has the checkpoints to resume from, or None."""
+    """Return the position of the host on whose disk the checkpoints to resume from are, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
@@ -63,9 +63,9 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 
 
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
-    """Check as many hosts as there are nodes, and spare hosts if one is not ready. Wait for GPUs if the plan allows it.
+    """Check the hosts with ``look``, and return one ready host per node. Wait for GPUs if the plan says so.
 
-    Raises DdpctlError if too few hosts are ready.
+    Spare hosts are checked only if another host is not ready. Raises DdpctlError if too few hosts are ready.
     """
     order, job, script = candidates(options, plan), plan.job, script_of(plan.job.command)
 
@@ -89,7 +89,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     usable, notes = _with_checkpoints(options, plan, found, usable, holder_first=resumed)
     chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
     notes += [
-        one_line(f"{host.address} is skipped: {found.why(place)}")
+        one_line(f"{host.address} is not used: {found.why(place)}")
         for place, host in enumerate(found.hosts)
         if place not in chosen and found.kinds(place)
     ]
@@ -115,20 +115,27 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """Return the hosts and notes. The first host has the checkpoints to resume from. Raises UnavailableError."""
+    """Return the usable hosts in an order in which the first one has checkpoints to resume from, and notes.
+
+    If the run's own checkpoints cannot be used, this is the host with the newest copy of them. Raises UnavailableError
+    if no host has checkpoints.
+    """
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
     having = [place for place in usable if found.facts[place].get("checkpoint")]
     if holder_first and usable[0] == 0 and (0 in having or not having):
         return usable, []
-    why = "is excluded" if not holder_first else f"is not ready ({found.why(0)})" if found.wrong[0] else "has none now"
-    where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
+    why = "this host is excluded"
+    if holder_first:
+        why = f"this host is not ready ({found.why(0)})" if found.wrong[0] else "that folder has none now"
+    where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
     if plan.job.checkpoint_dir:
         return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
         raise UnavailableError(
-            f"nothing was started: {where}; no other host has checkpoints",
-            hint="make that host available, or leave out --resume; checkpoint_copies or a shared folder avoids this",
+            f"nothing was started: {where}, and no other host has checkpoints",
+            hint="make that host available, or leave out --resume (next time, set checkpoint_copies or use a shared "
+            "folder)",
         )
     best = max(having, key=lambda place: (found.facts[place].number("step"), found.facts[place].get("checkpoint")))
     fact, address = found.facts[best], found.hosts[best].address
@@ -137,20 +144,21 @@ def _with_checkpoints(
     if step:
         what = f"the copy of step {step} on {address}"
     if announced > step:
-        what += f"; steps {step + 1} to {announced} are lost, whose checkpoint was not copied completely"
+        what += f"; the checkpoint of step {announced} was not copied completely, so steps {step + 1} to {announced} "
+        what += "are lost"
     note = one_line(f"{where}: the run continues from {what}")
     return [best, *(place for place in usable if place != best)], [note]
 
 
-# Waiting: a launch queues on one host after another, in the order of the names that the hosts themselves report. It
-# queues on the next host only when it is first in line on all earlier hosts. So no two launches wait for each other,
-# even if their files list the hosts in different orders or under different names.
+# Waiting: a launch takes a ticket on one host after another, in the order of the names that the hosts report. It takes
+# the next ticket only when it is the first in the queues of all earlier hosts. So two launches never wait for each
+# other, even if their files list the hosts in different orders or under different names.
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
-    """Wait until the launch is the first in line on every host, and its GPUs are free. Raises UnavailableError.
+    """Wait until the launch is the first in the queue of every host, and enough GPUs are free there.
 
-    The launch keeps its tickets until this verb ends.
+    Raises UnavailableError. The tickets of the launch are removed when its verb ends.
     """
     order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
     folder, poll = scripts.claims_folder(options.home), f"sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"
@@ -163,7 +171,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             text = claims.take_ticket(folder, plan.run, plan.uid)
             (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TAKE_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
-                raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it printed nothing')}")
+                raise UnavailableError(f"{host.address}: cannot join its queue: {took.last_line('it printed nothing')}")
             tickets.append(int(took.stdout))
         date, *answers = yield (
             Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
@@ -179,24 +187,27 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         if waiting and now >= started + (plan.wait_s or 0):
             raise UnavailableError(
                 f"nothing was started: no free GPUs within {format_duration(plan.wait_s or 0)}: {waiting}",
-                hint="give a longer --wait, or see ddpctl hosts",
+                hint="use a longer --wait, or see ddpctl hosts",
             )
 
 
 def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
-    """Return what a launch waits for on a host, or nothing if it is first in line. Raises UnavailableError."""
+    """Return a message about what the launch waits for on a host, or "" if it can start there.
+
+    Raises UnavailableError if the launch is no longer in the host's queue.
+    """
     fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
         why = fact.failure or "the host removed it"
-        raise UnavailableError(f"nothing was started: {host.address}: the place in line was lost: {why}")
+        raise UnavailableError(f"nothing was started: {host.address}: the place in its queue was lost: {why}")
     ahead = fact.ahead(plan.uid)
     free, need = len(fact.free_gpus), plan.job.gpus
     if not ahead and free >= need and not fact.get("claims_error"):
         return ""
-    line = f"place {len(ahead) + 1} of {len(fact.tickets)} in line"
+    line = f"place {len(ahead) + 1} of {len(fact.tickets)} in the queue"
     after = f", after {', '.join(map(repr, ahead))}" if ahead else ""
     runs = ", ".join(dict.fromkeys(repr(claim.run) for claim in fact.claims if claim.gpus))
-    has = f"; the others are used by {runs}" if runs else ""
+    has = f" (used by {runs})" if runs else ""
     return one_line(
-        f"{host.address}: {line}{after}; {free} of {counted(len(fact.gpus), 'GPU')} free, {need} needed{has}"
+        f"{host.address}: {line}{after}; {counted(need, 'GPU')} needed, {free} of {len(fact.gpus)} free{has}"
     )

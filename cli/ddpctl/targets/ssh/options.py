@@ -18,21 +18,21 @@ NETWORK = matching(r"[A-Za-z0-9][\w.-]*", "host, or a network's name")
 
 
 def check_user(user: str) -> str:
-    """Check that the text can be the name of a user. Raises ValueError."""
+    """Check that a text can be the name of a user. Raises ValueError."""
     if not re.fullmatch(r"[\w.][\w.-]*", user):
         raise ValueError("a log-in name")
     return user
 
 
 def check_path(path: str) -> str:
-    """Check that a path on the hosts begins with ``/`` or ``~/``. Raises ValueError."""
+    """Check that a path begins with ``/`` or ``~/``. Raises ValueError."""
     if not _PATH.fullmatch(path):
         raise ValueError("expected a path that begins with / or ~/, without ':' or ','")
     return path
 
 
 def check_project(project: str) -> str:
-    """Check that the text is ``none``, ``sync`` or a path. Raises ValueError."""
+    """Check that a text is ``none``, ``sync`` or a path that begins with ``/`` or ``~/``. Raises ValueError."""
     return project if project in ("none", "sync") else check_path(project)
 
 
@@ -68,7 +68,7 @@ class SshHost:
 
     @property
     def host(self) -> Host:
-        """The host to which commands for this machine are sent."""
+        """The address and login of this machine, for ``Command.host``."""
         return Host(address=self.address, user=self.user, port=self.port, key=self.key)
 
 
@@ -120,13 +120,14 @@ class SshOptions:
     min_disk: Annotated[str, Doc("Free disk space that every host must have for runs."), Rule(check_size)] = "1Gi"
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield the key and a sentence for each setting that is impossible on SSH machines."""
+        """Yield the key of each setting that is impossible on this target, with an error message."""
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:
                 yield "target.exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
         if job.checkpoint_copies > 1 and self.checkpoint_dir:
-            yield "job.checkpoint_copies", f"{job.checkpoint_copies}, but all hosts share the target's checkpoint_dir"
+            wrong = f"{job.checkpoint_copies}, but copies are useless: all hosts share the target's checkpoint_dir"
+            yield "job.checkpoint_copies", wrong
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"

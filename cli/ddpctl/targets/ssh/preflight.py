@@ -1,4 +1,4 @@
-"""What every host has, and whether a run may start. All hosts are checked together. Pure."""
+"""Parses what hosts have reported about themselves, and finds reasons for which a run cannot start on them."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,41 +19,41 @@ from ddpctl.targets.ssh.scripts import SHOWN
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
 
-CLOCK_S = 5.0  # a larger offset is reported: it disturbs the order of log lines, but not the training
+CLOCK_S = 5.0  # a larger offset causes a warning, because log lines may be in the wrong order
 GIB = 1 << 30
-Problem = tuple[type[DdpctlError], str, str]  # the kind of error, what was checked, the sentence
+Problem = tuple[type[DdpctlError], str, str]  # the type of the error, what was checked, the message
 
 
 class GpusTakenError(UnavailableError):
-    """A host has enough GPUs, but they are not free at present."""
+    """A host has enough GPUs, but too few of them are free at present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What was found out about the hosts before a launch."""
+    """The result of all checks of the hosts before a launch."""
 
     hosts: tuple[SshHost, ...]
     facts: tuple["Facts", ...]
-    cuda: bool  # whether the ranks take GPUs
-    wrong: tuple[tuple[Problem, ...], ...]  # of each host
-    rows: tuple[str, ...]  # a table
+    cuda: bool  # whether the ranks use GPUs
+    wrong: tuple[tuple[Problem, ...], ...]  # the problems of each host
+    rows: tuple[str, ...]  # a table of the hosts
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
-        """Return the types of the errors of one host, or none if it is ready."""
+        """Return the types of a host's problems, or an empty set if it is ready. ``number``: its position."""
         return {kind for kind, _, _ in self.wrong[number]}
 
     def why(self, number: int) -> str:
-        """Return what is wrong with one host, as one line."""
+        """Return the problems of a host as one line. ``number``: its position."""
         return "; ".join(text for _, _, text in self.wrong[number])
 
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
-        """Return the failed checks of each host, with the reasons."""
+        """The failed checks of each host, with their messages."""
         found = zip(self.hosts, self.wrong, strict=True)
         return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
-        """Return one error for all hosts. ``need`` is the number of hosts needed."""
+        """Return one error with the problems of all hosts. ``need``: how many hosts are needed."""
         bad = sum(map(bool, self.wrong))
         kind = ConfigError if all(kind is ConfigError for one in self.wrong for kind, _, _ in one) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
@@ -65,9 +65,9 @@ class Judgement:
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
-        """Return a line for each chosen host whose clock is wrong."""
+        """Return a warning for each chosen host whose clock is wrong. ``chosen``: their positions."""
         return tuple(
-            f"{self.hosts[number].address}: its clock is {ahead:+.0f} s off this machine's"
+            f"{self.hosts[number].address}: its clock differs from this machine's by {ahead:+.0f} s"
             for number in chosen
             if (ahead := self.facts[number].clock_s) is not None and abs(ahead) > CLOCK_S
         )
@@ -75,9 +75,9 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one host reported about itself."""
+    """The properties of a host that it has reported."""
 
-    words: dict[str, tuple[str, ...]]  # the values of each word that scripts.facts_script prints
+    words: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
     failure: str = ""  # why the script failed; empty if it did not
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
@@ -107,11 +107,11 @@ class Facts:
         return parse_tickets(self.words.get("ticket", ()))
 
     def ahead(self, uid: str) -> tuple[str, ...]:
-        """Return the launches in line before the launch ``uid``, or all launches if it has no ticket."""
+        """Return the launches in the queue before the launch ``uid``, or all launches if it is not in the queue."""
         return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
 
     def number(self, word: str) -> int:
-        """Return the first value of a key as a whole number, or 0 if it is unknown."""
+        """Return the first value of a key as an integer, or 0 if it is unknown."""
         return int(self.get(word)) if self.get(word).isdecimal() else 0
 
     @property
@@ -134,7 +134,7 @@ class Facts:
 
 
 def parse_facts(output: Output) -> Facts:
-    """Parse the output of ``scripts.facts_script``. If the script did not reach its end, the host has failed."""
+    """Parse the output of ``scripts.facts_script``. If its end is missing, ``failure`` is set."""
     words: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
@@ -145,7 +145,7 @@ def parse_facts(output: Output) -> Facts:
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
-    """Return the facts, with ``clock_s`` set for each host whose time is known, if this machine's is known too."""
+    """Return the facts with ``clock_s`` set. ``here`` and ``there``: the output of ``date`` here and on each host."""
     found = []
     for fact, output in zip(facts, there, strict=True):
         with suppress(ValueError):  # a time is unknown
@@ -157,7 +157,7 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 def judge(
     options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
 ) -> Judgement:
-    """Find what is wrong with each host. ``uid`` identifies this launch, which does not conflict with itself."""
+    """Find the problems of each host. ``uid``: the uid of this launch, whose own tickets are not a problem."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
@@ -189,8 +189,8 @@ def _alone(
         yield (
             UnavailableError,
             "disk",
-            f"its disk is full: {free / GIB:.1f} GiB free where runs are kept ({options.home}), "
-            f"{size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk)",
+            f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {free / GIB:.1f} GiB "
+            f"free in {options.home}",
         )
     yield from _gpus(options, job, host, fact, cuda, uid)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
@@ -222,7 +222,8 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
         yield GpusTakenError, "GPUs", _taken(job, fact)
     elif ahead := fact.ahead(uid):
         waits = "is waiting" if len(ahead) == 1 else "are waiting"
-        yield GpusTakenError, "GPUs", f"{', '.join(map(repr, ahead))} {waits} for its GPUs: --wait 2h joins the queue"
+        who = ", ".join(map(repr, ahead))
+        yield GpusTakenError, "GPUs", f"{who} {waits} for its GPUs: use --wait, such as --wait 2h, to join the queue"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
         text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
         yield UnavailableError, "container runtime", text
@@ -239,21 +240,21 @@ def _taken(job: JobSpec, fact: Facts) -> str:
         who.append("other programs use the rest (see nvidia-smi)")
     return (
         f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free: "
-        f"{', '.join(who)}; --wait 2h waits for free GPUs"
+        f"{', '.join(who)}: use --wait, such as --wait 2h, to wait for free GPUs"
     )
 
 
 def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that is the same machine as an earlier host. A container counts as a machine of its own."""
+    """Yield each host that is the same machine as an earlier host, with an error message."""
     names: dict[str, str] = {}
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         machine = fact.get("machine")
         if machine and (name := names.setdefault(machine, host.address)) != host.address:
-            yield number, f"{host.address} and {name} are the same machine: list it under one name"
+            yield number, f"{host.address} and {name} are the same machine: remove one of the two from hosts"
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that lacks the image, or whose image shares no ID or digest with the first host's image."""
+    """Yield each host that lacks the image or has a different image than the first host, with an error message."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
@@ -263,7 +264,7 @@ def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Ite
         elif first is None:
             first = (host.address, found)
         elif why := difference(first[1], found):
-            yield number, f"{why}, as on {first[0]}: give all hosts the same one (ddpctl image ship)"
+            yield number, f"{why}, as on {first[0]}: send the same image to all hosts with ddpctl image ship"
 
 
 def _rows(
@@ -289,7 +290,7 @@ def _rows(
 
 
 def host_report(host: SshHost, output: Output) -> HostReport:
-    """Parse the output of ``scripts.gpus_text`` on a host into a report."""
+    """Parse the output of ``scripts.gpus_text``."""
     fact = parse_facts(output)
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
@@ -324,14 +325,17 @@ def host_report(host: SshHost, output: Output) -> HostReport:
 
 
 def split_shown(output: Output, count: int) -> list[Output]:
-    """Split the output of ``scripts.show`` by node. The nodes after an early end of the script get its failure."""
+    """Split the output of ``scripts.show`` into one output per node.
+
+    If the script ended early, the outputs of the remaining nodes have its exit code and its stderr.
+    """
     *done, last = output.stdout.split(f"{SHOWN}\n")
     outputs = [*(Output(returncode=Exit.OK, stdout=text) for text in done), replace(output, stdout=last)]
     return outputs + [replace(output, stdout="")] * (count - len(outputs))
 
 
 def report(output: Output) -> Any:
-    """Parse what ``scripts.show`` printed; return None if the host did not answer properly."""
+    """Parse the output of ``scripts.show`` for one node. Return None if the script failed."""
     try:
         return json.loads(output.stdout) if output.returncode == Exit.OK else None
     except ValueError:

@@ -1,10 +1,9 @@
-"""Sends the project's folder to hosts: only the files that have changed, as one archive.
+"""Copies the project's folder to hosts. Only files are sent whose size or modification time has changed.
 
-If the host has older versions of many of these files and both machines have rsync, rsync sends only the changed parts.
-Otherwise the files are sent as an archive, which is compressed once for all hosts; bench/sync.py shows that this is
-faster than rsync for new files. A host keeps one copy of each project; a run gets hard links to it, so that a later
-sync changes no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed.
-Small archives use the existing connection, because a new one would take longer.
+The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). But if a
+host has older versions of many of them, and both machines have rsync, then rsync sends only the changed parts.
+A host keeps one copy of each project. Each run gets hard links to its files, so that a later sync does not change the
+files of the run.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
-_LITTLE = 1_000_000
+_LITTLE = 1_000_000  # bytes; for a smaller archive, a new connection would take longer than the existing one
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
 _PACK = """\
@@ -39,11 +38,11 @@ _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -d
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """The files to send, and the programs for sending that this machine has."""
+    """The files of the project, and whether this machine has rsync and zstd."""
 
-    files: Mapping[str, str]  # name → what shows a change: size, time, whether the file is executable
-    sizes: Mapping[str, int]
-    left_out: Sequence[str]  # names of what is not sent, to show to the user
+    files: Mapping[str, str]  # name → a text with the size, the modification time and whether it is executable
+    sizes: Mapping[str, int]  # name → bytes
+    left_out: Sequence[str]  # files and folders that are not sent, for a message
     rsync: bool
     zstd: bool
 
@@ -55,7 +54,7 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """The copy of the project that a host has."""
+    """The copy of the project on a host, and whether the host has rsync and zstd."""
 
     host: Host
     folder: str  # its full path there
@@ -64,19 +63,19 @@ class Copy:
     files: Mapping[str, str]
 
     def changed(self, project: Project) -> tuple[str, ...]:
-        """Return the files to send."""
+        """Return the names of the files that the host does not have in the same version."""
         return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
 
     def suits_rsync(self, project: Project) -> bool:
-        """Return whether the host has older versions of many changed files, and both machines have rsync."""
+        """Return whether rsync is faster: both machines have it, and the host has older versions of many files."""
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE
 
 
 def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) -> Verb[None]:
-    """Copy ``cwd`` to every host, into the run's folder ``project``. ``run_dir`` is the local folder of the run.
+    """Copy the folder ``cwd`` to the folder ``project`` of the run on every host. Raises DdpctlError.
 
-    Raises DdpctlError.
+    ``run_dir``: the run's folder on this machine, for temporary files.
     """
     tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
     listed, *answers = yield (_look_here(cwd), *(_look_there(host, tree) for host in hosts))
@@ -132,9 +131,10 @@ def _project(cwd: str, listed: Output) -> Project:
             entries[top + slash] = entries.get(top + slash, 0) + size
         largest = sorted(entries, key=entries.__getitem__, reverse=True)[:3]
         raise ConfigError(
-            f"project: sync: {human_size(project.num_bytes)} in {cwd}, and at most {human_size(MAX_BYTES)} are sent "
+            f"project: sync: {cwd} has {human_size(project.num_bytes)}, more than the limit of {human_size(MAX_BYTES)} "
             f"(largest: {', '.join(f'{name} {human_size(entries[name])}' for name in largest)})",
-            hint=f"name in {IGNORE} what no rank needs, set 'project: PATH' to where hosts have it, or use an image",
+            hint=f"add what the ranks do not need to {IGNORE}, set 'project: PATH' to a folder that all hosts have, or "
+            "use an image that contains the code",
             num_bytes=project.num_bytes,
         )
     return project
@@ -159,7 +159,7 @@ def _send(
     archive: str,
     say: str,
 ) -> Verb[None]:
-    """Send each host what changed, in parallel. Hosts that need the same files get the same archive, packed once."""
+    """Send the changed files to all hosts in parallel. Hosts that need the same files get the same archive."""
     num_bytes = {host: sum(project.sizes[name] for name in names) for host, names in changed.items()}
     packed = [copy for copy in copies if copy.host in changed and not copy.suits_rsync(project)]
     codec = "zstd" if project.zstd and all(copy.zstd for copy in packed) else "gzip"
@@ -200,7 +200,7 @@ def _send(
 
 
 def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tuple[str, ...]]) -> str:
-    """Return ``project: 40 files, 1.2 MB; left out: data/ (git ignores it)`` and a line about what is sent."""
+    """Return a message of two lines: what the project contains, and what is sent to how many hosts."""
     text = f"project: {counted(len(project.files), 'file')}, {human_size(project.num_bytes)}"
     if project.left_out:
         text += f"; left out: {', '.join(project.left_out)}"

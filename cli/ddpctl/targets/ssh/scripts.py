@@ -1,8 +1,8 @@
-"""The scripts that a host's /bin/sh runs, and the command line of a node's container. Pure.
+"""Renders the scripts that a host's /bin/sh runs, and the command line of a node's container.
 
-A host needs only sh, flock, coreutils and its runtime. Every script is sent to stdin, so that a process list shows only
-``/bin/sh``. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files); the kernel
-releases the lock when ddprun ends. The host's claims (claims.py) record which GPUs a node has.
+A host needs only sh, flock, coreutils and its container runtime. Every script is passed on stdin, so that a process
+list shows only ``/bin/sh``. A node is alive while its ddprun holds a lock on a file in the run's folder
+(ddpwire.run_files). The kernel releases the lock when ddprun ends.
 """
 
 import shlex
@@ -24,39 +24,39 @@ from ddpwire.run_files import COPY, COPY_PART, LOCK, NODE, NODE_LOG, OUTCOME, ST
 SHOWN = "==== next node ===="
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
-_BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
+_BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # the prefix of ddpctl replaces the prefix of torch
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
-WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
+WORKSPACE = "/workspace"  # the working folder of the image, where the project's folder is mounted
 RUNS = "/runs"
 
-# Libraries need both variables, and a user without an entry in the image's passwd has neither.
+# Libraries need both variables. They are not set for a user who is not in the image's /etc/passwd.
 DEFAULTS = {"HOME": "/tmp", "USER": "ddp"}  # noqa: S108 -- the container's own, a tmpfs
 
-# A node's output goes to its log in the run's folder, so that the container can be removed when it ends.
+# A container's log is deleted with the container, so a node's output is written to a file in the run's folder.
 _INTO_LOG = f'exec ddprun "$@" >>"${names.RUN_DIR}/{node_name(0)[:-1]}${names.NODE_RANK}/{NODE_LOG}" 2>&1'
 
 
 def run_path(home: str, run: str, *parts: str) -> str:
-    """Return a path in a run's folder on a host."""
+    """Return the path of a run's folder on a host, or a path in it."""
     return "/".join((home.rstrip("/"), "runs", run, *parts))
 
 
 def node_path(home: str, run: str, node: int) -> str:
-    """Return a node's folder on its host, quoted for the host's shell."""
+    """Return the path of a node's folder on its host, quoted for the shell."""
     return path_word(run_path(home, run, node_name(node)))
 
 
 def claims_folder(home: str) -> str:
-    """Return the folder of the host's claims. Hosts may share a home folder, so the folder has the host's name."""
+    """Return the path of the host's folder of claims (see claims.py), quoted for the shell."""
+    # Hosts may share a home folder, so the name of the folder contains the name of the host.
     return f'{path_word(home.rstrip("/") + "/claims-")}"$(uname -n)"'
 
 
-def _labelled(engine: str, run: str, node: int) -> str:
-    return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
-
-
 def gpus_text(options: SshOptions, *, load: bool = False) -> str:
-    """Return shell code that prints a host's GPUs, claims and waiting launches; with ``load``, also how busy it is."""
+    """Return shell code that prints a host's GPUs, claims and tickets.
+
+    ``load``: also print the load of its CPUs and GPUs.
+    """
     smi = "timeout 10 nvidia-smi"
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
@@ -84,7 +84,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
 
 
 def facts_script(options: SshOptions, *, image: str, script: str | None, checkpoints: str | None = None) -> str:
-    """Return a script that only prints what a host has, one key and value per line, for ``parse_facts``."""
+    """Return a script that prints the properties of a host, one key and value per line. It changes nothing."""
     home = path_word(options.home)
     engine = options.runtime
     lines = [
@@ -130,7 +130,7 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
 
 
 def _folders(home: str, run: str, node: int, checkpoints: str, secret: str) -> str:
-    """Return shell code that creates a node's folders and the run's secret, even if nodes share a home folder."""
+    # Each node writes a separate file and renames it, because nodes may share the folder.
     file, new = (f"{path_word(run_path(home, run, STORE_SECRET))}{end}" for end in ("", f".{node}"))
     return f"""\
 mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
@@ -150,9 +150,13 @@ def start_container(
     secret: str,
     owner: str | None,
 ) -> str:
-    """Return a script that starts a container unless another run has its GPUs. ``owner`` owns the run's folders."""
+    """Return a script that starts a node's container, or fails if another run has one of its GPUs.
+
+    ``argv``: the result of ``run_args``. ``env_file``: the text of its environment file. ``owner``: the new owner of
+    the run's folders, or None.
+    """
     folder = path_word(run_path(home, run))
-    # The name of the environment file is the only word that is not known here.
+    # Only the name of the environment file must be expanded by the shell.
     words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
@@ -179,7 +183,11 @@ def start_process(
     checkpoints: str,
     secret: str,
 ) -> str:
-    """Return a script that starts a node's ddprun in its own session. ddprun holds the node's claim until it ends."""
+    """Return a script that starts a node's ddprun as a process, or fails if another run has one of its GPUs.
+
+    ``argv``, ``env`` and ``folder``: the command line, the environment and the working folder of ddprun. ddprun holds
+    the lock on the node's claim until it ends.
+    """
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(home, run, node_name(node), NODE_LOG))
     python, *rest = argv
@@ -193,12 +201,12 @@ cd {path_word(folder)}
 
 
 def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
-    """Return a script that prints JSON for each run and node, with the line ``SHOWN`` in between.
+    """Return a script that prints a JSON object for each run and node. The line ``SHOWN`` separates the objects.
 
-    The JSON is that of ``nodectl show``: alive, remains, node.json, outcome.json and the last rows of the history.
+    Its keys are those of ``nodectl show``: alive, remains, node (of node.json), outcome (of outcome.json) and history.
     """
-    # The script starts as few programs as possible, because it may be about hundreds of runs. Processes or containers
-    # are listed once, and only if a node has ended without an outcome.
+    # The script starts as few programs as possible, because it may query hundreds of runs. Processes or containers are
+    # listed at most once, and only if a node has ended without an outcome.
     home = options.home
     if options.runtime == "none":
         there = '[ -e "$3" ] && ! flock -n -s "$3" true'
@@ -243,7 +251,10 @@ _ddp_show() {{
 
 
 def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQuery) -> str:
-    """Return a script that prints a node's files, with a prefix on each line. To follow means: until the node ends."""
+    """Return a script that prints log files of a node. ``files`` maps each name to the prefix of its lines.
+
+    With ``query.follow``, the script prints new lines until the node ends. It exits with 66 if there are no files.
+    """
     folder = path_word(run_path(home, run, node_name(node)))
     begin = "+1" if query.tail is None else str(query.tail)
     if not query.follow:
@@ -269,13 +280,12 @@ def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQue
 def signal_container(
     engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
 ) -> str:
-    """Return a script that signals a node's containers, found by label, and prints whether any is left.
+    """Return a script that signals a node's container, waits, and prints whether it still exists, as nodectl does.
 
-    It prints the same as nodectl. ``last_word`` is the outcome to write if the node is killed before it has written
-    one.
+    ``last_word``: the JSON text of the outcome to write if the node is killed before it has written one.
     """
     folder = path_word(run_path(home, run, node_name(node)))
-    ours = _labelled(engine, run, node)
+    ours = f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
     name = container_name(run, node)
     if signal == "KILL":
         outcome = f"printf '%s\\n' {shlex.quote(last_word)} >{folder}/{OUTCOME}"
@@ -293,7 +303,7 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Return a script that signals a node with nodectl, which prints if a process is left. KILL ends those as well."""
+    """Return a script that signals the processes of a node with nodectl, which waits and prints whether it is alive."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
@@ -301,8 +311,8 @@ def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal,
     )
 
 
-# The node's container, under docker or podman. Its rights are few: no capability, no new privilege, a read-only root.
-# What the node writes is in the run's folder, which is a folder of the machine and belongs to ``user``.
+# The node's container, for docker or podman. It has no capabilities and a read-only root file system. The node writes
+# to the run's folder on the host, which belongs to ``user``.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,9 +336,9 @@ def container_name(run: str, node: int) -> str:
 
 
 def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ...]:
-    """Return the detached ``docker run`` for a node. The container is removed when its ddprun ends.
+    """Return the command line that starts a node's container in the background.
 
-    ``env_file`` contains the environment of the container.
+    ``env_file``: the path of a file with the environment. The container is removed when its ddprun ends.
     """
     job = plan.job
     options = [
@@ -356,7 +366,7 @@ def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ..
     if job.memory is not None:
         options += [f"--memory={size_bytes(job.memory)}"]
     if node.engine == "podman":
-        options.append("--userns=keep-id")  # otherwise the owner of the folder is nobody in the container
+        options.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
     start = ("--entrypoint=/bin/sh", node.image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
     return (node.engine, "run", *options, *start)
 
@@ -367,12 +377,13 @@ def confined() -> tuple[str, ...]:
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
         "--read-only",
-        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads from there what it has built
+        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads its compiled code from /tmp
     )
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """Return the GPU options. Only these lift the limit on locked memory, for NCCL: a rootless engine cannot do so."""
+    # NCCL needs locked memory. The limit is removed only for containers with GPUs, because a rootless engine cannot
+    # remove it.
     if not node.gpus:
         return []
     if node.engine == "podman":
@@ -383,8 +394,8 @@ def _devices(node: NodeContainer) -> list[str]:
 
 
 def env_file(env: Mapping[str, str]) -> str:
-    """Return the environment as the text of an engine's env file. Raises ConfigError for values with a line break."""
+    """Return the text of an environment file for docker or podman. Raises ConfigError if a value has a line break."""
     for name, value in env.items():
         if "\n" in value or "\r" in value:
-            raise ConfigError(f"env: {name} has a line break, which environment files cannot hold: encode it")
+            raise ConfigError(f"env: {name} has a line break, which environment files do not allow: encode it")
     return "".join(f"{name}={value}\n" for name, value in env.items())

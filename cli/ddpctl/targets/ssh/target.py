@@ -1,4 +1,4 @@
-"""The verbs of the target ssh: check all hosts, start a node on each, query, follow, stop. Runs nothing itself."""
+"""The operations (verbs) of the target ssh, which run commands on its hosts."""
 
 import json
 import shlex
@@ -29,18 +29,18 @@ from ddpwire.run_files import CHECKPOINTS
 
 STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its ranks
 KILL_WAIT_S = 5.0
-SHOW_S = 30.0  # and a second for each node
+SHOW_S = 30.0  # plus one second per node
 LOST_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
-_ROOT, _OURS = "0:", "10001:10001"  # if root logs in, containers run as the image's own user
+_ROOT, _OURS = "0:", "10001:10001"  # if the login user is root, containers run as the image's user
 _NODECTL = ("-P", "-m", "ddprun.nodectl")
 
 
 class SshTarget(Target):
-    """A target whose nodes are on machines that are reached over SSH."""
+    """The target ssh, whose nodes run on hosts that ddpctl reaches over SSH."""
 
     kind = "ssh"
     capabilities = frozenset[Capability]({"copies", "discovery", "hosts", "interrupt", "pull", "stop", "wait"})
@@ -48,23 +48,23 @@ class SshTarget(Target):
     options: SshOptions
 
     def render(self, plan: Plan) -> str:
-        """Raise UsageError, because there is no spec: what runs depends on the hosts' answers."""
+        """Raise UsageError, because the commands depend on the state of the hosts."""
         raise UsageError(
-            f"render: {plan.run} would run on SSH hosts, and what is run there depends on what they have: "
-            "ddpctl launch --dry-run asks them and prints it"
+            f"render: {plan.run} would run on SSH hosts, and the commands for them depend on their state: use "
+            "ddpctl launch --dry-run, which queries the hosts and prints the commands"
         )
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Implement ``Target.machines``."""
+        """Return the address of each node's host, as it is in the options."""
         return tuple(host.address for host in self._hosts_of(run))
 
     def without(self, machines: Collection[str], job: JobSpec) -> SshOptions | None:
-        """Implement ``Target.without``."""
+        """Return the options with these hosts excluded, or None if too few hosts remain for the job."""
         options = replace(self.options, exclude=(*self.options.exclude, *machines))
         return None if any(options.problems(job)) else options
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
-        """Check the hosts; if enough of them are ready, start one node on each."""
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
+        """Check the hosts. If enough of them are ready, start one node on each."""
         try:
             secrets = yield from read_secrets(plan.job)
             choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
@@ -73,7 +73,10 @@ class SshTarget(Target):
         return (yield from self._start(plan, choice, secrets))
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield what ``submit`` would run. If hosts are not ready, use ``<words>`` for unknown values, then raise."""
+        """Yield the commands that ``submit`` would run.
+
+        If hosts are not ready, the commands have placeholders such as ``<image>``, and the error is raised after them.
+        """
         plan = replace(plan, wait_s=None)
         seen: list[tuple[SshHost, Facts]] = []
 
@@ -150,7 +153,7 @@ class SshTarget(Target):
         secrets: Mapping[str, str],
         secret: str,
     ) -> Verb[list[str]]:
-        """Start these nodes; return a sentence for each that could not be started. Raises ConfigError."""
+        """Start these nodes. Return an error message for each node that could not be started. Raises ConfigError."""
         commands = []
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
             gpus = _share(plan.job, host, fact) if cuda else ()
@@ -191,7 +194,7 @@ class SshTarget(Target):
         return clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
-        """Query every host once about all its runs."""
+        """Return the status of each run. Each host is queried only once, about all its nodes."""
         nodes: dict[SshHost, list[tuple[str, int]]] = {}
         for run in runs:
             for node, host in enumerate(self._hosts_of(run)):
@@ -209,7 +212,7 @@ class SshTarget(Target):
         )
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the logs of the nodes, one node after the other, or, with ``follow``, each line when it appears."""
+        """Print the logs of the nodes, one node after the other. ``follow``: print the lines of all as they appear."""
         commands = tuple(
             Command(
                 argv=("/bin/sh",),
@@ -221,18 +224,18 @@ class SshTarget(Target):
             for node, ranks in query.places(run)
         )
         outputs: list[Output] = []
-        if not query.follow and len(commands) > 1:  # one after the other, through connections that are made in parallel
+        if not query.follow and len(commands) > 1:  # open all connections in parallel; the commands use them in turn
             yield tuple(Command(argv=("true",), host=command.host) for command in commands)
         for batch in [commands] if query.follow else [(command,) for command in commands]:
             outputs += yield batch
         if all(output.returncode == Exit.NO_INPUT for output in outputs):
             raise no_such_log(run)
         lost = sum(output.returncode == UNREACHED for output in outputs)
-        if lost and not query.follow:  # a user who follows learns it from the status that comes next
+        if lost and not query.follow:  # with follow, the status that is printed afterwards shows it
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def has_spares(self, run: Run) -> bool:
-        """Return whether a host has no node. False if the record does not list the hosts that have nodes."""
+        """Return whether a host of the target has no node of the run. Return False if the record lists no hosts."""
         return "hosts" in run.handle and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
@@ -241,9 +244,10 @@ class SshTarget(Target):
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Restart on spares the nodes whose hosts do not answer, if node 0 is alive and waits for them (in rendezvous).
+        """Restart the nodes whose hosts do not answer on spare hosts.
 
-        Node 0 has the run's store, so without node 0 the run ends.
+        Do nothing unless node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0 itself
+        cannot be replaced, because it has the run's store.
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
@@ -261,8 +265,9 @@ class SshTarget(Target):
         ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
+            verb = "is" if len(lost) == 1 else "are"
             why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
-            return replace(nothing, note=one_line(f"{gone} is lost, and no spare host is ready: {why}"))
+            return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready: {why}"))
         taken = [at[place] for place in ready]
         secrets = yield from read_secrets(plan.job)
         if self.options.project == "sync":
@@ -276,24 +281,24 @@ class SshTarget(Target):
         if failed := (
             yield from self._start_nodes(plan, lost, taken, at_facts, cuda=found.cuda, secrets=secrets, **where)
         ):
-            raise UnavailableError("\n".join(["a lost node cannot be started on a spare", *failed]))
+            raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
         left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
         moves = ", ".join(
-            f"node {node} was on {hosts[node].address}, which is lost, and starts again on {host.address}"
+            f"node {node} is restarted on {host.address}, because its host {hosts[node].address} is lost"
             for node, host in zip(lost, taken, strict=True)
         )
         return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
-        """Query every host, including the hosts that are excluded."""
+        """Return a report about each host of the target, including excluded hosts."""
         text = f"{scripts.gpus_text(self.options, load=True)}\nsay end yes\n"
         outputs = yield tuple(sh(host.host, text, timeout_s=FACTS_S) for host in self.options.hosts)
         return tuple(map(host_report, self.options.hosts, outputs))
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Query every host; each host fetches the metrics of its own node."""
+        """Return the metrics and files of each node, which its host reads."""
         hosts = self._hosts_of(run)
         folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
         outputs = yield tuple(
@@ -303,7 +308,7 @@ class SshTarget(Target):
         return tuple(one for node, output in enumerate(outputs) for one in read_probe(output, (node,)))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Signal every node, and wait until nothing of the run is left on any host."""
+        """Signal every node, and wait until the run has ended on all hosts."""
         wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
         places = self._places(run)
         outputs = yield tuple(self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in places)
@@ -317,13 +322,13 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
-        """Return the folder of runs on each host of the run. It does not contain the target's checkpoint_dir."""
+        """Return the folder of runs on each host that has or had a node of the run."""
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         root = f"{self.options.home.rstrip('/')}/runs"
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch the run's folder from each of its hosts, and its checkpoints if they are in another place."""
+        """Copy the run's folder and, if it is elsewhere, the folder of its checkpoints from each of its hosts."""
         own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
         folders = {"": path_word(own)}
         if checkpoints and not PurePath(checkpoints).is_relative_to(own):
@@ -344,7 +349,10 @@ class SshTarget(Target):
         return sh(host, text, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run the command in the node's container or, without one, in the ranks' folder with the job's variables."""
+        """Run a command in the node's container or, if it has none, in the ranks' working folder.
+
+        The command gets the environment variables of the job.
+        """
         engine, host = self.options.runtime, self._hosts_of(run)[node].host
         if engine == "none":
             folder = work_dir(self.options, run.name)
@@ -363,23 +371,20 @@ class SshTarget(Target):
         return done.returncode
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
-        """Return the host of each node. If the record does not contain them, return the first hosts of the target."""
+        """Return the host of each node from the run's record. If it has none, return the first hosts of the target."""
         hosts, numbers = self.options.hosts, run.handle.get("hosts")
         known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
         return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
 
     def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
-        """Return each node and its host, or every possible pair if the launch has not recorded them."""
+        """Return each node and its host. If the record has no hosts, return all pairs of a node and a host."""
         if run.handle or run.job.max_nodes == len(self.options.hosts):
             return tuple(enumerate(self._hosts_of(run)))
         return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
 
 
-# Dry run: what is assumed about hosts that are not ready
-
-
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """Return the facts, with ``<words>`` for what a host lacks or did not report. This is only for a dry run."""
+    """Return the facts for a dry run, with placeholders such as ``<image>`` for what a host lacks."""
     image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
     guesses = {
         "id": ("<uid>:<gid>",),
@@ -403,18 +408,15 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
     )
 
 
-# Start: a script for each host, from the plan and the host's facts
-
-
 def work_dir(options: SshOptions, run: str) -> str:
-    """Return the folder in which the ranks run on a host without containers."""
+    """Return the working folder of the ranks on a host, outside any container."""
     if options.project == "sync":
         return scripts.run_path(options.home, run, "project")
     return "~/" if options.project == "none" else options.project
 
 
 def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
-    """Return the command that finds a free port on the first host, at the address that the other hosts will use."""
+    """Return the command that finds a free port on the host of node 0. ``address``: its address for other hosts."""
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
         text = f"{path_word(options.python)} {' '.join(words)}\n"
@@ -425,9 +427,9 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
 
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
-    """Return the folder of the checkpoints on a host. ``~`` is the home folder of the user who logs in there."""
+    """Return the folder of the checkpoints on a host. It may begin with ``~/``."""
     if is_resumed(plan):
-        return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has recorded it: HOST:PATH
+        return plan.checkpoint_dir.partition(":")[2]  # HOST:PATH
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
     return scripts.run_path(options.home, plan.run, CHECKPOINTS)
@@ -499,11 +501,8 @@ def node_script(
     )
 
 
-# Status, from the hosts' answers
-
-
 def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
-    """Return a run's status. If a host does not answer, the state of its node is unknown."""
+    """Return a run's status. ``answers``: for each node, its host and the output of ``scripts.show``."""
     shown = [report(output) for _, output in answers]
     silent = [
         f"{host.address} (node {node}) does not answer: {output.last_line()}"
