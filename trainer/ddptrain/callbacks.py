@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - overriding methods are documented in the base class
 """The code that runs before and after each step of the training loop.
 
 `NonFiniteGuard` finds NaN and infinite losses and gradients. `StopVote` lets the ranks agree on when to stop.
@@ -205,7 +206,6 @@ class ProgressLines(ProgressDisplay):
         self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
-        """Print a line."""
         self._logged_at = time.monotonic()
         try:
             print(text, flush=True)
@@ -215,7 +215,6 @@ class ProgressLines(ProgressDisplay):
                 print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Print a line if the last one is older than LOG_EVERY_S."""
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
             self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
 
@@ -239,12 +238,10 @@ class ProgressBar(ProgressDisplay):
         self._task: TaskID | None = None
 
     def log(self, text: str) -> None:
-        """Print lines above the bar."""
         with _closed_terminal_ignored():
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Move the bar."""
         if self._task is None:
             self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=images_per_s)
             with _closed_terminal_ignored():
@@ -252,7 +249,6 @@ class ProgressBar(ProgressDisplay):
         self._progress.update(self._task, completed=step, epoch=epoch, speed=images_per_s)
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._task is not None:
             with _closed_terminal_ignored():
                 self._progress.stop()

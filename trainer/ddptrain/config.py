@@ -440,6 +440,9 @@ class Parser(commandline.Parser):
     quiet = False
     source = ""  # the prefix of an error if the arguments are those of a recipe
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         """Print the message unless ``quiet``, and exit with code 2."""
         write_error(f"{self.prog}: {self.with_suggestion(message)}", os.environ)
@@ -520,8 +523,6 @@ def _parser(*, quiet: bool) -> Parser:
         "       ddptrain sample SOURCE",
         description="Train an image classifier or a GPT, as one rank of a launcher or as a single process.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     parser.quiet = quiet
