@@ -155,9 +155,9 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
 def try_lock(descriptor: int) -> bool:
     """Lock a file. Return False if another process has locked it. Raises OSError if locks are not supported.
 
-    The lock belongs to the open file (F_OFD_SETLK, see fcntl(2)). It remains when another descriptor of the file is
-    closed. Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. A lock of one kind
-    also excludes a lock of the other kind.
+    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)). It remains when another descriptor of the file is closed.
+    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. Both kinds exclude each
+    other.
     """
     whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     try:
@@ -205,10 +205,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def first_whole(
     paths: Sequence[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> tuple[tuple[Path, Checkpoint] | None, dict[Path, UnusableCheckpoint]]:
-    """Return the first usable checkpoint, and the errors of the unusable checkpoints before it.
+    """Return the first usable checkpoint, or None, and the errors of the unusable checkpoints before it.
 
-    The first item is None if no checkpoint is usable. Raises TrainError if another version of ddptrain wrote one of
-    them.
+    Raises TrainError if another version of ddptrain wrote one of them.
     """
     bad: dict[Path, UnusableCheckpoint] = {}
     for path in paths:

@@ -96,8 +96,8 @@ class CheckpointManager:
     def resume(self) -> tuple[Path, int, int | None] | None:
         """Load the checkpoint that ``--resume`` selects, on every rank. Raises TrainError.
 
-        Return the path of the checkpoint, its step, and the number of epochs of its training (None if unknown). Return
-        None if there is no checkpoint. Then the training starts at step 0.
+        Return its path, its step, and the number of epochs of its training (None if unknown). Return None if there is
+        no checkpoint. Then the training starts at step 0.
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
@@ -195,9 +195,7 @@ class CheckpointManager:
         problem, path = "", self._path(step)
         written = self.wait_for_write(step)
         again = written and self._saver is not None and self._saver.newest != path
-        if broadcast(
-            self._state.world.rank_info, again
-        ):  # the write did not start, or it failed and the disk may have space again
+        if broadcast(self._state.world.rank_info, again):  # the disk may have space again
             self.save(step, accuracy)
             written = self.wait_for_write(step)
         if self._saver is not None:
@@ -205,9 +203,7 @@ class CheckpointManager:
                 problem = f"step {step} could not be saved: {path} has been waiting for the disk for {STUCK_S:g} s"
             elif self._saver.newest != path:
                 before = (
-                    "there is no earlier checkpoint"
-                    if self._saver.newest is None
-                    else f"{self._saver.newest} is intact"
+                    "no earlier checkpoint exists" if self._saver.newest is None else f"{self._saver.newest} is intact"
                 )
                 problem = f"step {step} could not be saved as {path}; {before}"
         problem, path = broadcast(self._state.world.rank_info, (problem, path))
@@ -235,9 +231,7 @@ def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | N
             raise RuntimeError(f"it has no {name!r}")
         if isinstance(part, torch.optim.Optimizer):
             for group, saved in zip(part.param_groups, values["param_groups"], strict=False):
-                if missing := sorted(
-                    group.keys() - saved.keys()
-                ):  # state of another optimizer, which torch would accept
+                if missing := sorted(group.keys() - saved.keys()):  # another optimizer's state, which torch accepts
                     raise KeyError(missing[0])
         part.load_state_dict(values)
         if isinstance(part, torch.optim.Optimizer):
@@ -280,10 +274,10 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
-        """Return the first complete checkpoint, and rename the corrupt checkpoints before it. Raises TrainError.
+        """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
 
-        A checkpoint that cannot be read keeps its name, because it may be complete. If no checkpoint is complete, none
-        is renamed.
+        A checkpoint that cannot be read keeps its name, because it may be complete. Without a complete one, none is
+        renamed.
         """
         found, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
@@ -354,12 +348,12 @@ class CheckpointFinder:
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time. The training loop waits for a copy in memory, which a thread writes to the
-    disk.
+    """Writes checkpoints, one at a time. A thread writes a copy of the state, so the training loop waits only for the
+    copy.
 
     If a write fails, ``warn`` is called with one line. The training continues, and the previous checkpoint stays valid.
-    ``on_wait`` is called with the step number while the training loop waits for the disk. ``directory`` is None on all
-    ranks except rank 0.
+    ``on_wait`` is called with the step number while the training loop waits for the disk. Only rank 0 has a
+    ``directory``.
     """
 
     def __init__(

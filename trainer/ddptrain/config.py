@@ -37,8 +37,8 @@ def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MI
     """Return a dataclass field for an option with the help ``text``. ``argument`` is passed to argparse.
 
     ``flag`` is given only if it differs from the field's name. ``shapes`` states whether the option affects the
-    weights. A checkpoint with another value of such an option cannot be resumed. An option without a default must be in
-    the recipe.
+    weights. A checkpoint with another value of such an option cannot be resumed. The recipe must have an option without
+    a default.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
@@ -153,9 +153,7 @@ class AugmentationOptions:
     flip: bool | None = shaping(
         "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
     )
-    cutout: int = shaping(
-        "side of a grey square that covers a part of each image; 0: none", type=whole(0), default=0, metavar="PX"
-    )
+    cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
         "share of images of which a grey rectangle covers 2 to 33 %%", type=real(0, 1.001), default=0.0
     )
@@ -297,8 +295,8 @@ class CheckpointOptions:
     keep: int = option("number of newest checkpoints to keep; 0: all", type=whole(0), default=3)
     keep_best: bool = option("also keep the checkpoint with the highest test accuracy", default=True)
     resume: str = option(
-        "auto: continue from the newest complete checkpoint, if there is one; never: start at step 0, but not if "
-        "the folder has checkpoints; PATH: continue from this checkpoint",
+        "auto: continue from the newest complete checkpoint, if there is one; never: start at step 0, and fail "
+        "if the folder has checkpoints; PATH: continue from this checkpoint",
         default="auto",
         metavar="auto|never|PATH",
     )
@@ -401,7 +399,7 @@ Examples:
   ddptrain --profile 5                            trace five steps, for https://ui.perfetto.dev
   ddptrain export checkpoints weights.pt          write the weights to a file
   ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
-  ddptrain fit --params 8e9 --memory 80GB         estimate the memory of a GPU
+  ddptrain fit --params 8e9 --memory 80GB         estimate whether it fits into a GPU
 
 Stopping: after SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint at the end of the step, and exits with 143
 or 138. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues from the
@@ -494,9 +492,8 @@ def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     """Return the options that affect the weights, keyed by name. A resumed training must have the same values.
 
-    ``batch_size`` is the batch size over all ranks. The number of epochs is left out, so that a training can be
-    extended. With ``--deterministic``, options that change the rounding are included. torch.load can read all values
-    with weights_only.
+    ``batch_size`` is over all ranks. The number of epochs is left out, so that a training can be extended. Options that
+    change the rounding are included with ``--deterministic``. torch.load can read all values with weights_only.
     """
     groups = [getattr(options, name) for name in GROUPS]
     shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])

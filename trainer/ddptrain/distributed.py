@@ -66,8 +66,7 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
-    """Return the rank from the options, else from the environment variables of ddprun, torchrun or mpirun, else rank 0
-    of 1.
+    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else rank 0 of 1.
 
     If LOCAL_RANK is missing, all ranks are assumed to be on this machine. Raises TrainError.
     """
@@ -144,9 +143,7 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     folder = Path(options.init_method.removeprefix("file://")).parent
     # torch would wait for the folder, and handle no signal
     if options.init_method.startswith("file://") and not folder.is_dir():
-        raise TrainError(
-            Exit.NO_INPUT, f"--init-method {options.init_method}: the folder {folder} does not exist", rank=None
-        )
+        raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: {folder} does not exist", rank=None)
     if needs_master(options):
         _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
     timeout = timedelta(seconds=options.timeout_s)
@@ -209,7 +206,7 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
 def torch_cpp_log_off() -> Iterator[None]:
     """Turn off the log of torch's C++ code during the rendezvous, unless the user has set its level.
 
-    The errors of the rendezvous are raised as exceptions with one-line messages. The log would add C++ stack traces.
+    The rendezvous raises exceptions with one-line messages, to which the log would add C++ stack traces.
     """
     if CPP_LOG_LEVEL in os.environ:
         yield
@@ -290,8 +287,8 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Call ``action``, which every rank must do, and return its result. If it fails on a rank, all ranks raise its
-    TrainError.
+    """Return the result of ``action``. If it fails on a rank, raise its TrainError on all ranks. Every rank must call
+    this.
 
     If ``action`` fails on several ranks, the error of the lowest rank is raised.
     """
@@ -319,8 +316,7 @@ def broadcast(rank_info: RankInfo, value: T) -> T:
 def broadcast_state(rank_info: RankInfo, value: T) -> T:
     """Return rank 0's value on all ranks. Its tensors must be on the CPU. They are sent one by one and not pickled.
 
-    Transposed and channels_last tensors keep their strides, because a fused optimizer needs moments with the strides of
-    the weight.
+    Dense tensors keep their strides, because a fused optimizer needs moments with the strides of the weight.
     """
     if rank_info.size == 1:
         return value
@@ -438,10 +434,9 @@ def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
-    """Return the model wrapped for training. A single rank needs no wrapper. Every rank must call this. Raises
-    TrainError.
+    """Return the model wrapped for training. A single rank needs no wrapper. Every rank must call this.
 
-    If ``deterministic``, the gradients are added in a fixed order. See `lay_out_buckets`.
+    If ``deterministic``, the gradients are added in a fixed order. See `lay_out_buckets`. Raises TrainError.
     """
     if options.sync_bn:
         if world.device.type != "cuda":

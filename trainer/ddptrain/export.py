@@ -33,9 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
     parser.add_argument("target", type=Path, metavar="TARGET", help="weights.pt or weights.safetensors")
-    parser.add_argument(
-        "--best", action="store_true", help="use the checkpoint with the highest test accuracy, not the newest"
-    )
+    parser.add_argument("--best", action="store_true", help="use the checkpoint with the highest test accuracy")
     parser.add_argument(
         "--part",
         default="auto",
@@ -71,7 +69,7 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
-    """Return the checkpoint of SOURCE. In a folder, this is the newest complete one, or with ``best`` the most accurate
+    """Return the checkpoint of SOURCE. In a folder, it is the newest complete one or, with ``best``, the most accurate
     one.
 
     Print a warning for each better one that cannot be used. Raises TrainError.

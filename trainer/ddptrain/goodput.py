@@ -53,8 +53,7 @@ def steps_before(environ: Mapping[str, str]) -> int:
 
 
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
-    """Return the seconds lost before this process was ``started``, keyed by cause. They are from ddprun's environment
-    variable.
+    """Return the seconds that ddprun counted as lost before this process was ``started``, keyed by cause.
 
     The time since ddprun requested the process counts as start-up.
     """

@@ -61,9 +61,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
-            elif (
-                parameter.ndim > 1
-            ):  # smaller weights for layers whose outputs are summed, so that the sum does not grow
+            elif parameter.ndim > 1:  # layers whose outputs are summed get smaller weights
                 is_added = name.endswith(("attention.output.weight", "perceptron.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_added else 0.02)
 

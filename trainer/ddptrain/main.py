@@ -157,9 +157,7 @@ def _train(
     if resumed:
         progress.log(resume_message(state, *resumed))
     elif before := steps_before(environ):
-        progress.log(
-            f"there is no checkpoint: the training starts again at step 0, although it had reached step {before}"
-        )
+        progress.log(f"there is no checkpoint: the training starts again at step 0, after it had reached step {before}")
         events.emit("started_over", steps=before)
     stop = StopVote(rank_info, signals, guard, after_s=60 * options.callbacks.stop_after, started=goodput.started)
     callbacks = Callbacks(
@@ -202,9 +200,7 @@ def _train(
         gc.collect()
         dist.barrier()
     failed = uploader.wait(lambda: bool(result.exit_code or signals.code)) if uploader else Exit.OK
-    return (
-        result.exit_code or (failed and signals.code) or failed
-    )  # if the training was stopped, a resumed run uploads the checkpoint
+    return result.exit_code or (failed and signals.code) or failed  # after a stop, a resumed run uploads it
 
 
 def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirectory | None:

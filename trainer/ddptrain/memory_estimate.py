@@ -248,9 +248,7 @@ def _parser() -> Parser:
     add("--params", type=parse_count, metavar="N", help="number of parameters of any model, such as 8e9 or 8B")
     models = f"{', '.join(MODELS)}, {TEXT_MODEL}, or a classifier of torchvision"
     add("--model", metavar="NAME", help=f"a model that ddptrain can train, instead of --params: {models}")
-    add(
-        "--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="shape of the images (default: 3x32x32)"
-    )
+    add("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="image shape (default: 3x32x32)")
     add("--classes", type=whole(2), default=10, metavar="N", help="number of classes (default: 10)")
     for name, default in (("layers", 4), ("width", 128), ("heads", 4), ("context", 256)):
         text = f"of gpt, as in ddptrain (default: {default})"
@@ -263,20 +261,9 @@ def _parser() -> Parser:
     add("--dtype", choices=tuple(DTYPE_BYTES), help=amp)
     views = "make the gradients views of DDP's buckets (default: yes with --model, else no)"
     add("--bucket-view", action=argparse.BooleanOptionalAction, help=views)
-    add(
-        "--memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="memory of one GPU, such as 80GB (default: of this machine's GPU)",
-    )
+    add("--memory", type=parse_size, metavar="SIZE", help="memory of one GPU: 80GB (default: this machine's GPU)")
     add("--ranks", type=whole(2), default=8, metavar="N", help="number of ranks over which to shard (default: 8)")
-    add(
-        "--ranks-per-node",
-        type=whole(2),
-        default=8,
-        metavar="N",
-        help="number of ranks over which hybrid shards (default: 8)",
-    )
+    add("--ranks-per-node", type=whole(2), default=8, metavar="N", help="the same for hybrid (default: 8)")
     return parser
 
 

@@ -62,8 +62,8 @@ class Metrics:
             series.observe(value)
 
     def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
-        """Set the number of steps, and as ``labels`` the backend of the gradients, the device, the model and the data
-        set.
+        """Set the number of steps, and as ``labels`` the backend of the gradients, the device, the model and the
+        dataset.
 
         ``flops_per_sample`` is for a training step, or 0 if unknown.
         """

@@ -278,8 +278,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     """Load the weights into a model. Return the names of the modules that are not loaded. Raises TrainError.
 
-    The head is not loaded, because it has other classes. The stem is not loaded if it has another shape. All other
-    modules must fit.
+    The head has other classes and is not loaded, nor is a stem of another shape. All other modules must fit.
     """
     path = weights_file(options)
     given = _read_weights(path)

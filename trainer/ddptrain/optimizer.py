@@ -87,8 +87,7 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 class WeightAverage:
     """An exponential moving average of the weights, which is evaluated in place of the weights.
 
-    ``average`` is a copy of the model. ``decay`` is the share of the average that each step keeps. It is smaller in the
-    first steps.
+    ``average`` is a copy of the model. ``decay`` is the share of it that each step keeps, except in the first steps.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:

@@ -22,16 +22,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
-    add("--best", action="store_true", help="use the checkpoint with the highest test accuracy, not the newest")
+    add("--best", action="store_true", help="use the checkpoint with the highest test accuracy")
     add("--prompt", default="", metavar="TEXT", help="start of the text (default: a line break)")
     add("--bytes", type=whole(1), default=300, metavar="N", help="number of bytes to generate (default: 300)")
-    add(
-        "--temperature",
-        type=real(0.0),
-        default=0.8,
-        metavar="X",
-        help="sampling temperature; 0: always the most probable byte (default: 0.8)",
-    )
+    add("--temperature", type=real(0.0), default=0.8, metavar="X", help="0: the most probable byte (default: 0.8)")
     add("--seed", type=whole(0), default=0, metavar="N", help="random seed (default: 0)")
     given = parser.parse_args(arguments)
 
@@ -42,9 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     _, weights = read_part(path, found, "auto")
     shaping = found.shaping
     if shaping.get("model") != TEXT_MODEL:
-        raise TrainError(
-            Exit.CONFIG, f"{path} contains the model {shaping.get('model')}", hint="only gpt generates text"
-        )
+        raise TrainError(Exit.CONFIG, f"{path} has the model {shaping.get('model')}", hint="only gpt generates text")
     options = ModelOptions(name=TEXT_MODEL, **{name: shaping[name] for name in ("layers", "width", "heads")})
     model = build_gpt(options, context=shaping["context"])
     model.load_state_dict(weights)

@@ -1,7 +1,6 @@
-"""``--spawn N``: start N ranks on this machine with torch.multiprocessing.
+"""``--spawn N``: start N ranks on this machine with torch.multiprocessing, forward signals to them, and wait.
 
-The ranks meet through a file, so they need no port. The parent process forwards signals to the ranks and waits for
-them.
+The ranks meet through a file, so they need no port.
 """
 
 import contextlib

@@ -300,8 +300,7 @@ class RankFinding:
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Compute again the step that was not taken, and return the error that ends the training. Every rank must call
-    this.
+    """Compute the failed step again, and return the error that ends the training. Every rank must call this.
 
     The error is the same on every rank. It states what was not finite, and on which ranks.
     """

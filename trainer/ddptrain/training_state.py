@@ -252,7 +252,7 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
-    """Return the model with initial or pretrained weights. On the meta device, none are loaded. Raises TrainError."""
+    """Return the model with its initial weights. Pretrained weights are not loaded on the meta device."""
     if isinstance(data, TextDataset):
         return build_gpt(options.model, context=data.context)
     model = build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)

@@ -245,7 +245,7 @@ class Feed(Protocol):
         """Return samples of the training set on the device."""
 
     def rewind(self) -> None:
-        """Forget which batch is next. The next call of ``fetch`` may ask for any batch."""
+        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,11 +43,8 @@ class Listing:
 def list_pictures(folder: Path) -> Listing:
     """Return the pictures of a folder, sorted. Raises TrainError."""
     if not folder.is_dir():
-        raise TrainError(
-            Exit.NO_INPUT,
-            f"--data-dir {folder} does not exist",
-            hint="give a folder that contains CLASS/*.png or *.jpg",
-        )
+        hint = "give a folder that contains CLASS/*.png or *.jpg"
+        raise TrainError(Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint=hint)
     test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
     if test_folder is None or not (folder / "train").is_dir():
         return _split(*_pictures(folder))
@@ -130,8 +127,7 @@ def _side_px(options: DataOptions) -> int:
 def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     """Return the path of the cache file for these pictures. Raises TrainError if one of them is missing.
 
-    Its name contains a hash of the pictures' names, sizes and times of change. So a changed folder gets a new cache
-    file.
+    Its name contains a hash of the pictures' names, sizes and times of change, so a changed folder gets a new file.
     """
     digest = hashlib.sha256()
     try:

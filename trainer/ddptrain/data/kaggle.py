@@ -32,8 +32,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     """Return the options with ``folder`` set to the input folder that contains the data. Raises TrainError.
 
     Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``folder``
-    is a temporary folder for a download. It is an error if several folders contain the data, or if no folder contains
-    pictures for ``--data folder``.
+    is a temporary folder for a download; for ``--data folder``, this is an error. Several such folders are an error,
+    too.
     """
     session = kaggle.session(environ)
     is_known = options.name in _LAYOUT_CHECKS

@@ -172,7 +172,7 @@ class LoaderFeed:
                     raise
 
     def rewind(self) -> None:
-        """Forget which batch is next. The next call of ``fetch`` may ask for any batch."""
+        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
         self._epoch = None
 
 
