@@ -341,10 +341,10 @@ class CheckpointFinder:
         if not self.options.allow_changed:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
             raise config_error(
-                f"{path} was trained with {changes}",
+                f"{path} was trained with other options: {changes}",
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
-        self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
+        self.warn(f"{path} was trained with other options: {changes}; continuing (--allow-changed-config)")
 
 
 class CheckpointSaver:

@@ -83,7 +83,7 @@ def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not lowest <= value < below:
-            upper = "" if below == math.inf else f" and below {below:g}"
+            upper = "" if below == math.inf else f" and less than {below:g}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {lowest:g}{upper}")
         return value
 

@@ -80,9 +80,11 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
         environ, names.LOCAL_WORLD_SIZE, default=local_rank + 1 if names.LOCAL_RANK in environ else size
     )
     if rank >= size:
-        raise _rank_error(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
+        raise _rank_error(f"{names.RANK}={rank} is not less than {names.WORLD_SIZE}={size}")
     if local_rank >= local_world_size:
-        raise _rank_error(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_world_size}")
+        raise _rank_error(
+            f"{names.LOCAL_RANK}={local_rank} is not less than {names.LOCAL_WORLD_SIZE}={local_world_size}"
+        )
     if size > 1 and needs_master(options):
         for name in (names.MASTER_ADDR, names.MASTER_PORT):
             if not environ.get(name):
@@ -104,7 +106,7 @@ def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[s
     for name, value in given.items():
         if value is not None and environ.get(name, str(value)) != str(value):
             flag = "--" + name.lower().replace("_", "-")
-            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give one of them")
+            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give only one of them")
     return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
