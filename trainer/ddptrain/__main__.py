@@ -1,6 +1,6 @@
 """The entry point of a rank and of the subcommands: install signal handlers, parse the options, then import torch.
 
-Importing torch takes seconds. Signals may arrive in the meantime, and ``--help`` must not wait for the import.
+The import of torch takes seconds. A signal may arrive before its end, and ``--help`` must not wait for it.
 """
 
 import contextlib

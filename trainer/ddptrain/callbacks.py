@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - overriding methods are documented in the base class
 """The code that runs before and after each step of the training loop.
 
 `NonFiniteGuard` finds NaN and infinite losses and gradients. `StopVote` lets the ranks agree on when to stop.
@@ -33,7 +34,7 @@ from ddpwire.vote import Vote
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-MAX_OVERFLOWS = 20  # consecutive steps: by then a scale of 65,536 is below 1
+MAX_OVERFLOWS = 20  # consecutive steps, after which a scale of 65,536 has become less than 1
 LOG_EVERY_S = 30.0
 NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
 TIMES_EVERY_S = 0.5
@@ -42,7 +43,10 @@ _SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
-    """Raised if step ``step`` (counted from 1) was not taken because its loss or gradient is not finite."""
+    """Raised when an optimizer step was not taken, because its loss or gradient is not finite.
+
+    ``step`` is the number of the step, counted from 1.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -50,13 +54,14 @@ class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error me
 
 
 class NonFiniteGuard:
-    """Finds NaN and infinity before the optimizer's step, so that they never reach a weight or a checkpoint.
+    """Skips an optimizer step whose loss or gradient is not finite, so that no NaN reaches a weight or a checkpoint.
 
-    If a loss is not finite on one rank, its gradient becomes NaN, and the all-reduce brings the NaN to every rank. So
-    all ranks see it after the same step, without further communication. On a CPU, the step is not taken, and NonFinite
-    is raised. On a GPU, the CPU does not wait. A flag on the GPU keeps this step and all later ones from changing
-    anything: ``found_inf``, which torch's fused optimizers read for GradScaler. The CPU reads a copy of the flag one or
-    more steps later.
+    If the loss is not finite on one rank, its gradient becomes NaN. The all-reduce spreads the NaN to every rank. So
+    all ranks detect it after the same step, without further communication.
+
+    On a CPU, ``check`` raises NonFinite before the step. On a GPU, ``check`` does not wait for the result. It sets a
+    flag in the GPU's memory, which torch's fused optimizers read as ``found_inf``. While the flag is set, they change
+    no weight. The CPU reads a copy of the flag one or more steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,15 +77,15 @@ class NonFiniteGuard:
             self._known = False  # whether a copy that was not 0 has arrived
 
     def with_nan_gradient(self, loss: Tensor) -> Tensor:
-        """Return the loss; give it a NaN gradient if it is not finite or if no more steps are to be taken."""
+        """Return the loss. Its gradient is NaN if the loss is not finite, or if no more steps are to be taken."""
         factor = 1 + (loss - loss).detach()
         return loss * (factor if self._no_more is None else factor + self._no_more)
 
     def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
-        """Check the gradient's norm before optimizer step ``step`` (counted from 1). Raises NonFinite.
+        """Check the norm of the gradient before optimizer step ``step`` (counted from 1). Raises NonFinite.
 
-        ``scaled``: whether a GradScaler is used. It skips a step that overflows, and reduces its scale, so only
-        MAX_OVERFLOWS steps in a row that overflow are an error.
+        ``scaled`` states whether a GradScaler is used. A GradScaler skips a step that overflows, and reduces its scale.
+        So an overflow is an error only after MAX_OVERFLOWS steps in a row.
         """
         self._norm = norm
         if scaled:
@@ -109,7 +114,7 @@ class NonFiniteGuard:
 
     @property
     def detected(self) -> bool:
-        """Whether a step is already known not to be finite. Does not wait for the device."""
+        """Whether the CPU already knows of a step that was not finite. Does not wait for the device."""
         if self._flag is None or self._copied is None:
             return False
         self._copy_arrived()
@@ -117,7 +122,7 @@ class NonFiniteGuard:
 
     @property
     def tripped(self) -> bool:
-        """Whether a step was not finite. Waits for the device."""
+        """Whether any step so far was not finite. Waits for the device."""
         return self._flag is not None and bool(self._flag)
 
     def raise_if_tripped(self) -> None:
@@ -126,7 +131,7 @@ class NonFiniteGuard:
             raise NonFinite(step)
 
     def _copy_arrived(self) -> bool:
-        """Return whether the last copy of the flag has arrived, and if so, read it."""
+        """Read the last copy of the flag if it has arrived. Return whether it has arrived."""
         if self._copied is None or not self._copied.query():  # type: ignore[no-untyped-call]
             return False
         self._known = self._known or bool(self._seen)
@@ -134,7 +139,7 @@ class NonFiniteGuard:
 
 
 class StopVote:
-    """The ranks' agreement on when to stop: after a signal, ``--stop-after``, or a step that was not finite."""
+    """Lets the ranks agree on when to stop: after a signal, ``--stop-after``, or a step that was not finite."""
 
     def __init__(
         self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
@@ -147,9 +152,10 @@ class StopVote:
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
-        """Return the exit code with which all ranks stop, or 0 to continue. Every rank calls this after every step.
+        """Return the exit code with which all ranks stop now, or 0 to continue. Every rank must call this after every
+        step.
 
-        NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
+        The result is NOT_FINITE if a step was not finite. Then `NonFiniteGuard.raise_if_tripped` raises NonFinite.
         """
         code = self._signals.code
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -161,46 +167,45 @@ class StopVote:
 
     @property
     def requested_by(self) -> int | None:
-        """The rank that received the signal, once all have agreed to stop, or None if --stop-after passed instead."""
+        """The rank that received the signal, or None if --stop-after passed. Valid once all ranks have agreed."""
         if self._timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank
 
     def cause(self, code: int) -> str:
-        """Return what stopped the training with this exit code, as part of a message."""
+        """Return what stopped the training with this exit code, such as "SIGTERM to rank 1"."""
         if self._timed_out:
             return "--stop-after"
         other = "" if self._signals.code or self.requested_by is None else f" to rank {self.requested_by}"
         return _SIGNALS[code] + other
 
     def close(self) -> None:
-        """Read the last vote. Call this before the process group ends."""
+        """Wait for the last vote. Call this before the process group ends."""
         if self._vote:
             self._vote.answer()
 
 
 class ProgressDisplay:
-    """A display of the training's progress on stdout. This base class, for all ranks except rank 0, shows nothing."""
+    """Shows the progress of the training on stdout. This base class shows nothing. All ranks except rank 0 use it."""
 
     def log(self, text: str) -> None:
         """Print a line."""
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Show that a step has ended; ``epoch`` is a text such as 3/10."""
+        """Show that a step has ended. ``epoch`` is a text such as "3/10"."""
 
     def close(self) -> None:
         """End the display."""
 
 
 class ProgressLines(ProgressDisplay):
-    """A display for a file or a pipe: complete lines, and in a long epoch one line every LOG_EVERY_S."""
+    """Prints lines to a file or a pipe. In a long epoch, it prints one line every LOG_EVERY_S seconds."""
 
     def __init__(self, noun: str = "images") -> None:
         self._noun = noun  # the plural name of a sample
         self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
-        """Print a line."""
         self._logged_at = time.monotonic()
         try:
             print(text, flush=True)
@@ -210,13 +215,12 @@ class ProgressLines(ProgressDisplay):
                 print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Print a line if the last one is older than LOG_EVERY_S."""
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
             self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
 
 
 class ProgressBar(ProgressDisplay):
-    """A display for a terminal: lines, and a progress bar below them."""
+    """Prints lines on a terminal, with a progress bar below them."""
 
     def __init__(self, noun: str = "images") -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -234,12 +238,10 @@ class ProgressBar(ProgressDisplay):
         self._task: TaskID | None = None
 
     def log(self, text: str) -> None:
-        """Print lines above the bar."""
         with _closed_terminal_ignored():
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Move the bar."""
         if self._task is None:
             self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=images_per_s)
             with _closed_terminal_ignored():
@@ -247,7 +249,6 @@ class ProgressBar(ProgressDisplay):
         self._progress.update(self._task, completed=step, epoch=epoch, speed=images_per_s)
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._task is not None:
             with _closed_terminal_ignored():
                 self._progress.stop()
@@ -263,7 +264,7 @@ def _closed_terminal_ignored() -> Iterator[None]:
 
 
 def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
-    """Return the display that fits this rank and its stdout; ``first``: whether this is rank 0."""
+    """Return the display that suits this rank and its stdout. ``first`` states whether this is rank 0."""
     if not first:
         return ProgressDisplay()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
@@ -288,10 +289,12 @@ class Callbacks:
     overlap: Overlap
     events: EventLog
     on_gpu: bool
-    _last: dict[str, float] = field(default_factory=dict)  # when each periodic action last ran; "overlap" has its step
+    _last: dict[str, float] = field(
+        default_factory=dict
+    )  # when each periodic action last ran; for "overlap": at which step
 
     def on_train_begin(self) -> None:
-        """Record the end of the start-up. Raises TrainError."""
+        """Record that the start-up has ended, and start the profiler. Raises TrainError."""
         self.goodput.mark_ready()
         startup_s, restore_s = (round(self.goodput.lost_s[cause], 3) for cause in ("startup", "restore"))
         self.events.emit("training_began", seconds=self.goodput.total_s, startup_s=startup_s, restore_s=restore_s)
@@ -299,7 +302,7 @@ class Callbacks:
         try:
             self.tracer.begin()
         except OSError as error:
-            message = f"--profile-dir {self.tracer.folder} cannot be made: {error.strerror}"
+            message = f"--profile-dir {self.tracer.folder} cannot be created: {error.strerror}"
             raise TrainError(Exit.CANNOT_WRITE, message) from None
 
     def on_step_begin(self) -> None:
@@ -307,7 +310,7 @@ class Callbacks:
         self.phases.begin()
 
     def on_step_end(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
-        """Record a step. Return the exit code with which to stop, or 0 to continue; it is the same on every rank."""
+        """Record a step. Return the exit code with which all ranks stop, or 0 to continue."""
         code = self.poll_stop()
         self.heartbeat.beat(step)
         self._count_steps()

@@ -1,15 +1,16 @@
 """The format of a checkpoint: its content, and how its files are written and read.
 
-    step-00000008.pt       a Checkpoint, written by torch.save; loading never runs code, because of weights_only
-    step-00000008.json     its manifest: the size and SHA-256 of the file, the step, the hash of the configuration
-    step-00000008.shard-1  only in a sharded training: the second rank's file; the first writes step-00000008.pt
+    step-00000008.pt       the data, written by torch.save; it is read with weights_only=True, which runs no code
+    step-00000008.json     the manifest: size and SHA-256 of each data file, the step, the hash of the configuration
+    step-00000008.shard-1  the data of the second rank, only in a sharded training
 
-In a shard, a sharded tensor is a dictionary: "rows" are its rank's rows, "shape" is the shape of the complete tensor.
-The rows of all shards in order are the complete tensor.
+In the data of a sharded training, a sharded tensor is a dictionary. "rows" are the rows of the rank that wrote the
+file, and "shape" is the shape of the complete tensor. The rows of all files, in order, are the complete tensor.
 
-The checkpoint exists once its manifest does. All data files are first written with names such as
-``.step-00000008.pt.part``, and synced to disk. Then the manifest is renamed to its final name, and then the data files.
-If a process is killed between these renames, ``finish_write`` renames the ``.part`` files that match the manifest.
+A checkpoint is complete once its manifest exists. All files are first written with names such as
+``.step-00000008.pt.part`` and synced to disk. Then the manifest is renamed to its final name, and after it the data
+files. If a process is killed between these renames, ``finish_write`` renames the ``.part`` files that match the
+manifest.
 """
 
 import contextlib
@@ -32,13 +33,13 @@ from ddpwire.run_files import read_regular, sync_folder
 
 FORMAT = 2  # a checkpoint in one file; format 1 had no manifest
 SHARDED_FORMAT = 3  # a checkpoint in several files
-ZIP = b"PK\x03\x04"  # torch.save writes a zip; torch.load would read anything else as an older format
-SYNC_EVERY = 64 << 20  # bytes, so that a disk that hangs is noticed before everything is written
+ZIP = b"PK\x03\x04"  # the first bytes of torch.save's zip file; torch.load takes any other file for an older format
+SYNC_EVERY = 64 << 20  # bytes between two syncs, so that a disk that hangs is detected before the end of the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a training after ``step`` optimizer steps. The order of the samples depends on no other state."""
+    """The state of a training after ``step`` steps. The order of the samples follows from the seed and the step."""
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -48,7 +49,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A tensor that is split into shards by rows. The shards may be files mapped into memory."""
+    """A tensor that is split into shards by rows. A shard may be mapped into memory from a file."""
 
     shards: Sequence[Tensor]
     shape: tuple[int, ...]
@@ -59,7 +60,8 @@ class Rows:
 class Shard:
     """The part of a checkpoint that one rank writes.
 
-    Each writer calls ``gather`` with a value. The writer of shard 0 gets a list of all values, the others None.
+    Each writer calls ``gather`` with a value. ``gather`` returns the list of all values to the writer of shard 0, and
+    None to the other writers.
     """
 
     number: int
@@ -68,7 +70,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The manifest of a checkpoint, which is a file beside it."""
+    """The manifest of a checkpoint: a JSON file beside the data."""
 
     format: int
     step: int
@@ -79,7 +81,7 @@ class Manifest:
     shards: Sequence[Sequence[Any]] = ()  # size and SHA-256 of each file after the first
 
     def text(self) -> str:
-        """Return the text of the manifest's file. No other text is valid: any other byte means corruption."""
+        """Return the content of the manifest's file. A file with any other content is corrupt."""
         values = asdict(self)
         if self.format == FORMAT:
             del values["shards"]
@@ -92,7 +94,7 @@ class Manifest:
 
 
 class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
-    """A checkpoint cannot be loaded. ``reason`` is a label of a metric: truncated, missing, corrupt or incompatible."""
+    """Raised if a checkpoint cannot be loaded. ``reason`` is a metric's label value, such as truncated or missing."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -101,11 +103,11 @@ class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether 
 
 
 class CorruptCheckpoint(UnusableCheckpoint):
-    """The files do not form a complete, intact checkpoint."""
+    """Raised if the files are not a complete, intact checkpoint."""
 
 
 class OtherFormat(UnusableCheckpoint):
-    """The checkpoint is from another version of ddptrain. It is not faulty, so it is neither renamed nor deleted."""
+    """Raised if another version of ddptrain wrote the checkpoint. Such a checkpoint is neither renamed nor deleted."""
 
     def __init__(self, number: int) -> None:
         writer = "a newer" if number > SHARDED_FORMAT else "an older"
@@ -120,22 +122,22 @@ def manifest_path(path: Path) -> Path:
 
 
 def shard_path(path: Path, number: int) -> Path:
-    """Return the path of a shard of a checkpoint; the first shard has the path of the checkpoint."""
+    """Return the path of a checkpoint's data file with this number. Number 0 is the checkpoint's own path."""
     return path.with_suffix(f".shard-{number}") if number else path
 
 
 def first_file(path: Path) -> Path:
-    """Return the path of a checkpoint's first file, given any of its files."""
+    """Return the path of a checkpoint's first data file, given the path of any of its files."""
     return path.with_suffix(".pt") if re.fullmatch(r"\.json|\.shard-\d+", path.suffix) else path
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the data files of a checkpoint that exist. Raises OSError."""
+    """Return the paths of those data files of a checkpoint that exist. Raises OSError."""
     return [file for file in (path, *sorted(path.parent.glob(f"{path.stem}.shard-*[0-9]"))) if file.exists()]
 
 
 def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path: tuple[Any, ...] = ()) -> Any:
-    """Return a nested state in which each tensor is replaced by ``function(path, tensor)``."""
+    """Return a copy of a nested state, with ``function(path, tensor)`` in the place of each tensor."""
     if isinstance(tree, (Tensor, Rows)):
         return function(path, tree)
     if isinstance(tree, Mapping):
@@ -147,7 +149,7 @@ def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path
 
 
 def whole(state: Any) -> Any:
-    """Return a nested state in which the shards of each sharded tensor are joined."""
+    """Return a copy of a nested state in which each sharded tensor is complete."""
 
     def join(_path: tuple[Any, ...], leaf: Any) -> Tensor:
         return torch.cat(list(leaf.shards)).view(leaf.shape) if isinstance(leaf, Rows) else leaf
@@ -156,23 +158,23 @@ def whole(state: Any) -> Any:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path that a file has while it is being written."""
+    """Return the path of a file while it is being written."""
     return path.with_name(f".{path.name}.part")
 
 
 def config_sha256(shaping: Mapping[str, Any]) -> str:
-    """Return the hash of the options that shape the weights."""
+    """Return the SHA-256 of the options that affect the weights."""
     return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
 
 
 def write_checkpoint(
     path: Path, checkpoint: Checkpoint, *, on_write: Callable[[], None] = lambda: None, shard: Shard | None = None
 ) -> int:
-    """Write the data and the manifest, and return the size in bytes. Raises OSError.
+    """Write the data and the manifest of a checkpoint. Return the number of bytes. Raises OSError.
 
-    If it fails before the manifest is on the disk, no new file is left. ``on_write`` is called whenever a piece has
-    reached the disk. With a ``shard``, every writer calls this function and writes its own file. The writer of shard 0
-    also writes the manifest of all files, or removes the files if a writer fails.
+    ``on_write`` is called after each sync to the disk. If writing fails before the manifest is on the disk, no new file
+    is left. With a ``shard``, every writer calls this function and writes its own data file. The writer of shard 0 also
+    writes the manifest. If any writer fails, the writer of shard 0 removes all new files.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
     written: Any
@@ -234,14 +236,14 @@ def _write_data(part: Path, checkpoint: Checkpoint, number: int, on_write: Calla
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Replace a file with a new one and open it, without following a link. Raises OSError."""
+    """Create a file and open it for writing. Replaces a file or a symbolic link of this name. Raises OSError."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def finish_write(path: Path) -> None:
-    """Complete a write that a kill interrupted, or remove its partial files. Raises OSError."""
+    """Complete a write that was interrupted when the process was killed, or remove its files. Raises OSError."""
     parts = list(path.parent.glob(f".{path.stem}.*.part"))
     try:
         for file, size, digest in read_manifest(path).files(path):
@@ -249,7 +251,7 @@ def finish_write(path: Path) -> None:
                 _check_file(partial_path(file), size, digest)
                 partial_path(file).replace(file)
     except (OtherFormat, OSError):
-        return  # leave it to the version that wrote it, or until it can be read
+        return  # keep the files for the version that wrote them, or until they can be read
     except CorruptCheckpoint:
         for part in parts:
             part.unlink(missing_ok=True)
@@ -258,9 +260,10 @@ def finish_write(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raises UnusableCheckpoint, and OSError if it cannot be read.
+    """Return the manifest of a checkpoint. Raises UnusableCheckpoint. Raises OSError if the manifest cannot be read.
 
-    If the manifest has a newer format, but the data fits it and has a format of this version, the manifest is corrupt.
+    A manifest with a newer format number raises OtherFormat. If all else shows that the data has a format of this
+    version, the number is wrong, and the manifest is corrupt.
     """
     file = manifest_path(path)
     try:
@@ -288,7 +291,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _describes(values: Mapping[str, Any], path: Path) -> bool:
-    """Return whether ``values``, a manifest, match the data in everything except the format number."""
+    """Return whether the data matches the manifest ``values`` in everything except the format number."""
     for file in (path, partial_path(path)):
         with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
             manifest = Manifest(**values)
@@ -298,7 +301,7 @@ def _describes(values: Mapping[str, Any], path: Path) -> bool:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint, verified against its manifest. Raises UnusableCheckpoint and OSError."""
+    """Return a checkpoint after verifying it against its manifest. Raises UnusableCheckpoint and OSError."""
     manifest = read_manifest(path)
     try:
         if manifest.format == SHARDED_FORMAT:
@@ -306,17 +309,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
         else:
             checkpoint = parse_checkpoint(_read_checked(path, manifest))
     except FileNotFoundError:
-        raise CorruptCheckpoint("missing", f"it is missing, {manifest_path(path).name} is there") from None
+        raise CorruptCheckpoint("missing", f"it is missing, but {manifest_path(path).name} exists") from None
     actual = (checkpoint.step, config_sha256(checkpoint.shaping), checkpoint.accuracy)
     if actual != (manifest.step, manifest.config_sha256, manifest.accuracy):
-        raise CorruptCheckpoint("corrupt", f"its manifest {manifest_path(path).name} is another one's")
+        raise CorruptCheckpoint("corrupt", f"its manifest {manifest_path(path).name} belongs to another checkpoint")
     return checkpoint
 
 
 def parse_checkpoint(data: bytes) -> Checkpoint:
-    """Return a checkpoint from the bytes of its only file. Raises UnusableCheckpoint."""
+    """Return the checkpoint in ``data``, the content of a file that is not a shard. Raises UnusableCheckpoint."""
     if not data.startswith(ZIP):
-        raise CorruptCheckpoint("corrupt", "corrupt, or not a checkpoint")
+        raise CorruptCheckpoint("corrupt", "it is corrupt, or it is not a checkpoint")
     return _parse(io.BytesIO(data), FORMAT)
 
 
@@ -329,7 +332,7 @@ def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
     try:
         return replace(first, parts=_join_rows(first.parts, [shard.parts for shard in shards]))
     except (LookupError, TypeError, RuntimeError) as error:
-        raise CorruptCheckpoint("corrupt", "its shards are not of one checkpoint") from error
+        raise CorruptCheckpoint("corrupt", "its shards belong to different checkpoints") from error
 
 
 def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
@@ -346,14 +349,14 @@ def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         number = int(values.pop("format"))
         if number == SHARDED_FORMAT != expected:
-            raise CorruptCheckpoint("missing", "it is one shard of several, and there is no manifest of format 3")
+            raise CorruptCheckpoint("missing", "it is one of several shards, but it has no manifest of format 3")
         if number != expected:
             raise OtherFormat(number)
         return Checkpoint(**values)
     except (UnusableCheckpoint, MemoryError):
         raise
     except Exception as error:  # a broken pickle can fail in any way
-        raise CorruptCheckpoint("corrupt", "corrupt, or not a checkpoint") from error
+        raise CorruptCheckpoint("corrupt", "it is corrupt, or it is not a checkpoint") from error
 
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:
@@ -361,7 +364,7 @@ def _read_checked(path: Path, manifest: Manifest) -> bytes:
     if len(data) != manifest.bytes:
         raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes instead of {manifest.bytes:,}")
     if hashlib.sha256(data).hexdigest() != manifest.sha256:
-        raise CorruptCheckpoint("corrupt", f"its SHA-256 is not that of {manifest_path(path).name}")
+        raise CorruptCheckpoint("corrupt", f"its SHA-256 differs from the one in {manifest_path(path).name}")
     return data
 
 
@@ -373,7 +376,7 @@ def _check_file(file: Path, size: int, digest: str) -> None:
         raise CorruptCheckpoint("truncated", f"{file.name} has {found.st_size:,} bytes instead of {size:,}")
     with file.open("rb") as data:
         if hashlib.file_digest(data, "sha256").hexdigest() != digest:
-            raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} is not that of its manifest")
+            raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} differs from the one in its manifest")
 
 
 class _HashingFile:
@@ -405,4 +408,4 @@ class _HashingFile:
         self._on_write()
 
     def flush(self) -> None:
-        """Do nothing. torch.save calls this method."""
+        """Do nothing. torch.save needs this method."""

@@ -1,4 +1,4 @@
-"""The checkpoint directory of a training: its lock, its checkpoints, and which are kept. Only rank 0 uses it."""
+"""The checkpoint directory of a training: its lock, and which checkpoints are kept. Only rank 0 uses the directory."""
 
 import contextlib
 import errno
@@ -37,12 +37,12 @@ LOCK = ".lock"
 LOCK_WAIT_S = 5.0  # a training that was stopped may need this long to exit
 SUFFIX_BAD = ".bad"
 READ_TRIES, READ_PAUSE_S = 3, 1.0
-PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # of a network file system
+PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # temporary errors of a network file system
 _NAME = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 
 class CheckpointDirectory:
-    """A directory that is locked until ``unlock`` or exit. Raises TrainError if another training has locked it."""
+    """A checkpoint directory, locked until ``unlock`` or exit. Raises TrainError if another training has locked it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class CheckpointDirectory:
             self._clean_up()
         except OSError as error:
             in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
-            reason = "there is a file with this name" if in_the_way else error.strerror
+            reason = "a file has this name" if in_the_way else error.strerror
             raise TrainError(
                 Exit.CANNOT_WRITE, f"--checkpoint-dir {folder} cannot be written: {reason}; give another folder"
             ) from None
@@ -72,23 +72,23 @@ class CheckpointDirectory:
         return list_checkpoints(self.folder)
 
     def num_bad(self) -> int:
-        """Return how many checkpoints were renamed because they are corrupt."""
+        """Return the number of checkpoints that were renamed because they are corrupt."""
         return len(list(self.folder.glob(f"step-*.pt{SUFFIX_BAD}")))
 
     def set_aside(self, path: Path) -> str:
-        """Rename a corrupt checkpoint. Return a phrase for a message that says what was done."""
+        """Rename the files of a corrupt checkpoint. Return what was done, as the verb of a message."""
         try:
             for file in (*data_files(path), manifest_path(path)):
                 if file.exists():
                     file.replace(file.with_name(file.name + SUFFIX_BAD))
         except OSError as error:
-            return f"is skipped, and cannot be set aside ({error.strerror})"
-        return f"is set aside as {path.name}{SUFFIX_BAD}"
+            return f"is skipped, and cannot be renamed ({error.strerror})"
+        return f"is renamed to {path.name}{SUFFIX_BAD}"
 
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:
-        """Delete all but the newest ``keep`` checkpoints, the best and the ``written`` one; return how many are left.
+        """Delete all checkpoints except the newest ``keep``, the best one and ``written``. Return how many are left.
 
-        If ``keep`` is 0, delete none. Raises OSError.
+        The best one is deleted unless ``keep_best``. If ``keep`` is 0, none is deleted. Raises OSError.
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
@@ -101,7 +101,7 @@ class CheckpointDirectory:
         return len(paths)
 
     def _lock(self) -> None:
-        """Lock the folder. Child processes that are forked do not keep the lock."""
+        """Lock the folder. A child process that is forked does not keep the lock."""
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         self.unlock = weakref.finalize(self, os.close, lock)
         os.register_at_fork(after_in_child=self.unlock)
@@ -119,9 +119,8 @@ class CheckpointDirectory:
                     )
                 time.sleep(0.1)
         except OSError as error:
-            log_warning(
-                f"{self.folder / LOCK} cannot be locked: {error.strerror}; check that no other training uses it"
-            )
+            advice = "check that no other training uses this folder"
+            log_warning(f"{self.folder / LOCK} cannot be locked: {error.strerror}; {advice}")
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -135,13 +134,13 @@ class CheckpointDirectory:
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
-    """Raise TrainError unless all ranks see the same folder, as each writes its shard there. Every rank calls this."""
+    """Raise TrainError unless all ranks see the same folder, to which each one writes. Every rank must call this."""
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
     def look() -> None:
         if not token.exists():
             raise config_error(
-                f"rank {rank_info.rank} does not see rank 0's --checkpoint-dir {folder}, where each rank writes",
+                f"rank {rank_info.rank} does not see rank 0's --checkpoint-dir {folder}, to which each rank writes",
                 hint="give a folder that all nodes share, or --strategy ddp",
             )
 
@@ -154,11 +153,11 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock a complete file; return False if another process has locked it. Raises OSError if locks are not supported.
+    """Lock a file. Return False if another process has locked it. Raises OSError if locks are not supported.
 
-    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)): closing another descriptor of the same file does not
-    release it. Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. The two kinds of
-    lock exclude each other.
+    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)). It remains when another descriptor of the file is closed.
+    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. Both kinds exclude each
+    other.
     """
     whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     try:
@@ -180,13 +179,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint, or None if the name is not a checkpoint's."""
+    """Return the step in a checkpoint's file name, or None for any other file name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first. Ties keep their order."""
+    """Return the checkpoints whose accuracy is known, the most accurate first, else in the order of ``paths``."""
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
@@ -196,17 +195,20 @@ def by_accuracy(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint after verifying it and the step in its name. Raises UnusableCheckpoint and OSError."""
+    """Return a checkpoint, verified against its manifest and its name. Raises UnusableCheckpoint and OSError."""
     checkpoint = read_again(lambda: load_checkpoint(path))
     if step_of(path) not in (None, checkpoint.step):
-        raise CorruptCheckpoint("corrupt", f"its name does not match its step, {checkpoint.step}")
+        raise CorruptCheckpoint("corrupt", f"its name does not match its step {checkpoint.step}")
     return checkpoint
 
 
 def first_whole(
     paths: Sequence[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> tuple[tuple[Path, Checkpoint] | None, dict[Path, UnusableCheckpoint]]:
-    """Return the first usable checkpoint, or None, and why the ones before it are unusable. Raises TrainError."""
+    """Return the first usable checkpoint, or None, and the errors of the unusable checkpoints before it.
+
+    Raises TrainError if another version of ddptrain wrote one of them.
+    """
     bad: dict[Path, UnusableCheckpoint] = {}
     for path in paths:
         try:
@@ -223,7 +225,7 @@ def first_whole(
 
 
 def read_again(read: Callable[[], T]) -> T:
-    """Call ``read``; after an error that may be temporary, call it again. Raises OSError and the errors of ``read``."""
+    """Return the result of ``read``. Call it again after an error that may be temporary. Raises its errors."""
     tries = READ_TRIES
     while True:
         tries -= 1
@@ -243,7 +245,7 @@ def log_warning(message: str) -> None:
 
 
 def _may_be_best(path: Path) -> bool:
-    """Return whether this may be the best checkpoint, because its manifest cannot be read at present."""
+    """Return whether the manifest cannot be read at present, so that this may be the best checkpoint."""
     try:
         with contextlib.suppress(UnusableCheckpoint):
             read_manifest(path)

@@ -1,6 +1,6 @@
-"""Saving and resuming: which checkpoint to resume from, when to save, and writing in the background.
+"""Saves checkpoints in the background, and selects and loads the checkpoint to resume from.
 
-Rank 0 reads and writes the checkpoints; in a sharded training each rank writes its shard. All ranks share the result.
+Rank 0 reads and writes the checkpoints. In a sharded training, each rank writes its shard.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from ddptrain.checkpoint import (
     write_checkpoint,
 )
 from ddptrain.checkpoint_directory import (
-    SUFFIX_BAD,
     CheckpointDirectory,
     checkpoint_path,
     first_whole,
@@ -61,7 +60,7 @@ POLL_S = 0.05
 
 
 class CheckpointManager:
-    """The checkpoints of one training. ``directory`` is None on all ranks but 0.
+    """The checkpoints of one training. ``directory`` is None on all ranks except rank 0.
 
     ``on_wait`` is called with the step number while the training loop waits for the disk.
     """
@@ -95,10 +94,10 @@ class CheckpointManager:
             )
 
     def resume(self) -> tuple[Path, int, int | None] | None:
-        """Load the checkpoint that ``--resume`` selects, on every rank.
+        """Load the checkpoint that ``--resume`` selects, on every rank. Raises TrainError.
 
-        Return its file, its step, and the number of epochs of its training (None if unknown). Return None if there is
-        no checkpoint, so that the training starts at step 0. Raises TrainError.
+        Return its path, its step, and the number of epochs of its training (None if unknown). Return None if there is
+        no checkpoint. Then the training starts at step 0.
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
@@ -109,7 +108,7 @@ class CheckpointManager:
             if head is None and not self._epochs and not self._state.options.model.pretrained:
                 raise TrainError(
                     Exit.NO_INPUT,
-                    f"--epochs 0 only evaluates, but no checkpoint is in {self._state.options.checkpoints.folder}",
+                    f"--epochs 0 only evaluates, but {self._state.options.checkpoints.folder} contains no checkpoint",
                     hint="give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
                 )
             if head is None:
@@ -137,7 +136,7 @@ class CheckpointManager:
         return self._finder.find(self._shaping)
 
     def _open_store(self, directory: CheckpointDirectory, options: CheckpointOptions) -> Uploader:
-        """Fetch the store's newest checkpoint unless the folder has a newer one. Start the uploads, and return them."""
+        """Fetch the store's newest checkpoint, unless the folder has a newer one. Return the uploader."""
         here = directory.checkpoints()[::-1]
         try:
             store = ObjectStore(options.store)
@@ -157,18 +156,18 @@ class CheckpointManager:
 
     @property
     def uploader(self) -> Uploader | None:
-        """The object that copies checkpoints to an object store; None on a rank that does not copy them."""
+        """The object that copies checkpoints to an object store, or None if this rank copies none."""
         return self._saver.uploader if self._saver else None
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step, in the middle of an epoch. It is False on ranks that do not write."""
+        """Return whether to save in the middle of an epoch, after this step. False if this rank does not write."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)
         return due
 
     def save(self, step: int, accuracy: float | None) -> None:
-        """Write a checkpoint in the background, unless this step already has one."""
+        """Start to write a checkpoint in the background, unless this step already has one."""
         saver, sharding, rank_info = self._saver, self._sharding, self._state.world.rank_info
         with self._goodput.time_lost("checkpoint"):
             stuck = False
@@ -187,23 +186,25 @@ class CheckpointManager:
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
-        """Save the last step, and return the checkpoint's file. Raises TrainError if it cannot be saved.
+        """Save a checkpoint of the last step, and return its path. Raises TrainError if it cannot be saved.
 
-        With ``--epochs 0``, write nothing and return the file that was loaded.
+        With ``--epochs 0``, save nothing, and return the path of the checkpoint that was loaded.
         """
         if not self._epochs:
             return self._resumed
         problem, path = "", self._path(step)
         written = self.wait_for_write(step)
         again = written and self._saver is not None and self._saver.newest != path
-        if broadcast(self._state.world.rank_info, again):  # it was not started, or the disk may have space again
+        if broadcast(self._state.world.rank_info, again):  # the disk may have space again
             self.save(step, accuracy)
             written = self.wait_for_write(step)
         if self._saver is not None:
             if not written:
                 problem = f"step {step} could not be saved: {path} has been waiting for the disk for {STUCK_S:g} s"
             elif self._saver.newest != path:
-                before = "no earlier one exists" if self._saver.newest is None else f"{self._saver.newest} is intact"
+                before = (
+                    "no earlier checkpoint exists" if self._saver.newest is None else f"{self._saver.newest} is intact"
+                )
                 problem = f"step {step} could not be saved as {path}; {before}"
         problem, path = broadcast(self._state.world.rank_info, (problem, path))
         if problem:
@@ -230,7 +231,7 @@ def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | N
             raise RuntimeError(f"it has no {name!r}")
         if isinstance(part, torch.optim.Optimizer):
             for group, saved in zip(part.param_groups, values["param_groups"], strict=False):
-                if missing := sorted(group.keys() - saved.keys()):  # of another optimizer, which torch would not notice
+                if missing := sorted(group.keys() - saved.keys()):  # another optimizer's state, which torch accepts
                     raise KeyError(missing[0])
         part.load_state_dict(values)
         if isinstance(part, torch.optim.Optimizer):
@@ -257,7 +258,7 @@ class CheckpointFinder:
         resume = "auto" if started_again else self.options.resume
         if resume == "never" and paths:
             raise config_error(
-                f"--resume never, but {paths[0].name} is in {self.directory.folder}",
+                f"--resume never, but {self.directory.folder} contains {paths[0].name}",
                 hint="give another --checkpoint-dir, or --resume auto",
             )
         found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
@@ -275,7 +276,7 @@ class CheckpointFinder:
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
 
-        A checkpoint that cannot be read may be complete, so it keeps its name. If no checkpoint is complete, none is
+        A checkpoint that cannot be read keeps its name, because it may be complete. Without a complete one, none is
         renamed.
         """
         found, bad = first_whole(paths, self._load)
@@ -289,13 +290,13 @@ class CheckpointFinder:
         if found is None and count:
             raise TrainError(
                 Exit.DATA,
-                f"no intact checkpoint is in {self.directory.folder}, only {count} corrupt: to start at step 0, "
-                f"delete them (also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
+                f"{self.directory.folder} contains no intact checkpoint (corrupt: {count})",
+                hint="to start at step 0, delete its files step-*, or give another --checkpoint-dir",
             )
         return found
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
-        """Return the checkpoint in a given file. Without a manifest, it is not verified. Raises TrainError."""
+        """Return the checkpoint in this file. A file without a manifest is not verified. Raises TrainError."""
         if not path.name:
             message = f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
             raise TrainError(Exit.NO_INPUT, message)
@@ -331,7 +332,7 @@ class CheckpointFinder:
         return checkpoint
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
-        """Raise TrainError if options that shape the weights have changed, unless --allow-changed-config is given."""
+        """Raise TrainError if options that affect the weights have changed, unless --allow-changed-config is given."""
         before = checkpoint.shaping
         changed = [name for name in now if name in before and before[name] != now[name]]
         changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
@@ -340,18 +341,19 @@ class CheckpointFinder:
         if not self.options.allow_changed:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
             raise config_error(
-                f"{path} was trained with {changes}",
+                f"{path} was trained with other options: {changes}",
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
-        self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
+        self.warn(f"{path} was trained with other options: {changes}; continuing (--allow-changed-config)")
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time. The loop waits only for a copy in memory; a thread writes it to the disk.
+    """Writes checkpoints, one at a time. A thread writes a copy of the state, so the training loop waits only for the
+    copy.
 
     If a write fails, ``warn`` is called with one line. The training continues, and the previous checkpoint stays valid.
-    ``on_wait`` is called with the step number while the loop waits for the disk. ``directory`` is None on all ranks
-    but 0.
+    ``on_wait`` is called with the step number while the training loop waits for the disk. Only rank 0 has a
+    ``directory``.
     """
 
     def __init__(
@@ -381,12 +383,12 @@ class CheckpointSaver:
         self.uploader: Uploader | None = None
 
     def is_due(self, step: int) -> bool:
-        """Return whether the options ask for a checkpoint after this step in the middle of an epoch."""
+        """Return whether the options require a checkpoint in the middle of an epoch, after this step."""
         every, minutes = self._options.every, self._options.minutes
         return bool((every and step % every == 0) or (minutes and time.monotonic() - self._saved_at >= 60 * minutes))
 
     def save(self, step: int, parts: Mapping[str, Any], shaping: Mapping[str, Any], accuracy: float | None) -> None:
-        """Copy the state, and start writing it."""
+        """Copy the state, and start to write the copy."""
         if not self.wait_for_write(step):
             self.skip(step)
             return
@@ -398,9 +400,9 @@ class CheckpointSaver:
         self._writing.start()
 
     def skip(self, step: int) -> None:
-        """Report that this step has no checkpoint, because a disk does not respond."""
+        """Report that this step gets no checkpoint, because the disk of a rank does not respond."""
         self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
-        self._failed(step, f"the previous one has been waiting for the disk for {STUCK_S:g} s")
+        self._failed(step, f"the previous checkpoint has been waiting for the disk for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
         """Wait until the current write is on the disk or has failed. Return False if the disk does not respond.
@@ -441,7 +443,7 @@ class CheckpointSaver:
             self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange the writers' results. This wait is not the disk's, and the process group limits it."""
+        """Exchange the results of the writers. The process group limits this wait. It is no wait for the disk."""
         self._written_at = math.inf
         try:
             return shard.gather(value)
@@ -457,7 +459,7 @@ class CheckpointSaver:
 
 
 class Snapshot:
-    """Copies a nested state to reusable buffers on the CPU; buffers for tensors from a GPU are in pinned memory.
+    """Copies a nested state to buffers on the CPU, which are reused. Tensors from a GPU are copied to pinned memory.
 
     The result of ``take`` is valid until the next call of ``take``.
     """
@@ -489,6 +491,6 @@ class Snapshot:
         return copy
 
     def wait(self) -> None:
-        """Wait until the copies are complete. May be called from any thread."""
+        """Wait until the copies are complete. Any thread may call this."""
         if self._copied is not None:
             self._copied.synchronize()

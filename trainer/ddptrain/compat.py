@@ -1,4 +1,4 @@
-"""Every private interface of torch that ddptrain uses, each with a check and a simple fallback."""
+"""All private interfaces of torch that ddptrain uses. Each one has a check and a simple fallback."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class NoDispatchMode:
-    """A context that observes no function calls, so the number of operations of a step is unknown."""
+    """The fallback for TorchDispatchMode. It observes no function calls, so no operations are counted."""
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +55,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def has_cpu_bf16() -> bool:
-    """Return whether the CPU has AVX-512 bf16 or AMX; False if torch cannot detect them."""
+    """Return whether the CPU has AVX-512 bf16 or AMX. The result is False if torch cannot detect them."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         is_supported = getattr(torch.cpu, name, None)
         if is_supported is not None and is_supported():
@@ -74,24 +74,24 @@ def flight_recorder_dump() -> Callable[[], Any] | None:
 
 
 def sharded_type() -> type | tuple[type, ...]:
-    """Return the type of sharded tensors, or () if torch's module for them (1 s to import) was not imported."""
+    """Return the type of sharded tensors, or () if torch.distributed.tensor (1 s to import) was not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return () if module is None else module.DTensor
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the complete tensor: gathered if it is sharded, summed if it is partial, otherwise unchanged."""
+    """Return the complete tensor. A sharded tensor is gathered from the ranks, a partial one is summed over them."""
     sharded: Any = tensor
     return sharded.full_tensor() if isinstance(tensor, sharded_type()) else tensor
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Return a number that is the same for tensors that share memory, even for tensors without data."""
+    """Return a number that identifies the memory of a tensor. Tensors on the meta device have such a number, too."""
     storage = tensor.untyped_storage()
     return int(getattr(storage, "_cdata", None) or storage.data_ptr())
 
 
 def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return for how many ns of a step DDP's communication overlapped the backward pass, or 0 if this is unknown."""
+    """Return the ns of a step in which DDP's communication overlaps the backward pass, or 0 if this is unknown."""
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))

@@ -1,8 +1,8 @@
 """The options of ddptrain, as groups of frozen dataclasses, and its command line.
 
-Each field of a group has a flag, a help text, a type and a default. It also states whether it shapes the weights. A
-value comes from the flag, otherwise from the environment, otherwise from the recipe, otherwise from the default. This
-module does not import torch, so that ``--help`` is fast.
+Each field of a group is an option. It has a help text, a type and a default, and states whether it affects the weights.
+A value comes from the flag, else from the environment, else from the recipe, else from the default. This module does
+not import torch, so that ``--help`` is fast.
 """
 
 import argparse
@@ -36,14 +36,15 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
     """Return a dataclass field for an option with the help ``text``. ``argument`` is passed to argparse.
 
-    ``flag`` is given only if it differs from the field's name. ``shapes``: whether the option shapes the weights, so
-    that a checkpoint with another value cannot be resumed. Without a default, the recipe must have the value.
+    ``flag`` is given only if it differs from the field's name. ``shapes`` states whether the option affects the
+    weights. A checkpoint with another value of such an option cannot be resumed. The recipe must have an option without
+    a default.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
 
 def shaping(text: str, **rest: Any) -> Any:
-    """Return the field of an option that shapes the weights; see `option`."""
+    """Return the field of an option that affects the weights. See `option`."""
     return option(text, shapes=True, **rest)
 
 
@@ -53,12 +54,12 @@ def flag_of(item: Field[Any]) -> str:
 
 
 def key_of(item: Field[Any]) -> str:
-    """Return the field's name in checkpoints and for argparse, which is unique among all groups."""
+    """Return the name of a field in checkpoints and in argparse. It is unique among all groups."""
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
 def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return an argparse type for whole numbers from ``lowest`` to ``highest`` (default: the largest int64)."""
+    """Return an argparse type for whole numbers from ``lowest`` to ``highest``."""
 
     def parse_whole(text: str) -> int:
         try:
@@ -82,7 +83,7 @@ def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not lowest <= value < below:
-            upper = "" if below == math.inf else f" and below {below:g}"
+            upper = "" if below == math.inf else f" and less than {below:g}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {lowest:g}{upper}")
         return value
 
@@ -90,7 +91,7 @@ def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
-    """Parse an image shape CxHxW with H = W."""
+    """Parse an image shape such as "3x32x32". Height and width are equal."""
     parts = text.split("x")
     if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts) or parts[1] != parts[2]:
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxSIZExSIZE, such as 3x32x32")
@@ -98,7 +99,7 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def milestones(text: str) -> tuple[int, ...]:
-    """Parse increasing whole numbers, separated by commas."""
+    """Parse increasing whole numbers that are separated by commas."""
     parts = text.split(",")
     values = tuple(int(part) for part in parts if part.isdecimal())
     if len(values) != len(parts) or list(values) != sorted(set(values)):
@@ -108,12 +109,12 @@ def milestones(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data set, its location, and how its images reach the model."""
+    """The data set, its folder, and how its images reach the model."""
 
     name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
     folder: Path = option(
-        "the data's folder; mnist, cifar10 and cifar100 are downloaded to it if they are missing; for folder: contains "
-        "CLASS/*.png or *.jpg, or train and val with such folders; for text: a file, or a folder of *.txt",
+        "folder of the data, to which mnist, cifar10 and cifar100 are downloaded; for folder: contains CLASS/*.png or "
+        "*.jpg, or the folders train and val with such folders; for text: a file, or a folder with *.txt",
         flag="--data-dir",
         default=Path("data"),
     )
@@ -130,8 +131,8 @@ class DataOptions:
     synthetic_classes: int = shaping("for synthetic: number of classes", type=whole(2), default=10)
     context: int = shaping("for text: context length in bytes", type=whole(1), default=256)
     input: str = option(
-        "device: keep all images on the device as bytes; loader: worker processes load them; auto: device if they fit, "
-        "else loader. Order and augmentation are the same in both",
+        "device: keep all images in the device's memory; loader: load them with worker processes; auto: device if they "
+        "fit, else loader. The order and the augmentation of the images are always the same",
         choices=("auto", "device", "loader"),
         default="auto",
     )
@@ -140,11 +141,11 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions:
-    """The augmentation. Its results depend only on the seed, the epoch and the sample, not on the number of ranks."""
+    """The augmentation. Its random values depend only on the seed, the epoch and the sample."""
 
     augment: bool = shaping("augment images with the options of this group", default=True)
     shift: int | None = shaping(
-        "random crops after padding by PX black pixels (default: digits 1, cifar10 and cifar100 4)",
+        "random crops after padding by PX black pixels (default: 1 for digits, 4 for cifar10 and cifar100, else 0)",
         type=whole(0),
         default=None,
         metavar="PX",
@@ -154,14 +155,14 @@ class AugmentationOptions:
     )
     cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
-        "share of images that get a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
+        "share of images of which a grey rectangle covers 2 to 33 %%", type=real(0, 1.001), default=0.0
     )
     mixup: float = shaping(
         "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
     )
     cutmix: float = shaping(
-        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup: one "
-        "of the two per image",
+        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup, "
+        "each image gets one of the two",
         type=real(0),
         default=0.0,
     )
@@ -172,7 +173,7 @@ class ModelOptions:
     """The model and its initial weights."""
 
     name: str = shaping(
-        f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a classifier of torchvision: resnet50, torchvision:resnet18",
+        f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a torchvision classifier: resnet50, torchvision:resnet18",
         flag="--model",
         metavar="NAME",
     )
@@ -184,8 +185,8 @@ class ModelOptions:
         metavar="FILE",
     )
     stem: str = shaping(
-        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small up "
-        "to 64 px",
+        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small for "
+        "images up to 64 px, else imagenet",
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
@@ -266,14 +267,14 @@ class CheckpointOptions:
     """Where and when checkpoints are saved, and from which one to resume."""
 
     folder: Path = option(
-        "folder of the checkpoints, which rank 0 writes; a URL is used as --checkpoint-store",
+        "folder to which rank 0 writes the checkpoints; a URL is used as --checkpoint-store",
         flag="--checkpoint-dir",
         type=str,
         default=Path("checkpoints"),
     )
     store: str = option(
-        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied, and from which a start continues "
-        "if the folder has no newer checkpoint; needs ddpctl[s3]",
+        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied; a training resumes from it if the "
+        "folder has no newer checkpoint; needs ddpctl[s3]",
         flag="--checkpoint-store",
         default="",
         metavar="URL",
@@ -294,8 +295,8 @@ class CheckpointOptions:
     keep: int = option("number of newest checkpoints to keep; 0: all", type=whole(0), default=3)
     keep_best: bool = option("also keep the checkpoint with the highest test accuracy", default=True)
     resume: str = option(
-        "auto: continue from the newest complete checkpoint, if any; never: start at step 0, and refuse a folder with "
-        "checkpoints; PATH: continue from this checkpoint",
+        "auto: continue from the newest complete checkpoint, if there is one; never: start at step 0, and fail "
+        "if the folder has checkpoints; PATH: continue from this checkpoint",
         default="auto",
         metavar="auto|never|PATH",
     )
@@ -322,15 +323,15 @@ class MachineOptions:
         default="off",
     )
     deterministic: bool = option(
-        "one thread per rank and fixed algorithms: the same seed and number of ranks give bit-identical weights, also "
-        "after a restart",
+        "one thread per rank and deterministic algorithms: the same seed and number of ranks give bit-identical "
+        "weights, also after a restart",
         default=False,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """Options for the rendezvous and for DDP. Under ddprun and torchrun, no option for the rendezvous is needed."""
+    """The rendezvous and the strategy. Under ddprun and torchrun, no option for the rendezvous is needed."""
 
     rank: int | None = option("rank of this process, if no launcher sets RANK", type=whole(0), default=None)
     world_size: int | None = option("number of ranks, if no launcher sets WORLD_SIZE", type=whole(1), default=None)
@@ -342,7 +343,7 @@ class RankOptions:
     )
     spawn: int = option("start N ranks on this machine with torch.multiprocessing", type=whole(1, 1024), default=1)
     timeout_s: int = option(
-        "time-out for the other ranks to join, to download data, and in collectives",
+        "time-out of the rendezvous, of the download of data by another rank, and of collectives",
         flag="--timeout",
         type=whole(1, 100_000_000),
         default=300,
@@ -363,7 +364,7 @@ class RankOptions:
     sync_bn: bool = shaping("synchronise batch normalisation over all ranks (GPUs only)", default=False)
     compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
     bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
-    bucket_view: bool = option("gradients are views of the buckets, which saves a copy", default=True)
+    bucket_view: bool = option("make the gradients views of the buckets, which saves a copy", default=True)
     static_graph: bool = option(
         "DDP's static_graph: every step uses the same parameters in the same order", default=False
     )
@@ -376,12 +377,12 @@ class CallbackOptions:
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("folder of the traces", default=Path("profile"))
     debug: bool = option(
-        "debug mode: more output of torch, a record of the last collectives, anomaly detection in the backward "
-        "pass; slow",
+        "debug mode, which is slow: more output of torch, a record of the last collectives, anomaly detection in the "
+        "backward pass",
         default=False,
     )
     stop_after: float = option(
-        "save and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
+        "save a checkpoint and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
         type=real(0.0),
         default=0.0,
         metavar="T",
@@ -390,15 +391,15 @@ class CallbackOptions:
 
 EPILOG = """\
 Examples:
-  ddptrain                                        digits, one process
-  ddptrain --spawn 2                              the same on two ranks of this machine
+  ddptrain                                        train on digits in one process
+  ddptrain --spawn 2                              the same with two ranks on this machine
   torchrun --nproc-per-node 2 -m ddptrain         the same, started by torchrun
   ddprun --nproc-per-node 2 -m ddptrain --recipe mnist-simple --epochs 3
   ddptrain --recipe folder-resnet18-pretrained --data-dir photos
-  ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
-  ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
+  ddptrain --profile 5                            trace five steps, for https://ui.perfetto.dev
+  ddptrain export checkpoints weights.pt          write the weights to a file
   ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
-  ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
+  ddptrain fit --params 8e9 --memory 80GB         estimate whether it fits into a GPU
 
 Stopping: after SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint at the end of the step, and exits with 143
 or 138. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues from the
@@ -432,32 +433,35 @@ _VARIABLES = {
 
 
 class Parser(commandline.Parser):
-    """A parser that prints errors only on one rank."""
+    """A parser of command lines. It prints no error if it is ``quiet``, which it is on all ranks except rank 0."""
 
     quiet = False
-    source = ""  # a prefix of errors, when the arguments are not from the command line
+    source = ""  # the prefix of an error if the arguments are those of a recipe
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, unless ``quiet``, and exit with code 2."""
+        """Print the message unless ``quiet``, and exit with code 2."""
         write_error(f"{self.prog}: {self.with_suggestion(message)}", os.environ)
         if self.quiet:
             self.exit(Exit.USAGE)
         super().error(message)
 
     def with_suggestion(self, message: str) -> str:
-        """Return ``message`` with the prefix ``source``, and with a suggestion if there is one."""
+        """Return ``message`` with the prefix ``source`` and, if there is one, a suggestion."""
         return self.source + super().with_suggestion(message)
 
 
 def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Return the options of a command line. Exit with code 2 if it is wrong."""
+    """Return the options of a command line. Exits with code 2 if it is invalid."""
     parser = _parser(quiet=environ.get(names.RANK, "0") != "0")
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
-        parser.error("--batch-size and --batch-size-per-rank set the same value: give only one of them")
+        parser.error("--batch-size and --batch-size-per-rank exclude each other: give only one of them")
     given_ranks = [flag for flag in ("rank", "world_size", "init_method") if flag in given]
     if given.get("spawn", 1) > 1 and given_ranks:
-        parser.error(f"--spawn starts its ranks by itself: leave out --{given_ranks[0].replace('_', '-')}")
+        parser.error(f"--spawn numbers its ranks itself: leave out --{given_ranks[0].replace('_', '-')}")
     name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
     if "://" in given.get("checkpoint_dir", ""):
         given["checkpoint_store"] = given.pop("checkpoint_dir")
@@ -486,11 +490,10 @@ def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
 
 
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
-    """Return the options that shape the weights, which a resumed training must share.
+    """Return the options that affect the weights, keyed by name. A resumed training must have the same values.
 
-    The values have types that torch.load can read. ``batch_size`` is over all ranks. The number of epochs is not
-    included, so that a training can be extended. With ``--deterministic``, options that change the rounding are
-    included.
+    ``batch_size`` is over all ranks. The number of epochs is left out, so that a training can be extended. Options that
+    change the rounding are included with ``--deterministic``. torch.load can read all values with weights_only.
     """
     groups = [getattr(options, name) for name in GROUPS]
     shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])
@@ -517,14 +520,12 @@ def _parser(*, quiet: bool) -> Parser:
         "       ddptrain sample SOURCE",
         description="Train an image classifier or a GPT, as one rank of a launcher or as a single process.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     parser.quiet = quiet
     parser.add_argument(
         "--recipe",
-        help=f"defaults for what follows: {', '.join(recipe_names())}, or a YAML file (default: the data set's)",
+        help=f"defaults of the options below: {', '.join(recipe_names())}, or a YAML file (default: depends on --data)",
         metavar="NAME",
     )
     for name, kind in GROUPS.items():
@@ -540,7 +541,7 @@ def _parser(*, quiet: bool) -> Parser:
 def _default_text(item: Field[Any]) -> str:
     key, default = key_of(item), item.default
     if default is MISSING:
-        return " (default: the recipe's)"
+        return " (default: from the recipe)"
     if default is None:
         return ""  # the help itself explains the default
     if isinstance(default, bool):

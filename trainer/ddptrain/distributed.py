@@ -1,7 +1,7 @@
-"""The ranks of a training: which rank this is, how ranks meet and agree, their devices, and the DDP wrapper.
+"""The ranks of a training: their numbers, their rendezvous, the exchange of values, their devices, and the DDP wrapper.
 
-There are two process groups. The default group always uses gloo and carries data that the ranks exchange on the CPU, so
-that no GPU waits for it. ``World.data_group`` carries the gradients.
+There are two process groups. The default group always uses gloo. The ranks exchange values on the CPU with it, so that
+no GPU waits for them. ``World.data_group`` carries the gradients.
 """
 
 import os
@@ -52,7 +52,7 @@ _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_c
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """The rank and the number of ranks, over all nodes and on this node."""
+    """The rank and the world size, over all nodes and on this node."""
 
     rank: int = 0
     size: int = 1
@@ -66,7 +66,7 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
-    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else as a single rank.
+    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else rank 0 of 1.
 
     If LOCAL_RANK is missing, all ranks are assumed to be on this machine. Raises TrainError.
     """
@@ -80,9 +80,11 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
         environ, names.LOCAL_WORLD_SIZE, default=local_rank + 1 if names.LOCAL_RANK in environ else size
     )
     if rank >= size:
-        raise _rank_error(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
+        raise _rank_error(f"{names.RANK}={rank} is not less than {names.WORLD_SIZE}={size}")
     if local_rank >= local_world_size:
-        raise _rank_error(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_world_size}")
+        raise _rank_error(
+            f"{names.LOCAL_RANK}={local_rank} is not less than {names.LOCAL_WORLD_SIZE}={local_world_size}"
+        )
     if size > 1 and needs_master(options):
         for name in (names.MASTER_ADDR, names.MASTER_PORT):
             if not environ.get(name):
@@ -104,7 +106,7 @@ def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[s
     for name, value in given.items():
         if value is not None and environ.get(name, str(value)) != str(value):
             flag = "--" + name.lower().replace("_", "-")
-            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give one of them")
+            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give only one of them")
     return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
@@ -135,15 +137,15 @@ class World:
 
 
 def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
-    """Create the default process group. Raises TrainError on each rank that cannot join."""
+    """Create the default process group. Raises TrainError on each rank that cannot join it."""
     if rank_info.size == 1:
         return
     if options.backend == "mpi" and not dist.is_mpi_available():
-        raise config_error("--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
+        raise config_error("--backend mpi, but this torch was built without MPI: give auto, nccl or gloo")
     folder = Path(options.init_method.removeprefix("file://")).parent
     # torch would wait for the folder, and handle no signal
     if options.init_method.startswith("file://") and not folder.is_dir():
-        raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: there is no folder {folder}", rank=None)
+        raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: {folder} does not exist", rank=None)
     if needs_master(options):
         _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
     timeout = timedelta(seconds=options.timeout_s)
@@ -168,7 +170,7 @@ def _meeting_point(options: RankOptions) -> str:
 
 @contextmanager
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
-    """Print that the rank is waiting if the ``with`` block takes longer than ``seconds``."""
+    """Print that the rank is waiting for the others if the ``with`` block takes longer than ``seconds``."""
     line = (
         f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
         f"giving up after {options.timeout_s:g} s"
@@ -184,14 +186,14 @@ def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> I
 
 
 def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
-    """Wait until the name resolves, because a pod's name may appear later than the pod. Raises TrainError."""
+    """Wait until the name can be resolved. The name of a pod may appear later than the pod. Raises TrainError."""
     deadline, logged = time.monotonic() + timeout_s, False
     while True:
         try:
             socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+            reason = error.strerror if isinstance(error, OSError) else "not a host name"
             what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
             if time.monotonic() > deadline:
                 message = f"{what}; gave up after {timeout_s:g} s (--timeout)"
@@ -206,7 +208,7 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
 def torch_cpp_log_off() -> Iterator[None]:
     """Turn off the log of torch's C++ code during the rendezvous, unless the user has set its level.
 
-    The errors of the rendezvous are raised as exceptions. The log's C++ stacks would hide their one-line message.
+    The rendezvous raises exceptions with one-line messages, to which the log would add C++ stack traces.
     """
     if CPP_LOG_LEVEL in os.environ:
         yield
@@ -224,7 +226,7 @@ def _set_cpp_log_level(level: str) -> None:
 
 
 def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
-    """Choose the device, and create the process group for the gradients, after `join_ranks`. Raises TrainError."""
+    """Choose the device, and create the group for the gradients. `join_ranks` comes before. Raises TrainError."""
     device = agree(rank_info, lambda: take_device(rank_info, device_name))
     check_same_devices(gather(rank_info, device.type))
     timeout = timedelta(seconds=options.timeout_s)  # a new group does not inherit it from the default one
@@ -254,7 +256,7 @@ def choose_device(rank_info: RankInfo, name: str) -> torch.device:
 
 
 def take_device(rank_info: RankInfo, name: str) -> torch.device:
-    """Choose the device; if it is a GPU, make it the current device of this process. Raises TrainError."""
+    """Return the rank's device. A GPU becomes the current device of this process. Raises TrainError."""
     device = choose_device(rank_info, name)
     if device.type == "cuda":
         try:
@@ -287,9 +289,10 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Return the result of ``action``, which every rank calls. If it fails on a rank, raise its TrainError on all.
+    """Return the result of ``action``. If it fails on a rank, raise its TrainError on all ranks. Every rank must call
+    this.
 
-    If it fails on several ranks, raise the error of the lowest of them.
+    If ``action`` fails on several ranks, the error of the lowest rank is raised.
     """
     failure: TrainError | None = None
     try:
@@ -313,9 +316,9 @@ def broadcast(rank_info: RankInfo, value: T) -> T:
 
 
 def broadcast_state(rank_info: RankInfo, value: T) -> T:
-    """Return rank 0's value on all ranks. Its tensors, which are on the CPU, are sent one by one instead of pickled.
+    """Return rank 0's value on all ranks. Its tensors must be on the CPU. They are sent one by one and not pickled.
 
-    A tensor without gaps keeps its strides, because fused optimizers need moments with the strides of the weight.
+    Dense tensors keep their strides, because a fused optimizer needs moments with the strides of the weight.
     """
     if rank_info.size == 1:
         return value
@@ -366,7 +369,7 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def nccl_failure(error: Exception) -> str | None:
-    """Return NCCL's reason for a failure; None if NCCL lost another rank, or if the error does not come from NCCL.
+    """Return NCCL's reason for a failure. Return None if NCCL lost another rank, or if the error is not from NCCL.
 
     The text of torch's DistBackendError (NCCLUtils.hpp) contains a line "NCCL error in: FILE:LINE, WHAT", a line
     "ncclKIND: WHAT", and "Last error:" with a line from NCCL. A lost rank is not always an ncclRemoteError:
@@ -385,7 +388,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the number of threads and the algorithms. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
+    """Set the number of threads and the algorithms. OMP_NUM_THREADS has no effect if ``deterministic``."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -395,7 +398,7 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
-    """Raise TrainError if options cannot be combined. Every rank raises it, because the ranks have not met yet."""
+    """Raise TrainError on every rank if options cannot be combined."""
     ranks, compile_mode, accumulates = options.ranks, options.machine.compile, options.training.accumulate > 1
     strategy, compiled = f"--strategy {ranks.strategy}", f"--compile {compile_mode}"
     if ranks.strategy in SHARDED:
@@ -433,9 +436,9 @@ def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
-    """Return the model wrapped for training; a single rank needs no wrapper. Every rank calls this.
+    """Return the model wrapped for training. A single rank needs no wrapper. Every rank must call this.
 
-    If ``deterministic``, the order in which gradients are added is fixed; see `lay_out_buckets`. Raises TrainError.
+    If ``deterministic``, the gradients are added in a fixed order. See `lay_out_buckets`. Raises TrainError.
     """
     if options.sync_bn:
         if world.device.type != "cuda":
@@ -493,11 +496,11 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
     """Give DDP's buckets their final layout before the first step. Every rank must call this.
 
     DDP groups the gradients into buckets when it is created. After the first backward pass, it groups them again, in
-    the order in which they became ready. An element's place in its bucket decides in which order the all-reduce adds
-    the ranks' numbers. Without this call, the first step after a restart would add in another order than the same step
-    without a restart. With three or more ranks, the last bits would differ.
+    the order in which they became ready. The place of an element in its bucket determines in which order the all-reduce
+    adds the ranks' values. Without this call, the first step after a restart would add them in another order than the
+    same step without a restart. With three or more ranks, the last bits would differ.
 
-    This function makes backward passes of the sum of one element of each parameter. So the layout depends only on the
+    This function runs backward passes of the sum of one element of each parameter. So the layout depends only on the
     model. Weights, buffers and random generators do not change, and no gradient is left.
     """
     module = ddp.module

@@ -1,6 +1,5 @@
 """``ddptrain export``: write the weights of a checkpoint to a plain file that can be read without ddptrain."""
 
-import argparse
 import contextlib
 import json
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Examples:
-  ddptrain export checkpoints weights.pt                  of the newest checkpoint in a folder
-  ddptrain export RUN_FOLDER --best weights.safetensors   of a run's best one, without pickle
+  ddptrain export checkpoints weights.pt                  the newest checkpoint of a folder
+  ddptrain export RUN_FOLDER --best weights.safetensors   the best checkpoint of a run
   ddptrain export checkpoints/step-00000450.pt weights.pt
 
 Read weights.pt with torch.load("weights.pt", weights_only=True): a state_dict, for model.load_state_dict.
@@ -31,17 +30,15 @@ def main(arguments: Sequence[str]) -> int:
         prog="ddptrain export",
         description="Write the weights of a checkpoint as a plain .pt or .safetensors file.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
     parser.add_argument("target", type=Path, metavar="TARGET", help="weights.pt or weights.safetensors")
-    parser.add_argument("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
+    parser.add_argument("--best", action="store_true", help="use the checkpoint with the highest test accuracy")
     parser.add_argument(
         "--part",
         default="auto",
         metavar="NAME",
-        help="which weights: model, or ema where there are averaged ones (default: ema if there are, else model)",
+        help="which weights: model, or ema for the averaged ones (default: ema if the checkpoint has it, else model)",
     )
     given = parser.parse_args(arguments)
     if given.target.suffix not in (".pt", ".safetensors"):
@@ -59,22 +56,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tensors of a part of the checkpoint that was read from ``path``. Raises TrainError.
+    """Return the name and the tensors of a part of the checkpoint ``found``. Raises TrainError if it has no such part.
 
-    If ``part`` is "auto", it selects the averaged weights if there are any, otherwise the model's.
+    "auto" selects the averaged weights if there are any, otherwise the model's.
     """
     from ddptrain.checkpoint import whole  # imports torch
 
     name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
     if name not in found.parts:
-        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(found.parts)}")
     return name, dict(whole(found.parts[name]))
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
-    """Return the checkpoint of SOURCE; in a folder, the newest complete one or, with ``best``, the most accurate one.
+    """Return the checkpoint of SOURCE. In a folder, it is the newest complete one or, with ``best``, the most accurate
+    one.
 
-    Print a warning for each checkpoint that would be preferred but cannot be used. Raises TrainError.
+    Print a warning for each better one that cannot be used. Raises TrainError.
     """
     from ddptrain.checkpoint import first_file  # imports torch
     from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
@@ -84,9 +82,9 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
         raise TrainError(Exit.NO_INPUT, f"{source}: no such file or folder")
     paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
     if not paths:
-        raise TrainError(Exit.NO_INPUT, f"{folder} holds no checkpoint (step-*.pt)")
+        raise TrainError(Exit.NO_INPUT, f"{folder} contains no checkpoint (step-*.pt)")
     if best and not source.is_file() and not (paths := by_accuracy(paths)):
-        raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} knows its test accuracy; leave out --best")
+        raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} has a known test accuracy: leave out --best")
     found, bad = first_whole(paths)
     if found is None:
         path, error = next(iter(bad.items()))
@@ -98,7 +96,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of a run, or None. A resumed run uses the first run's, which its record names."""
+    """Return the checkpoint directory of a run, or None. For a resumed run, it is the directory of the first run."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

@@ -1,4 +1,4 @@
-"""Goodput: how much of a rank's wall time went to productive steps, and how much was lost to each cause."""
+"""Goodput: the share of a rank's wall time that it spent on productive steps, and the time lost to each cause."""
 
 import contextlib
 import time
@@ -53,7 +53,7 @@ def steps_before(environ: Mapping[str, str]) -> int:
 
 
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
-    """Return the seconds lost before this process was ``started``, keyed by cause. ddprun sets them in the environment.
+    """Return the seconds that ddprun counted as lost before this process was ``started``, keyed by cause.
 
     The time since ddprun requested the process counts as start-up.
     """
@@ -69,7 +69,7 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return the value of time.monotonic() when this process was started; if that is unknown, the current value."""
+    """Return the value of time.monotonic() when this process was started, or its current value if that is unknown."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))

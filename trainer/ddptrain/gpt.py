@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a multilayer perceptron; the output of each is added to its input."""
+    """Attention, then a multilayer perceptron. The output of each one is added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
-            elif parameter.ndim > 1:  # layers whose outputs are summed begin smaller, so that the sum does not grow
+            elif parameter.ndim > 1:  # layers whose outputs are summed get smaller weights
                 is_added = name.endswith(("attention.output.weight", "perceptron.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_added else 0.02)
 
@@ -74,7 +74,7 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def generate(model: GPT, prompt: bytes, *, temperature: float, seed: int) -> Iterator[int]:
-    """Yield bytes that may follow the prompt, without end. With temperature 0, always yield the most probable byte."""
+    """Yield an endless continuation of the prompt. With temperature 0, each byte is the most probable one."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt or b"\n")
     while True:

@@ -8,7 +8,7 @@ MB = 1e6
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free bytes of a GPU. For a CPU, return those of the machine or its container, whichever is less."""
+    """Return the free bytes of a GPU, or of the machine or container (the smaller number) for a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:

@@ -68,7 +68,7 @@ _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
     """Train, and return the exit code. An expected error is printed as one line.
 
-    ``started`` is the value of time.monotonic() at the start of the process.
+    ``started`` is the value of time.monotonic() when the process was started.
     """
     rank_info, metrics = RankInfo(), Metrics()
     goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
@@ -157,7 +157,7 @@ def _train(
     if resumed:
         progress.log(resume_message(state, *resumed))
     elif before := steps_before(environ):
-        progress.log(f"no checkpoint yet: the training starts again at its beginning; it had reached step {before}")
+        progress.log(f"there is no checkpoint: the training starts again at step 0, after it had reached step {before}")
         events.emit("started_over", steps=before)
     stop = StopVote(rank_info, signals, guard, after_s=60 * options.callbacks.stop_after, started=goodput.started)
     callbacks = Callbacks(
@@ -196,15 +196,15 @@ def _train(
     _save_and_report(state, result, manager, callbacks, stop)
     uploader = manager.uploader
     if rank_info.size > 1:
-        del state, manager  # they keep DDP's reference to gloo, which may abort the process at its end
+        del state, manager  # they reference DDP and so gloo, which may abort the process when it exits
         gc.collect()
         dist.barrier()
     failed = uploader.wait(lambda: bool(result.exit_code or signals.code)) if uploader else Exit.OK
-    return result.exit_code or (failed and signals.code) or failed  # stopped: a resumed run uploads it
+    return result.exit_code or (failed and signals.code) or failed  # after a stop, a resumed run uploads it
 
 
 def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirectory | None:
-    """Return the locked checkpoint directory on rank 0, and None on the other ranks. Raises TrainError on all."""
+    """Return the locked checkpoint directory on rank 0, and None on all other ranks. Raises TrainError on all ranks."""
     folder = options.checkpoints.folder
     directory = agree(rank_info, lambda: CheckpointDirectory(folder) if rank_info.is_first else None)
     if is_sharded(options.ranks, rank_info):
@@ -221,7 +221,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
 
 
 def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset | TextDataset:
-    """Return the data set. Fetch it and the pretrained weights first if they are missing. Raises TrainError.
+    """Download the data set and the pretrained weights if they are missing, and load the data set. Raises TrainError.
 
     Rank 0 downloads first, which is enough if the nodes share a folder. Then one rank of each other node downloads.
     """
@@ -275,7 +275,7 @@ def _log_error(message: str) -> None:
 
 
 def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return a message with the start of torch's error, which states the requested memory, and with advice."""
+    """Return a message with advice and the first sentences of torch's error, which state the requested memory."""
     asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
     return f"has too little GPU memory: {asked}: use a smaller --batch-size, or --accumulate or --recompute"
 
@@ -300,7 +300,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return a message about where the training continues.
+    """Return a message about the step at which the training resumes.
 
     ``epochs_before`` is the number of epochs of the training that wrote the checkpoint, or None if unknown.
     """
@@ -310,7 +310,7 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
     if step >= state.num_steps:
         done = f"all {state.num_steps} steps are done"
         if step > state.num_steps:
-            done = f"it is of step {step}, and this training has only {state.num_steps}"
+            done = f"the checkpoint is from step {step}, but this training has only {state.num_steps} steps"
         return (
             f"resumed from {path}: {done}, so nothing is left to train "
             "(give more --epochs to continue, or another --checkpoint-dir to start from the beginning)"
@@ -323,8 +323,8 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 
 
 def stop_message(state: TrainingState, step: int, checkpoint: Path | None, *, by: str) -> str:
-    """Return a message about what stopped the training (``by``) after ``step`` steps, and how to continue."""
-    # A launcher that sets the checkpoint folder of each run prints itself how to continue.
+    """Return a message about what stopped the training (``by``) after ``step`` steps, and how to resume it."""
+    # A launcher that sets the checkpoint folder of each run prints how to resume it.
     how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command continues from there"
     return f"stopped by {by} after step {step} of {state.num_steps}: saved {checkpoint}{how}"
 
@@ -348,7 +348,7 @@ def summary_message(
 
 
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
-    """Return how the ranks' time was used, and rank 0's peak memory (torch's on a GPU, else the process's).
+    """Return a message about how the ranks' time was used, and about rank 0's peak memory.
 
     ``spent_s`` has one entry per rank: its lost seconds, keyed by cause, and its productive seconds ("productive").
     """

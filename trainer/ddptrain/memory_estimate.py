@@ -1,4 +1,4 @@
-"""``ddptrain fit``: estimate, before a launch, whether a training fits into a GPU's memory, and show the calculation.
+"""``ddptrain fit``: estimate whether a training fits into a GPU's memory, and show the calculation.
 
 torch is imported only to measure a model or to read the memory of this machine's GPU.
 """
@@ -35,7 +35,7 @@ Examples:
   ddptrain fit --model resnet18 --image 3x224x224 --batch-size 256 --memory 16GB
   ddptrain fit --model gpt --layers 32 --width 4096 --heads 32 --optimizer adamw --batch-size 4 --memory 80GB
 
-The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one of 80 GiB: so they are sold.
+The exit code is 0 if the training fits and 78 if it does not. A size in GB is read as GiB, as in the names of GPUs.
 """
 
 
@@ -56,7 +56,7 @@ class TrainingSize:
     recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
     def rows(self) -> list[tuple[str, float | None, str]]:
-        """Return the rows of the calculation: what, its size in bytes (None: unknown), and how it is computed."""
+        """Return the rows of the calculation: a name, its size in bytes (None if unknown), and how it is computed."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
         compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]
@@ -67,7 +67,7 @@ class TrainingSize:
         weights = number * width / self.shards_all
         states = number * state / self.shards_all / self.shards_optimizer
         if self.bucket_view:
-            bucket_bytes, buckets = 0.0, "none: gradients are views of them"
+            bucket_bytes, buckets = 0.0, "none: the gradients are views of the buckets"
         elif self.shards_all > 1:
             bucket_bytes, buckets = 0.0, "none with FSDP"
         else:
@@ -96,7 +96,7 @@ class TrainingSize:
 
 
 def suggestions(case: TrainingSize, *, ranks: int) -> Iterator[tuple[str, TrainingSize]]:
-    """Yield changes that would reduce the memory: a description, and the changed training."""
+    """Yield changes that may reduce the memory. Each item is a description and the changed training."""
     lean = replace(case, bucket_view=True)
     if not case.bucket_view:
         yield "gradients as views of DDP's buckets (gradient_as_bucket_view)", lean
@@ -120,7 +120,7 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training on the fewest ranks (a power of two) on which it fits with FSDP; None if it never fits."""
+    """Return the training on the fewest ranks (a power of two) that fit with FSDP, or None if none fit."""
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
     known = (one for one in trials if case.activations is None or one.activations is not None)
@@ -128,15 +128,15 @@ def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
 
 
 def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
-    """Return the answer as a text, with its calculation.
+    """Return the estimate as a text, with its calculation.
 
     ``options`` are ddptrain's options for this training, without the batch size, or None if ddptrain cannot run it.
     """
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
     for what, size, how in case.rows():
         lines.append(f"  {what:15} {'?' if size is None else _gib(size):>11}   {how}")
-    lines += [f"  {'together':15} {_gib(case.total()):>11}", ""]
-    open_end = " and the activations" if case.activations is None else ""
+    lines += [f"  {'total':15} {_gib(case.total()):>11}", ""]
+    open_end = " plus the activations" if case.activations is None else ""
     if case.total() <= memory:
         return "\n".join([*lines, f"it fits into {_gib(memory)}: {_gib(case.total())}{open_end}"])
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
@@ -145,7 +145,7 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
         lines.append(f"  {_gib(better.total()):>11}  {outcome:15} {idea}")
     found = fewest_shards(case, memory) if case.shards_all == 1 else None
     if found is not None:
-        if_known = ", if the activations do" if case.activations is None else ""
+        if_known = ", if the activations also fit" if case.activations is None else ""
         lines += ["", f"it does not fit with ddp; it fits with fsdp on {found.shards_all} ranks{if_known}"]
         if options is not None:
             again = " --recompute" if found.recomputed is None and case.recomputed is not None else ""
@@ -170,14 +170,14 @@ def main(arguments: Sequence[str]) -> int:
     memory = given.memory if given.memory is not None else gpu_memory()
     if memory is None:
         hint = "give --memory, such as --memory 80GB"
-        raise TrainError(Exit.USAGE, "the memory is unknown: there is no GPU here", hint=hint)
+        raise TrainError(Exit.USAGE, "the memory is unknown, because this machine has no GPU", hint=hint)
     fits, text = _answer(given, memory, _launch_options(given))
     print(text)
     return Exit.OK if fits else Exit.CONFIG
 
 
 def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | None", batch_size: int) -> None:
-    """Print the answer on rank 0 if a training does not fit on its GPU. ``shape``: of the images, or None for text."""
+    """Print the estimate on rank 0 if a training does not fit on its GPU. ``shape`` is None for a text."""
     memory, size = gpu_memory(world.device), world.rank_info.size
     if memory is None or not world.rank_info.is_first or options.machine.precision == "fp64":
         return
@@ -222,7 +222,7 @@ def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tu
 
 
 def parse_size(text: str) -> float:
-    """Parse a size in bytes. 80GB, 80GiB and 80 mean the same; MB, MiB, TB and TiB are accepted too."""
+    """Return a size in bytes. 80GB, 80GiB and 80 mean the same. MB, MiB, TB and TiB are accepted, too."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text, re.IGNORECASE)
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 80GB")
@@ -230,7 +230,7 @@ def parse_size(text: str) -> float:
 
 
 def parse_count(text: str) -> float:
-    """Parse a number of parameters such as 8e9, 8000000000, 8B or 350M."""
+    """Return a number of parameters, given a text such as 8e9, 8000000000, 8B or 350M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text, re.IGNORECASE)
     value = float(match[1]) * 1000.0 ** " KMBT".index(match[2].upper() or " ") if match else 0.0
     if value < 1:
@@ -241,36 +241,34 @@ def parse_count(text: str) -> float:
 def _parser() -> Parser:
     parser = Parser(
         prog="ddptrain fit",
-        description="Say whether a training fits into a GPU's memory, with the arithmetic, and what would help.",
+        description="Estimate whether a training fits into a GPU's memory. Show the calculation and what would help.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--params", type=parse_count, metavar="N", help="parameters of any model: 8e9, 8B")
+    add("--params", type=parse_count, metavar="N", help="number of parameters of any model, such as 8e9 or 8B")
     models = f"{', '.join(MODELS)}, {TEXT_MODEL}, or a classifier of torchvision"
-    add("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
-    add("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
-    add("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
+    add("--model", metavar="NAME", help=f"a model that ddptrain can train, instead of --params: {models}")
+    add("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="image shape (default: 3x32x32)")
+    add("--classes", type=whole(2), default=10, metavar="N", help="number of classes (default: 10)")
     for name, default in (("layers", 4), ("width", 128), ("heads", 4), ("context", 256)):
-        text = f"of gpt (default: {default})"
+        text = f"of gpt, as in ddptrain (default: {default})"
         add(f"--{name}", type=whole(1), default=default, metavar="N", help=text)
-    add("--recompute", action="store_true", help="with activations that are computed again")
-    add("--strategy", choices=("ddp", *SHARDED), default="ddp", help="(default: ddp)")
-    add("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
-    add("--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="(default: sgd, with momentum)")
-    amp = "amp: autocast (default: amp with --model, as ddptrain does it on a GPU, else fp32)"
+    add("--recompute", action="store_true", help="estimate for activations that are recomputed")
+    add("--strategy", choices=("ddp", *SHARDED), default="ddp", help="how the training is distributed (default: ddp)")
+    add("--batch-size", type=whole(1), default=128, metavar="N", help="batch size of each rank (default: 128)")
+    add("--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="plain-sgd has no momentum (default: sgd)")
+    amp = "precision; amp: autocast, ddptrain's default on a GPU (default: amp with --model, else fp32)"
     add("--dtype", choices=tuple(DTYPE_BYTES), help=amp)
-    views = "gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)"
+    views = "make the gradients views of DDP's buckets (default: yes with --model, else no)"
     add("--bucket-view", action=argparse.BooleanOptionalAction, help=views)
-    add("--memory", type=parse_size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
-    add("--ranks", type=whole(2), default=8, metavar="N", help="to share among (default: 8)")
-    add("--ranks-per-node", type=whole(2), default=8, metavar="N", help="to share among with hybrid (default: 8)")
+    add("--memory", type=parse_size, metavar="SIZE", help="memory of one GPU: 80GB (default: this machine's GPU)")
+    add("--ranks", type=whole(2), default=8, metavar="N", help="number of ranks over which to shard (default: 8)")
+    add("--ranks-per-node", type=whole(2), default=8, metavar="N", help="the same for hybrid (default: 8)")
     return parser
 
 
 def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
-    """Return a model's size and description. Its activations are measured on the meta device."""
+    """Return a model's size and its description. Its activations are measured on the meta device."""
     import torch
 
     from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
@@ -309,7 +307,7 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
 
 
 def _launch_options(given: argparse.Namespace) -> str | None:
-    """Return ddptrain's options for this model, or None if ddptrain lacks it, the precision or the optimizer."""
+    """Return ddptrain's options for this training, or None if ddptrain cannot run it."""
     if given.model is None or given.dtype not in ("amp", "fp32") or given.optimizer == "plain-sgd":
         return None
     options = f"--model {given.model} --optimizer {given.optimizer}"
@@ -322,7 +320,7 @@ def _launch_options(given: argparse.Namespace) -> str | None:
 
 
 def gpu_memory(device: "torch.device | None" = None) -> float | None:
-    """Return the bytes of memory of ``device`` (default: the first GPU), or None for a CPU or without a GPU."""
+    """Return the bytes of memory of ``device`` (default: the first GPU), or None if it is a CPU or there is no GPU."""
     import torch
 
     if not torch.cuda.is_available() or (device is not None and device.type == "cpu"):

@@ -16,13 +16,13 @@ from ddpwire.metrics import Metric
 
 
 class Metrics:
-    """The metrics of a rank. Values of series that this rank does not write, such as those of rank 0, are ignored.
+    """The metrics of a rank. Values of series that this rank does not write are ignored. Some are only for rank 0.
 
     A write takes some microseconds, so values that change in every step are collected until ``flush``.
     """
 
     def __init__(self, folder: str = "", *, first: bool = False) -> None:
-        """``folder``: for the files; if empty, write nothing. ``first``: whether this is rank 0. Raises OSError."""
+        """Write to files in ``folder``, or nowhere if it is empty. ``first``: this is rank 0. Raises OSError."""
         self.enabled = bool(folder)
         self._folder = folder
         self._series: dict[tuple[str, ...], Any] = {}  # keyed by the metric's name and the labels' values
@@ -62,9 +62,10 @@ class Metrics:
             series.observe(value)
 
     def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
-        """Set the facts about the training: the backend (of the gradients), device, model and dataset as ``labels``.
+        """Set the number of steps, and as ``labels`` the backend of the gradients, the device, the model and the
+        dataset.
 
-        ``flops_per_sample`` is of a training step; 0: unknown.
+        ``flops_per_sample`` is for a training step, or 0 if unknown.
         """
         self._flops_per_sample = flops_per_sample
         self._set(catalogue.STEPS_PLANNED, num_steps)
@@ -78,7 +79,7 @@ class Metrics:
         self._unwritten_samples += samples
 
     def step_duration(self, seconds: float) -> None:
-        """Record the duration of a step, the last or an earlier one."""
+        """Record the duration of any step."""
         self._unwritten_s.append(seconds)
 
     def flush(self) -> None:
@@ -98,7 +99,7 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Set the seconds since the start: per phase of a step, productive, and lost per cause."""
+        """Set the seconds since the start: per phase of a step, in productive steps, and lost per cause."""
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -134,7 +135,7 @@ class Metrics:
         return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set an epoch's results. Collected values are written first, so that the exported step matches the loss."""
+        """Set the results of an epoch. Write collected values before, so that the exported step matches the loss."""
         self.flush()
         self._set(catalogue.LOSS, loss)
         self._set(catalogue.EVAL_ACCURACY, accuracy, "test")
@@ -167,7 +168,7 @@ class Metrics:
         self._set(catalogue.CHECKPOINTS_RETAINED, retained)
 
     def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
-        """Record a checkpoint that was read; ``written_at`` is in seconds since the epoch."""
+        """Record a checkpoint that was read. ``written_at`` is a Unix time in seconds."""
         self._observe(catalogue.CHECKPOINT_DURATION, seconds, "load")
         self._set(catalogue.CHECKPOINT_LAST_SUCCESS, written_at)
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
@@ -175,10 +176,7 @@ class Metrics:
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
-    """Return metrics that are written if ddprun runs this process. If not, or on an error, they are not written.
-
-    ``first``: whether this is rank 0.
-    """
+    """Return the metrics of this process. Without ddprun, or on an error, they are not written."""
     try:
         return Metrics(environ.get(names.PROMETHEUS_MULTIPROC_DIR, ""), first=first)
     except (ImportError, OSError) as error:

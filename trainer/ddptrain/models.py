@@ -1,5 +1,5 @@
 # ruff: noqa: N803 - tensors carry their shape in their name
-"""The models, which are selected by name: ddptrain's own and torchvision's classifiers, with pretrained weights.
+"""The models: ddptrain's own ones and torchvision's classifiers, with pretrained weights.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -67,13 +67,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers that are sharded one by one: the parts of the model's nn.Sequentials that have parameters."""
+    """Return the layers that are sharded one by one: the layers with parameters in the model's nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width. AdaptiveAvgPool2d(1) is equal, but not deterministic in its backward on CUDA."""
+    """The mean over height and width. Unlike that of AdaptiveAvgPool2d(1), its backward is deterministic on CUDA."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -107,7 +107,7 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with torchvision's parameter names.
 
-    The small stem is one 3x3 convolution. ImageNet's stem and pooling would leave 1x1 of a 32 px image.
+    The small stem is one 3x3 convolution. With ImageNet's stem, only 1x1 of an image of 32 px would be left.
     """
 
     def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
@@ -142,7 +142,7 @@ def simple_model(shape: ImageShape) -> nn.Module:
 
 
 def _pool_relu() -> tuple[nn.Module, nn.Module]:
-    """Return MaxPool2d(2), then ReLU. The opposite order has the same results and gradients, but costs more work."""
+    """Return MaxPool2d(2), then ReLU. The opposite order computes the same, but takes longer."""
     return nn.MaxPool2d(2), nn.ReLU(inplace=True)
 
 
@@ -178,7 +178,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return three convolutions for the 8x8 digits, with GroupNorm, which does not depend on the number of ranks."""
+    """Return DigitsNet: three convolutions for the 8x8 digits, with GroupNorm, which needs no statistics over ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
@@ -189,7 +189,7 @@ def digitsnet(shape: ImageShape) -> nn.Module:
 
 
 class ThreeChannels(nn.Module):
-    """Applies a model for colour images to grey images, whose channel is repeated three times."""
+    """Applies a model for colour images to grey images, by repeating their channel three times."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
         build(torch.device("meta")).eval()(torch.empty(1, 3, shape.size_px, shape.size_px, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it fails"
-        raise config_error(f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
+        raise config_error(f"--model {name} does not work with images of {shape.size_px} px: {reason}") from None
     model = build(torch.get_default_device())
     return model if shape.channels == 3 else ThreeChannels(model)
 
@@ -251,18 +251,18 @@ def _make_stem_small(model: nn.Module, name: str) -> None:
 
 
 def weights_file(options: ModelOptions) -> Path:
-    """Return the path of the weights, which may not have been downloaded yet. Raises TrainError."""
+    """Return the path of the weights. The file may not have been downloaded yet. Raises TrainError."""
     if options.pretrained != IMAGENET:
         return Path(str(options.pretrained))
     return Path(torch.hub.get_dir(), "checkpoints", _weights_url(options.name).rsplit("/", 1)[1])
 
 
 def fetch_pretrained(options: ModelOptions) -> None:
-    """Download the weights unless they exist. With a lock, several runs on a node take turns. Raises TrainError."""
+    """Download the weights unless they exist. A lock keeps runs on a node from downloading twice. Raises TrainError."""
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
-            message = f"--pretrained {path} does not exist; to download weights, give no file"
+            message = f"--pretrained {path} does not exist; to download weights, give --pretrained without a file"
             raise TrainError(Exit.NO_INPUT, message)
         return
     try:
@@ -276,10 +276,9 @@ def fetch_pretrained(options: ModelOptions) -> None:
 
 
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
-    """Load the weights into a model. Return the names of its modules that are not loaded. Raises TrainError.
+    """Load the weights into a model. Return the names of the modules that are not loaded. Raises TrainError.
 
-    The head is not loaded, because its classes differ, nor is the stem if its shape differs. All other modules must
-    fit.
+    The head has other classes and is not loaded, nor is a stem of another shape. All other modules must fit.
     """
     path = weights_file(options)
     given = _read_weights(path)
@@ -304,18 +303,18 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors in a file: a state_dict, or a checkpoint that contains one as "model" or "state_dict"."""
+    """Return the tensors in a file, which is a state_dict or contains one as "model" or "state_dict"."""
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise TrainError(Exit.NO_INPUT, f"--pretrained {path} cannot be read: {error.strerror}") from None
     except Exception:  # a broken pickle can fail in any way
-        raise TrainError(Exit.DATA, f"--pretrained {path} is corrupt, or not a file of weights") from None
+        raise TrainError(Exit.DATA, f"--pretrained {path} is corrupt, or it is not a file of weights") from None
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]
     if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
-        raise TrainError(Exit.DATA, f"--pretrained {path} holds no named weights")
+        raise TrainError(Exit.DATA, f"--pretrained {path} contains no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
 
 

@@ -15,7 +15,7 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return the optimizer, in a fused version if torch has one for these weights.
+    """Return the optimizer. It is fused if torch supports that for these weights.
 
     Norms and biases get no weight decay, because it would not regularise them.
     """
@@ -54,7 +54,7 @@ def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps
 
 
 def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch: int) -> int:
-    """Return the number of warm-up steps, for schedules other than one-cycle."""
+    """Return the number of warm-up steps of a schedule other than one-cycle."""
     epochs = options.warmup
     if epochs is None:
         epochs = min(SCALED_WARM_UP_EPOCHS, num_steps / steps_per_epoch / 4) if options.scale_lr else 0.0
@@ -62,21 +62,21 @@ def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch:
 
 
 def one_cycle(fraction: float) -> float:
-    """Return the learning rate as a share of the peak: it rises to 1 along a cosine, then falls to 0 along a cosine."""
+    """Return the learning rate of one-cycle as a share of its peak. It rises to 1 and then falls to 0."""
     if fraction < WARM_UP_SHARE:
         return 1 + (START_SHARE - 1) * cosine(fraction / WARM_UP_SHARE)
     return cosine((fraction - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
 
 
 def cosine(fraction: float) -> float:
-    """Return the learning rate as a share of the peak: it falls from 1 to 0 along a cosine."""
+    """Return the learning rate as a share of its peak. It falls from 1 to 0 along a cosine."""
     return (1 + math.cos(math.pi * fraction)) / 2
 
 
 def match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give each moment the strides of its weight, because the fused step reads both in the order of memory.
+    """Give each moment the strides of its weight, because a fused optimizer reads both in the order of memory.
 
-    The strides differ if a checkpoint was saved with the other setting of ``--channels-last``.
+    The strides differ if the checkpoint was saved with another setting of ``--channels-last``.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():
@@ -85,9 +85,9 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 
 
 class WeightAverage:
-    """An exponential moving average of the weights, which is evaluated instead of them. It decays faster at first.
+    """An exponential moving average of the weights, which is evaluated in place of the weights.
 
-    ``average`` is a copy of the model. ``decay`` is the share of the average that each step keeps.
+    ``average`` is a copy of the model. ``decay`` is the share of it that each step keeps, except in the first steps.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:
@@ -100,7 +100,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights after ``step`` steps, and the statistics of batch norms."""
+        """Update the average with the weights and the batch norms' statistics after ``step`` steps."""
         decay = min(self._decay, (1 + step) / (10 + step))
         compat.lerp_all(self._averages, self._weights, 1 - decay)
         for own, given in self._counts:

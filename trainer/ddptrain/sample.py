@@ -17,17 +17,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command, and return its exit code. Raises TrainError."""
     parser = Parser(
         prog="ddptrain sample",
-        description="Write text with a GPT of a checkpoint, on the CPU.",
+        description="Generate text on the CPU with the GPT in a checkpoint.",
         epilog="Example: ddptrain sample checkpoints --prompt 'The ' --bytes 500",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
-    add("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
-    add("--prompt", default="", metavar="TEXT", help="how the text begins (default: with a line break)")
-    add("--bytes", type=whole(1), default=300, metavar="N", help="number of bytes to write (default: 300)")
+    add("--best", action="store_true", help="use the checkpoint with the highest test accuracy")
+    add("--prompt", default="", metavar="TEXT", help="start of the text (default: a line break)")
+    add("--bytes", type=whole(1), default=300, metavar="N", help="number of bytes to generate (default: 300)")
     add("--temperature", type=real(0.0), default=0.8, metavar="X", help="0: the most probable byte (default: 0.8)")
-    add("--seed", type=whole(0), default=0, metavar="N", help="(default: 0)")
+    add("--seed", type=whole(0), default=0, metavar="N", help="random seed (default: 0)")
     given = parser.parse_args(arguments)
 
     from ddptrain.gpt import generate  # imports torch
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     _, weights = read_part(path, found, "auto")
     shaping = found.shaping
     if shaping.get("model") != TEXT_MODEL:
-        raise TrainError(Exit.CONFIG, f"{path} holds {shaping.get('model')}", hint="only a gpt writes text")
+        raise TrainError(Exit.CONFIG, f"{path} has the model {shaping.get('model')}", hint="only gpt generates text")
     options = ModelOptions(name=TEXT_MODEL, **{name: shaping[name] for name in ("layers", "width", "heads")})
     model = build_gpt(options, context=shaping["context"])
     model.load_state_dict(weights)

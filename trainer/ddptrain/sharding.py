@@ -1,7 +1,7 @@
-"""Sharding with torch's fully_shard: each rank keeps some rows of every parameter, gradient and moment.
+"""Sharding with torch's fully_shard: each rank has some rows of every parameter, gradient and moment.
 
 ``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of each node, so each node has a complete replica. The
-ranks of the first replica write the checkpoints. The import of this module takes 1 s; only a sharded training needs it.
+ranks of the first replica write the checkpoints. The import of this module takes 1 s.
 """
 
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from ddptrain.models import blocks_of
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How a training is sharded. ``shard`` is the part of a checkpoint that this rank writes, or None."""
+    """The sharding of a training. ``shard`` is the part of a checkpoint that this rank writes, or None."""
 
     world: World
     mesh: DeviceMesh
     shard: Shard | None
 
     def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
-        """Shard a model on the meta device in place, and load its weights. Every rank must call this.
+        """Shard a model, which is on the meta device, and load its weights. Every rank must call this.
 
-        ``weights`` is the complete model on rank 0, on the CPU, and None on the others. ``compute`` is the dtype in
-        which weights are gathered (mixed precision), or None for their own dtype.
+        ``weights`` is the complete model, on the CPU of rank 0, and None on the other ranks. ``compute`` is the dtype
+        in which weights are gathered for mixed precision, or None to keep their dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
@@ -44,7 +44,7 @@ class Sharding:
         model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
 
     def own_rows(self, state: Any) -> Any:
-        """Return the state with this rank's rows instead of each sharded tensor, as in a checkpoint's shard."""
+        """Return a copy of the state for a checkpoint's shard: it has this rank's rows of each sharded tensor."""
 
         def rows_of(_path: tuple[Any, ...], tensor: Tensor) -> Any:
             return {"rows": tensor.to_local(), "shape": list(tensor.shape)} if isinstance(tensor, DTensor) else tensor
@@ -52,7 +52,7 @@ class Sharding:
         return map_tensors(state, rows_of)
 
     def distribute(self, part: Any, values: Any) -> Any:
-        """Return this rank's rows of rank 0's state of a part (``values``). Every rank must call this.
+        """Return this rank's rows of the state ``values`` that rank 0 passes for ``part``. Every rank must call this.
 
         Only one complete tensor at a time is in memory.
         """
@@ -114,7 +114,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter that a tensor in the state of a part belongs to, or None if there is none."""
+    """Return the parameter that has the same layout as a tensor in the state of a part, or None."""
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None

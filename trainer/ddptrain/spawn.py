@@ -1,6 +1,6 @@
-"""``--spawn N``: start the ranks of one machine with torch.multiprocessing.
+"""``--spawn N``: start N ranks on this machine with torch.multiprocessing, forward signals to them, and wait.
 
-The ranks meet through a file, so that no port is needed. The parent process forwards signals to the ranks and waits.
+The ranks meet through a file, so they need no port.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
-    """Train with ``num_ranks`` processes, given ddptrain's command line. Return the first exit code that is not 0."""
+    """Start ``num_ranks`` processes with ddptrain's command line. Return the first exit code that is not 0, or 0."""
     from torch.multiprocessing.spawn import start_processes  # imports torch
 
     processes: list[BaseProcess] = []

@@ -1,12 +1,13 @@
-"""The time of each phase of a step, the overlap of communication with the backward pass, and traces of the profiler.
+# ruff: noqa: D102 - overriding methods are documented in the base class
+"""Measures the phases of a step, and the overlap of communication with the backward pass. Records traces.
 
 The phases of a step add up to its duration, and no device waits for the measurement. On a CPU, a clock is read between
 the phases. On a GPU, an event is recorded between the phases, because the host may be many steps ahead. The time
-between two events is read when the GPU has passed both.
+between two events is read when the GPU has passed both events.
 
-``comm_exposed`` is the part of the backward pass after a rank's last gradient is ready, until the all-reduce ends.
-Sharded ranks wait for each other within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is
-the time around a step: the vote on a stop, metrics, the heartbeat.
+``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce. Sharded ranks wait for each other
+during ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time for what surrounds a step:
+the vote, the metrics and the heartbeat.
 """
 
 import os
@@ -41,13 +42,13 @@ class Phases:
         """Begin a step."""
 
     def mark(self, phase: str) -> None:
-        """End a phase; one step may have the same phase several times."""
+        """End a phase. A step may have the same phase several times."""
 
     def gradients_ready(self) -> None:
-        """Record that this rank's last gradient is ready; in the rest of ``backward`` it waits for other ranks."""
+        """Record that this rank's last gradient is ready. In the rest of ``backward``, it waits for other ranks."""
 
     def end(self, step: int) -> None:
-        """End the step; the time since the last mark is the phase ``other``."""
+        """End the step. The time since the last mark is the phase ``other``."""
 
 
 class ClockPhases(Phases):
@@ -58,12 +59,10 @@ class ClockPhases(Phases):
         self._began = self._last = self._ready = self._waiting_s = 0.0
 
     def begin(self) -> None:
-        """Begin a step."""
         self._began = self._last = time.perf_counter()
         self._ready = self._waiting_s = 0.0
 
     def mark(self, phase: str) -> None:
-        """End a phase."""
         now = time.perf_counter()
         if phase == "backward" and self._ready:
             self.totals["comm_exposed"] += now - self._ready
@@ -75,11 +74,9 @@ class ClockPhases(Phases):
         self._last = now
 
     def gradients_ready(self) -> None:
-        """Record that during the rest of ``backward`` this rank only waits for the other ranks."""
         self._ready = time.perf_counter()
 
     def end(self, step: int) -> None:
-        """End the step."""
         self._waiting_s += time.perf_counter() - self._last
         self.mark("other")
         self.own_s.append(self._last - self._began - self._waiting_s)
@@ -97,24 +94,20 @@ class EventPhases(Phases):
         self._pending: deque[tuple[int, list[tuple[str, torch.cuda.Event]]]] = deque()  # earlier steps, and their marks
 
     def begin(self) -> None:
-        """Begin a step."""
         while self._pending and self._pending[0][1][-1][1].query():  # type: ignore[no-untyped-call]
             self._add(*self._pending.popleft())
         self._marks, self._ready = [("", self._event())], None
 
     def mark(self, phase: str) -> None:
-        """End a phase."""
         if phase == "backward" and self._ready is not None:
             self._marks.append((phase, self._ready))
             phase, self._ready = "comm_exposed", None
         self._marks.append((phase, self._event()))
 
     def gradients_ready(self) -> None:
-        """Record that during the rest of ``backward`` this rank only waits for the other ranks."""
         self._ready = self._event()
 
     def end(self, step: int) -> None:
-        """End the step."""
         self.mark("other")
         self._pending.append((step, self._marks))
 
@@ -136,9 +129,9 @@ class EventPhases(Phases):
 
 
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
-    """Return an object that measures steps on this device.
+    """Return an object that measures steps on this device. ``alone`` states whether this is the only rank.
 
-    ``parameters`` are the model's, in the order of its forward pass. ``alone``: whether this is the only rank.
+    ``parameters`` are those of the model, in the order of its forward pass.
     """
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
     if sharded:
@@ -150,18 +143,18 @@ def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone:
 
 
 class Overlap:
-    """How much of the gradient communication overlaps the backward pass; DDP measures this in every hundredth step."""
+    """Reads how much of the communication overlaps the backward pass. DDP measures this in every hundredth step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._ddp = find_ddp(model)
 
     def hidden_s(self) -> float:
-        """Return the seconds of overlap in a step, averaged over the measured steps, or 0 without DDP."""
+        """Return the seconds of overlap in a step, as the mean of the measured steps, or 0 without DDP."""
         return 0.0 if self._ddp is None else 1e-9 * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:
-    """Traces ``num_steps`` steps of this rank, after the first few steps, for https://ui.perfetto.dev."""
+    """Records a trace of ``num_steps`` steps of this rank, after the first few steps, for https://ui.perfetto.dev."""
 
     def __init__(self, num_steps: int, path: Path, *, log: Callable[[str], None]) -> None:
         self._left = SKIPPED_STEPS + WARM_UP_STEPS + num_steps if num_steps else 0
@@ -201,11 +194,11 @@ class Tracer:
         running.stop()
         if self._left >= self._num_steps:
             first = SKIPPED_STEPS + WARM_UP_STEPS + 1
-            self._log(f"no trace: the training ended less than {first} steps after this start (--profile)")
+            self._log(f"no trace: --profile needs at least {first} steps after the start")
             return
         steps = self._num_steps - self._left
         try:
             running.export_chrome_trace(str(self._path))
             self._log(f"trace of {steps} steps in {self._path}: open it in https://ui.perfetto.dev")
         except (OSError, RuntimeError) as error:
-            self._log(f"no trace: {self._path}: {error}")
+            self._log(f"the trace {self._path} cannot be written: {error}")

@@ -1,8 +1,8 @@
-"""Finds stragglers: ranks for which the others wait. It compares the ranks' own times for a step, without waiting.
+"""Finds stragglers, which are ranks that the other ranks wait for. It compares the ranks' own times for a step.
 
-Every few steps, an all-reduce distributes one number per rank: the shortest time of its last steps. Another process on
-a rank's core slows down only some of its steps, but a slow rank has no fast steps. The result is read a few steps
-later, so no rank waits for it. A rank is reported when it was slow in several comparisons in a row (see
+Every few steps, an all-reduce distributes one value per rank: the shortest time of its last steps. A rank that is slow
+has no fast steps, while another process on the rank's core slows down only some steps. The result is read a few steps
+later, so no rank waits for it. A rank is reported after several comparisons in a row in which it was slow (see
 `StragglerPolicy`), and again when it is no longer slow.
 """
 
@@ -33,32 +33,32 @@ PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # counts to start with: slow ranks, and all r
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """How the ranks' own step times compare with each other."""
+    """The ratios between the ranks' own step times."""
 
     ratio: float  # the slowest rank's time divided by the median of all ranks
     speed: float  # of this rank: the best rank's time divided by its own, 0 to 1
 
 
 def compute_skew(own_s: Sequence[float], rank: int) -> Skew:
-    """Return the skew of the given times, one per rank. For an even number of ranks, the lower median is used."""
+    """Return the skew of the given times, one per rank. The median of an even number of times is the lower one."""
     return Skew(ratio=max(own_s) / statistics.median_low(own_s), speed=min(own_s) / own_s[rank])
 
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerEvent:
-    """A rank is slow, or is no longer slow (``ratio`` is then 0)."""
+    """A report that a rank is slow, or that it is no longer slow (``ratio`` is then 0)."""
 
     rank: int
     ratio: float = 0.0
 
 
 class StragglerPolicy:
-    """Decides when to report that a rank is slow, and when to report that it is no longer slow. Pure.
+    """Decides when to report that a rank is slow, and when to report that it is no longer slow. Has no side effects.
 
-    A healthy rank is slow in a share p of the comparisons, which is measured in this training. If comparisons are
-    independent, the rank is slow by chance in k comparisons in a row with probability p**k. A rank is reported after
-    the smallest k for which the sum of this probability over all ranks is at most FALSE_REPORTS, but not before
-    LASTING_S. Reported ranks do not count towards p.
+    A healthy rank is slow in a share p of all comparisons. p is measured in this training, without the reported ranks.
+    With independent comparisons, a healthy rank is slow in k comparisons in a row with probability p**k. A rank is
+    reported if it was slow in k comparisons in a row and for LASTING_S. k is the smallest number for which the sum of
+    p**k over all ranks is at most FALSE_REPORTS.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,7 +70,7 @@ class StragglerPolicy:
         self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
 
     def update(self, own_s: Sequence[float], *, seconds: float) -> list[StragglerEvent]:
-        """Return the events to report now. ``own_s`` has each rank's time; ``seconds`` is the duration of the steps."""
+        """Return the events to report now. ``own_s`` has the time of each rank for steps of this duration."""
         self._seconds += seconds
         self._least_s = list(map(min, self._least_s, own_s))
         if self._seconds < COMPARISON_S:
@@ -107,7 +107,7 @@ class StragglerPolicy:
 
 
 class StragglerDetector:
-    """Compares the ranks' own step times. Every rank calls it after every step."""
+    """Compares the ranks' own step times. Every rank must call ``after_step`` after every step."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class StragglerDetector:
         self._pending: dist.Work | None = None
 
     def after_step(self, step: int, own_s: deque[float]) -> Skew | None:
-        """Return the last all-reduce's skew, if there is a new one. Start the next all-reduce with ``own_s``.
+        """Return the skew of the last all-reduce if there is a new one. Start the next all-reduce with ``own_s``.
 
-        ``own_s`` are this rank's times for the steps since the last all-reduce. They are removed from it.
+        ``own_s`` has this rank's times for the steps since the last all-reduce. This function empties it.
         """
         if step % EVERY_STEPS or len(self._times_s) == 1:
             return None
@@ -146,7 +146,7 @@ class StragglerDetector:
         return skew
 
     def read_answer(self, step: int) -> Skew | None:
-        """Return the last all-reduce's skew, or None without one. Call this also before the process group ends."""
+        """Return the skew of the pending all-reduce, or None. Call this also before the process group ends."""
         if self._pending is None:
             return None
         self._pending.wait()

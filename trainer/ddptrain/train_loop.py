@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
-"""The training loop `train`, one step, the evaluation, and the diagnosis of a step that was not finite.
+"""The training loop `train`, a training step, the evaluation, and the diagnosis of a step that was not finite.
 
-A step does not wait for the device. Shapes: B batch, K classes.
+A training step does not wait for the device. Shapes: B batch, K classes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How well a model predicts the test set: classes of images, or bytes of a text."""
+    """The quality of a model's predictions on the test set: of image classes, or of a text's bytes."""
 
     num_correct: int
     num_predicted: int
@@ -75,7 +75,7 @@ def train(
     due: Callable[[int], bool],
     save: Callable[[int, float | None], None],
 ) -> TrainResult:
-    """Train from ``first_step`` to the last step, or until the ranks agree to stop, and save. Raises NonFinite."""
+    """Train from ``first_step`` until the last step or until all ranks stop. Save checkpoints. Raises NonFinite."""
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
     step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
@@ -156,8 +156,8 @@ def compute_gradients(
 ) -> Tensor:
     """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
 
-    Sharded ranks exchange weights in each part of a batch. So a rank with fewer parts repeats its last part, with
-    weight 0.
+    Sharded ranks exchange weights in each part of a batch, so all need the same number of parts. A rank with fewer
+    parts repeats its last part with weight 0.
     """
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
@@ -205,7 +205,7 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
 
 
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
-    """Return the cross entropy, summed over the shard and multiplied by ``weight`` (see BatchShard)."""
+    """Return the sum of the cross entropies of a shard, multiplied by ``weight``. See BatchShard."""
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
     if batch.labels_B.ndim > 1:  # each position of a window has a label
         weight /= batch.labels_B[0].numel()
@@ -233,9 +233,9 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
 
 @torch.no_grad()
 def evaluate(state: TrainingState) -> Evaluation:
-    """Return how well the model predicts the test set. The result is the same on every rank.
+    """Return the quality of the predictions on the test set. The result is the same on every rank.
 
-    Every test sample counts once, for any number of ranks. Every rank makes the same number of forward passes, because
+    Every test sample counts once, for any number of ranks. Every rank runs the same number of forward passes, because
     sharded ranks exchange weights in them. A rank without samples evaluates sample 0, which does not count.
     """
     model, world, num_samples = state.evaluated, state.world, len(state.data.test)
@@ -280,7 +280,7 @@ def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's statistics of batch norms, which DDP does only before the next training step."""
+    """Broadcast rank 0's batch norm statistics. DDP itself does this only before the next training step."""
     if world.data_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0, group=world.data_group)
@@ -288,7 +288,7 @@ def _broadcast_buffers(model: nn.Module, world: World) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFinding:
-    """What a rank finds in its own shard of the batch, before any sum over the ranks."""
+    """The results of a rank for its own shard of the batch, before any sum over the ranks."""
 
     loss: float
     gradient_finite: bool | None  # None: unknown, since a sharded gradient is summed over the ranks first
@@ -300,9 +300,9 @@ class RankFinding:
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Return the error that ends the training. It is the same on every rank. Every rank must call this.
+    """Compute the failed step again, and return the error that ends the training. Every rank must call this.
 
-    The step that was not taken is computed again, to find what was not finite, and on which ranks.
+    The error is the same on every rank. It states what was not finite, and on which ranks.
     """
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
@@ -324,8 +324,8 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
     if gradients:
         parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
     if not parts and findings[0].gradient_finite is None:
-        parts.append("the gradient is not finite, and not known on which ranks: it is sharded")
-    what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
+        parts.append("the gradient is not finite on an unknown rank, because it is sharded")
+    what = " and ".join(parts) or "the norm of the gradient is not finite, but each rank's own gradient is"
     return (
         f"step {step} of {num_steps} was not applied: {what} (lr {lr:g}); the weights and all checkpoints are from "
         "before this step: try a lower --lr, or check the data"

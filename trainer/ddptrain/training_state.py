@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""The state of a rank's training: model, optimizer, data, precision, TensorBoard; also gradient checkpointing."""
+"""The state of a rank's training: model, optimizer, data, precision and TensorBoard. Also activation checkpointing."""
 
 import contextlib
 import copy
@@ -75,18 +75,18 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
     name = lowest_precision(choices)
     if world.rank_info.is_first and len(set(choices)) > 1:
-        line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} has nothing faster"
+        line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} supports nothing faster"
         print(f"{line}; --precision chooses another", file=sys.stderr, flush=True)
     return replace(options, precision=name)
 
 
 def lowest_precision(choices: Sequence[str]) -> str:
-    """Return the precision that every rank supports. ``choices`` has the fastest precision of each rank."""
+    """Return the lowest precision of ``choices``, which has the fastest precision of each rank."""
     return min(choices, key=("fp32", "fp16", "bf16").index)
 
 
 def fastest_precision(device: torch.device) -> str:
-    """Return bf16 if the hardware supports it (emulated bf16 is slow), otherwise fp16 on a GPU and fp32 on a CPU."""
+    """Return bf16 if the hardware supports it without emulation, otherwise fp16 on a GPU and fp32 on a CPU."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if compat.has_cpu_bf16() else "fp32"
@@ -106,7 +106,7 @@ class TensorBoard:
     """Writes the results of each epoch to TensorBoard's event files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder`` is where to write; if it is None, nothing is written. Raises TrainError."""
+        """Write to ``folder``, or nowhere if it is None. Raises TrainError."""
         self._writer: Any = None
         try:
             if folder is not None:
@@ -131,7 +131,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """The state of one training on one rank. ``model`` is the plain model, ``ddp`` the one wrapped for training."""
+    """The state of one training on one rank. ``ddp`` is ``model`` after it is wrapped for training."""
 
     options: Options
     world: World
@@ -148,12 +148,12 @@ class TrainingState:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model to evaluate, which is the average of the weights if there is one."""
+        """The model to evaluate: the averaged model if there is one."""
         return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of optimizer steps in an epoch; the last step may have a smaller batch."""
+        """The number of optimizer steps in an epoch. The last step may have a smaller batch."""
         return num_batches(len(self.data.train), self.batch_size)
 
     @property
@@ -163,7 +163,7 @@ class TrainingState:
 
     @property
     def parts(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint, keyed by name: every object that has a state."""
+        """The objects that have a state, keyed by the name of their part of a checkpoint."""
         parts: dict[str, Stateful | None] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -189,7 +189,7 @@ def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
         return options.batch_size_per_rank * rank_info.size
     if options.batch_size < rank_info.size:
         raise config_error(
-            f"--batch-size {options.batch_size} is less than one image for each of {rank_info.size} ranks",
+            f"--batch-size {options.batch_size} is too small for {rank_info.size} ranks",
             hint=f"give at least {rank_info.size}, or fewer ranks",
             rank=None,
         )
@@ -252,7 +252,7 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
-    """Return the model with initial weights; on the meta device, pretrained ones are not loaded. Raises TrainError."""
+    """Return the model with its initial weights. Pretrained weights are not loaded on the meta device."""
     if isinstance(data, TextDataset):
         return build_gpt(options.model, context=data.context)
     model = build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
@@ -276,7 +276,7 @@ def _make_batches(
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return 16 hex digits of a hash of a state_dict: names, dtypes, shapes and bytes. Every rank must call this."""
+    """Return the first 16 hex digits of a SHA-256 of names, dtypes, shapes and values. Every rank must call this."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -286,9 +286,9 @@ def fingerprint(state: dict[str, Tensor]) -> str:
 
 
 def enable_recompute(model: nn.Module) -> None:
-    """Turn on gradient checkpointing: the model's blocks keep only their inputs and recompute their activations.
+    """Turn on activation checkpointing: each block keeps only its inputs, and recomputes its activations.
 
-    The blocks are the model's children; if a child is an nn.Sequential, its children are blocks instead.
+    A block is a child of the model, or a child of a child that is an nn.Sequential.
     """
     for child in model.children():
         for block in child.children() if isinstance(child, nn.Sequential) else (child,):
@@ -299,7 +299,7 @@ def enable_recompute(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep batch norms from counting a batch again when its activations are recomputed."""
+    """Keep the statistics of batch norms unchanged while activations are recomputed."""
     norms: list[Any] = [module for module in block.modules() if compat.is_batch_norm(module)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     counts = [None if count is None else count.clone() for _, _, count in before]
@@ -332,7 +332,7 @@ class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
 
 
 def count_flops(name: str, args: Any, result: Any) -> int:
-    """Return the operations of one call of an aten function. A multiplication and its addition count as two."""
+    """Return the number of operations of a call of an aten function. A multiplication and its addition count as two."""
     products = 0
     if name in ("mm", "bmm"):
         products = prod(args[0].shape) * args[1].shape[-1]

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
 """Builds batches of samples on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
 
-Random values depend only on (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
+Random values depend only on the seed, the epoch and the sample. Shapes: see ddptrain.data.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from ddptrain.data import sampling
 from ddptrain.data.sampling import rehash, sample_hash
 
-MAX_COUNTED_BYTES = 100_000_000  # of a larger data set, the mean is computed from a part
+MAX_COUNTED_BYTES = 100_000_000  # in a larger data set, the mean is computed from a part of the images
 MAX_PART_BYTES = 1 << 26  # of images that are laid out at a time
 SHORT_ROW = 64  # numbers; shorter rows are joined
 IMAGENET_MEAN_DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of torchvision's weights
@@ -27,7 +27,7 @@ Mark = Callable[[str], None]  # called at the end of a phase of a step, with its
 class Normalisation:
     """Normalises images to mean 0 and standard deviation 1 over the training set.
 
-    A normalised value is a byte times ``scale`` plus ``offset``; both have the shape (C, 1, 1).
+    A normalised value is a byte multiplied by ``scale``, plus ``offset``. Both tensors have the shape (C, 1, 1).
     """
 
     scale: Tensor
@@ -35,7 +35,7 @@ class Normalisation:
     _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # per number of pixels
 
     def __call__(self, images_BHWC: Tensor) -> Tensor:
-        """Return normalised images of shape (B, C, H, W), channels last in memory, in the dtype of ``scale``."""
+        """Return normalised images of shape (B, C, H, W) in channels_last format and in the dtype of ``scale``."""
         batch, height, width, channels = images_BHWC.shape
         # Complete rows or images at a time: vector instructions need more numbers than one pixel has (measured: 6 to 10
         # times slower), or a row of 28 grey pixels (4 times slower).
@@ -52,7 +52,7 @@ class Normalisation:
 
 
 def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
-    """Return the normalisation of uint8 images, computed from integer counts, so that all ranks get identical bits."""
+    """Return the normalisation of uint8 images. Integer counts make it bit-identical on all ranks."""
     per_image = images_NHWC[0].numel()
     counted = images_NHWC[:: max(1, len(images_NHWC) * per_image // MAX_COUNTED_BYTES)]
     values = torch.arange(256)
@@ -64,7 +64,7 @@ def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
 
 
 def normalisation_of_imagenet(channels: int) -> Normalisation:
-    """Return ImageNet's normalisation. For grey images, its values are averaged over the three channels."""
+    """Return ImageNet's normalisation. For grey images, it is the mean over ImageNet's three channels."""
     mean, deviation = (torch.tensor(values) for values in IMAGENET_MEAN_DEVIATION)
     if channels == 1:
         mean, deviation = mean.mean().view(1), deviation.mean().view(1)
@@ -73,22 +73,22 @@ def normalisation_of_imagenet(channels: int) -> Normalisation:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Images as bytes, laid out so that one gather returns a batch of shifted, mirrored crops of ``crop_px`` pixels.
+    """Images as bytes in a layout from which one indexing operation returns a batch of shifted, mirrored crops.
 
-    Images are padded once. With ``mirrored``, mirror images are stored too, so that a flip only changes the index.
+    The images are already padded. If mirror images are stored as well, a flip only changes the index.
     """
 
-    squares_MHWC: Tensor  # M is N, or 2 N: then the mirror image of image i has index N + i
+    squares_MHWC: Tensor  # M is N, or 2 N with mirror images: that of image i has the index N + i
     num_images: int
     crop_px: int
 
     @property
     def choices(self) -> int:
-        """The number of positions of a crop in each direction."""
+        """The number of possible positions of a crop in each direction."""
         return self.squares_MHWC.shape[1] - self.crop_px + 1
 
     def crops(self, index_B: Tensor, top_B: Tensor, left_B: Tensor, mirrored_B: Tensor | None) -> Tensor:
-        """Return crops of shape (B, crop_px, crop_px, C)."""
+        """Return crops of shape (B, crop_px, crop_px, C). ``top_B`` and ``left_B`` are their positions."""
         has_mirror_images = len(self.squares_MHWC) > self.num_images
         if mirrored_B is not None and has_mirror_images:
             index_B = index_B + self.num_images * mirrored_B
@@ -104,7 +104,7 @@ class Pixels:
         return crops_BHWC
 
     def centre_crops(self, index_B: Tensor) -> Tensor:
-        """Return the centre crops. These are the complete images unless the images are larger than ``crop_px``."""
+        """Return the centre crops. If the images are not larger than ``crop_px``, these are the complete images."""
         middle_B = torch.full_like(index_B, (self.choices - 1) // 2)
         return self.crops(index_B, middle_B, middle_B, None)
 
@@ -112,10 +112,10 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device``, or on the images' own device if it is None.
+    """Return images as Pixels on ``device``, or on the device of the images if it is None.
 
     Images that need neither padding nor mirror images are not copied if they are already on the device. Other images
-    are copied in parts, so that the device never holds much more than ``num_bytes_laid_out``.
+    are copied in parts, so that the device needs little more memory than ``num_bytes_laid_out``.
     """
     num, height, width, channels = images_NHWC.shape
     device = device or images_NHWC.device
@@ -134,13 +134,13 @@ def lay_out(
 
 
 def num_bytes_laid_out(images_NHWC: Tensor, *, shift_px: int, mirrored: bool) -> int:
-    """Return the number of bytes of memory that the result of ``lay_out`` needs."""
+    """Return the number of bytes that the result of ``lay_out`` needs."""
     num, height, width, channels = images_NHWC.shape
     return num * (height + 2 * shift_px) * (width + 2 * shift_px) * channels * (2 if mirrored else 1)
 
 
 def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, size_px: int) -> Tensor:
-    """Return which pixels are inside each image's rectangle, which may exceed the image; bool, shape (B, 1, H, W)."""
+    """Return which pixels are in each image's rectangle, which may exceed the image: bool, shape (B, 1, H, W)."""
     at = torch.arange(size_px, device=top_B.device)
     rows_BH = (at >= top_B[:, None]) & (at < bottom_B[:, None])
     columns_BW = (at >= left_B[:, None]) & (at < right_B[:, None])
@@ -148,16 +148,16 @@ def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, s
 
 
 def square_mask(bits_B: Tensor, streams: tuple[int, int], side_B: Tensor | int, size_px: int) -> Tensor:
-    """Return the mask of a square of side ``side_B`` around a random pixel of each image.
+    """Return the mask of a square with side ``side_B`` around a random pixel of each image.
 
-    ``streams`` are the random numbers (see `sampling.uniform`) for the row and the column of the pixel.
+    ``streams`` are the stream numbers (see `sampling.uniform`) for the row and the column of the pixel.
     """
     top_B, left_B = ((sampling.uniform(bits_B, one) * size_px).long() - side_B // 2 for one in streams)
     return box_mask(top_B, left_B, top_B + side_B, left_B + side_B, size_px)
 
 
 def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
-    """Return a mask with a random rectangle in this fraction of the images, and with no rectangle in the others."""
+    """Return a mask with a random rectangle in a share ``fraction`` of the images."""
     low, high = ERASE_AREA
     area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
     first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
@@ -174,8 +174,8 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
 
-    Each image is mixed with any other image of the data set. A field contains the quantiles of a beta distribution (see
-    sampling.beta_table), or is None if the method is not used. At least one method is used.
+    Each image is mixed with another image of the data set. A field contains the quantiles of a beta distribution (see
+    sampling.beta_table), or None if the method is not used. At least one method is used.
     """
 
     mixup: Tensor | None
@@ -183,18 +183,18 @@ class Mixing:
 
 
 def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off; both 0: None."""
+    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off. None if both are off."""
     tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
     return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
 
 
 def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
-    """Return, for each sample, the sample that it is mixed with."""
+    """Return for each sample the index of the sample that it is mixed with."""
     return rehash(bits_B, sampling.PARTNER) % num_samples
 
 
 def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mixed images, and the weight of each image's own label, float32."""
+    """Return the mixed images, and for each image the weight of its own label (float32)."""
     size_px = images_BCHW.shape[2]
     if mixing.mixup is None or mixing.cutmix is None:
         pasted_B = torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
@@ -217,7 +217,7 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and labels. A mixed image has a second label, ``others_B``; ``own_B`` is the weight of its own label."""
+    """Inputs and labels. A mixed image has a second label (``others_B``). ``own_B`` is the weight of the first one."""
 
     inputs: Tensor  # images, of shape (B, C, H, W), or the bytes of a text, of shape (B, T)
     labels_B: Tensor
@@ -245,7 +245,7 @@ class Feed(Protocol):
         """Return samples of the training set on the device."""
 
     def rewind(self) -> None:
-        """Reset the order: the next samples may come from any batch."""
+        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +270,7 @@ class BatchBuilder:
     num_samples: int
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
-        """Return the batch of these samples. ``mark`` is called at the end of each inner phase, such as ``h2d``."""
+        """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
         fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
@@ -284,7 +284,7 @@ class BatchBuilder:
         return self._blanked(batch, bits_B)
 
     def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
-        """Return the samples that a batch needs: its own samples, then the samples to mix them with."""
+        """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
         if self.augmentations.mixing is None:
             return indices_B
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
@@ -299,7 +299,7 @@ class BatchBuilder:
         return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Return the batch with rectangles for cutout and erasing filled with the mean colour.
+        """Fill the rectangles of cutout and erasing with the mean colour.
 
         Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
         """

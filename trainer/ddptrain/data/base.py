@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What a model must know about a data set: the shape of its square images, and the number of its classes."""
+    """The shape of the square images of a data set, and the number of its classes."""
 
     channels: int
     size_px: int
@@ -31,7 +31,7 @@ class ImageShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The augmentation that suits a data set."""
+    """The default augmentation of a data set."""
 
     shift_px: int = 0
     flip: bool = False
@@ -39,7 +39,7 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Images and labels. The images of a large set may be a memory-mapped file."""
+    """Images and labels. The images may be mapped into memory from a file."""
 
     images_NHWC: Tensor  # uint8
     labels_N: Tensor  # int64
@@ -56,7 +56,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
-    """A training set and a test set. A model sees crops of ``crop_px`` pixels, or complete images if it is None."""
+    """A training set and a test set. A model gets crops of ``crop_px`` pixels, or complete images if it is None."""
 
     name: str
     classes: int
@@ -68,7 +68,7 @@ class ImageDataset:
 
     @property
     def shape(self) -> ImageShape:
-        """The shape of the images that a model sees."""
+        """The shape of the images that a model gets."""
         _, size_px, _, channels = self.train.images_NHWC.shape
         return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
 
@@ -85,17 +85,17 @@ class ImageDataset:
 
 
 def torchvision_module(part: str) -> Any:
-    """Import torchvision.datasets or torchvision.models, which takes several seconds. Raises TrainError."""
+    """Return torchvision.datasets or torchvision.models. The import takes several seconds. Raises TrainError."""
     try:
         return import_module(f"torchvision.{part}")
     except ImportError:
-        message = "torchvision, which this data set or model is from, is missing: pip install 'ddpctl[train]'"
+        message = "this data set or model needs torchvision, which is not installed: pip install 'ddpctl[train]'"
         raise TrainError(Exit.NO_INPUT, message) from None
 
 
 @contextlib.contextmanager
 def connect_timeout() -> Iterator[None]:
-    """Set a time limit for connecting to a server. Without it, torchvision waits for minutes if there is no answer."""
+    """Limit the time to connect to a server to CONNECT_TIMEOUT_S. torchvision's own limit is minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
     try:

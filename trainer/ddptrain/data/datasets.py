@@ -1,7 +1,7 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""The data sets, which are selected by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
+"""The data sets, keyed by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
 
-To add a data set, write a function that loads it, add a line to SOURCES, and a recipe to ``ddptrain/recipes``.
+To add a data set, write a function that loads it, and add a line to SOURCES and a recipe to ``ddptrain/recipes``.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from ddpwire.exits import Exit
 
 NUM_TEST_DIGITS = 360
 _CANNOT_WRITE = (errno.EACCES, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
-PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time; each needs 32 bytes meanwhile
-LABEL_BYTES = 16  # per sample, while the labels are made
+PIXELS_AT_ONCE = 1 << 22  # pixels that are computed at a time; each needs 32 bytes of temporary memory
+LABEL_BYTES = 16  # per sample, while the labels are computed
 _CPU = torch.device("cpu")
 
 
@@ -48,7 +48,7 @@ def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def read_digits(path: Path) -> ImageDataset:
-    """Read a digits.csv.gz: each line has 64 grey values from 0 to 16, and the digit. Raises TrainError."""
+    """Read a digits.csv.gz. Each line has 64 grey values from 0 to 16, and the digit. Raises TrainError."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             rows = torch.from_numpy(np.array([line.split(",") for line in file], dtype=np.uint8))
@@ -84,7 +84,7 @@ def _reader(name: str) -> Any:
 
 
 def prepare_torchvision(options: DataOptions) -> None:
-    """Unpack the archives of torchvision's data sets, or download them, if files are missing. Raises TrainError."""
+    """Download or unpack a data set of torchvision if files are missing. Raises TrainError."""
     folder, reader, name = options.folder, _reader(options.name), options.name
     if options.name == "mnist":
         unpacked = [folder / MNIST_FOLDER / name for name in MNIST_FILES]
@@ -100,9 +100,9 @@ def prepare_torchvision(options: DataOptions) -> None:
         if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
             raise TrainError(Exit.CANNOT_WRITE, f"{name} cannot be written to {place}: {error.strerror}") from error
         if any(all(path.exists() for path in files_there) for files_there in (archives, unpacked)):
-            message, hint = f"{name} in {place} is corrupt", f"delete it, and get {files} again"
+            message, hint = f"{name} in {place} is corrupt", f"delete it, and download {files} again"
             raise TrainError(Exit.DATA, message, hint=hint) from error
-        message = f"{name} is not in {place} and cannot be downloaded from here: put {files} there"
+        message = f"{name} is not in {place} and cannot be downloaded from here: copy {files} to this folder"
         raise TrainError(Exit.NO_INPUT, message) from error
 
 
@@ -131,10 +131,10 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
-    """Compute images from the seed: each class has a pattern, to which noise is added, to test a machine.
+    """Return images computed from the seed, to test a machine: each class has a pattern, to which noise is added.
 
-    The test set has an eighth of the training set's size. The images are computed with integers, so that they are the
-    same on every machine. Raises TrainError if they do not fit into memory.
+    The test set has an eighth of the training set's size. The images are the same on every machine, because they are
+    computed with integers. Raises TrainError if they do not fit into memory.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
@@ -144,9 +144,9 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     pixels = channels * height * width
     needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
-        what = f"--synthetic-samples {options.synthetic_samples} and an eighth as many to test, of "
-        what += f"{channels}x{height}x{width} in {classes} classes, need {format_bytes(needed)} of memory"
-        raise config_error(f"{what}, but {format_bytes(free)} are free", hint="use fewer or smaller images")
+        what = f"{num_train + num_test:,} images of {channels}x{height}x{width} need {format_bytes(needed)} of memory"
+        hint = "use a smaller --synthetic-samples or --synthetic-shape"
+        raise config_error(f"{what}, but only {format_bytes(free)} are free", hint=hint)
     patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
 
     def samples(count: int) -> Samples:

@@ -1,8 +1,8 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""A folder of pictures: CLASS/*.png or *.jpg, directly or in subfolders train and val (or test).
+"""A folder of pictures: CLASS/*.png or *.jpg, either directly or in subfolders train and val (or test).
 
-Classes are sorted by name. Pictures are decoded once, into a .npy file of squares that are a little larger than the
-model's images. The file is mapped into memory.
+The classes are sorted by name. Each picture is decoded once, to a square that is a little larger than the model's
+images. All squares are in one .npy file, which is mapped into memory.
 """
 
 import hashlib
@@ -43,9 +43,8 @@ class Listing:
 def list_pictures(folder: Path) -> Listing:
     """Return the pictures of a folder, sorted. Raises TrainError."""
     if not folder.is_dir():
-        raise TrainError(
-            Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint="give a folder that holds CLASS/*.png or *.jpg"
-        )
+        hint = "give a folder that contains CLASS/*.png or *.jpg"
+        raise TrainError(Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint=hint)
     test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
     if test_folder is None or not (folder / "train").is_dir():
         return _split(*_pictures(folder))
@@ -57,7 +56,7 @@ def list_pictures(folder: Path) -> Listing:
 
 
 def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
-    """Hold out some pictures as the test set. The choice does not depend on the seed."""
+    """Select some pictures as the test set. The choice does not depend on the seed."""
     drawn = sample_hash(torch.arange(len(found)), seed=0, epoch=0).argsort(stable=True)
     held_out = set(drawn[: max(1, len(found) // HELD_OUT)].tolist())
     train = tuple(path for number, path in enumerate(found) if number not in held_out)
@@ -71,14 +70,14 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     if len(classes) < 2 or len(paths) < 2:
         raise TrainError(
             Exit.NO_INPUT,
-            f"--data-dir {folder} holds {len(paths)} pictures in {len(classes)} class folders: it needs a folder of "
-            ".png or .jpg pictures for each of two or more classes",
+            f"--data-dir {folder} contains {len(paths)} pictures in {len(classes)} class folders",
+            hint="it must contain at least two class folders with .png or .jpg pictures",
         )
     return classes, paths
 
 
 def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the names that are not used: in and beside the classes' folders, all except pictures and hidden names."""
+    """Return the names of what is ignored: all that is neither a picture nor hidden."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
     found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
@@ -91,7 +90,7 @@ def left_out(folder: Path, listing: Listing) -> list[str]:
 
 
 def prepare_image_folder(options: DataOptions) -> None:
-    """Decode the pictures unless the cache has them, and warn about files that are not pictures. Raises TrainError."""
+    """Decode the pictures unless they are in the cache. Warn about files that are ignored. Raises TrainError."""
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
@@ -122,14 +121,13 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def _side_px(options: DataOptions) -> int:
-    """Return the side length of the cached squares in pixels."""
     return round(options.image_size * MARGIN)
 
 
 def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
-    """Return the path of the cache file for these pictures. Raises TrainError if one of the pictures is missing.
+    """Return the path of the cache file for these pictures. Raises TrainError if one of them is missing.
 
-    Its name contains a hash of the pictures' names, sizes and modification times, so a changed folder gets a new cache.
+    Its name contains a hash of the pictures' names, sizes and times of change, so a changed folder gets a new file.
     """
     digest = hashlib.sha256()
     try:
@@ -163,12 +161,12 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
 
 
 def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tensor, Path]:
-    """Return the square images, which are mapped from the cache file, and the path of that file. Raises TrainError."""
+    """Map the cache file into memory. Return its square images and its path. Raises TrainError."""
     file = _cache_file(paths, options)
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning
     except FileNotFoundError:
-        message = f"{file} is not there: is --cache-dir, or --data-dir, the same folder on all nodes?"
+        message = f"{file} does not exist: --cache-dir or --data-dir must be the same folder on all nodes"
         raise TrainError(Exit.NO_INPUT, message) from None
     except (OSError, ValueError) as error:
         raise TrainError(Exit.DATA, f"{file} is corrupt ({error})", hint="delete it") from None
@@ -201,7 +199,7 @@ def _square(path: Path, side_px: int) -> Any:
             image = opened.convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0].replace(f" {str(path)!r}", "") if str(error) else type(error).__name__
-        raise TrainError(Exit.DATA, f"{path} is corrupt: {reason}; delete it, or get it again") from None
+        raise TrainError(Exit.DATA, f"{path} is corrupt: {reason}; delete it, or replace it") from None
     scale = side_px / min(image.size)
     width, height = (max(side_px, round(side * scale)) for side in image.size)
     left, top = (width - side_px) // 2, (height - side_px) // 2

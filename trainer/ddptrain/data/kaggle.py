@@ -1,7 +1,7 @@
-"""Finds data sets in the input folder of a Kaggle session, in the layouts in which people upload them.
+"""Finds data sets in the input folder of a Kaggle session, in the usual layouts of uploaded data sets.
 
-The input is read-only, and its owners choose the names of folders and files. If torchvision expects other names, a
-temporary folder with symbolic links is made; nothing is copied.
+The input folder is read-only, and its folders and files may have any names. If torchvision expects other names, a
+temporary folder with symbolic links is created. No data is copied.
 """
 
 import os
@@ -29,11 +29,11 @@ _CIFAR = {  # the folder, two of its files, and its archive
 
 
 def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
-    """Return the options with ``data_dir`` set to the input folder that contains the data. Raises TrainError.
+    """Return the options with ``folder`` set to the input folder that contains the data. Raises TrainError.
 
-    Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``data_dir``
-    is a temporary folder for a download. It is an error if several folders contain the data, or if ``--data folder``
-    finds no pictures.
+    Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``folder``
+    is a temporary folder for a download; for ``--data folder``, this is an error. Several such folders are an error,
+    too.
     """
     session = kaggle.session(environ)
     is_known = options.name in _LAYOUT_CHECKS
@@ -44,12 +44,13 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
         if options.name == "folder":
             raise TrainError(
                 Exit.NO_INPUT,
-                f"no folder of pictures under {session.input}: add a data set to the notebook, or give --data-dir",
+                f"no folder below {session.input} contains pictures",
+                hint="add a data set to the notebook, or give --data-dir",
             )
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(found) > 1:
         names = ", ".join(str(path) for path in found)
-        raise config_error(f"--data {options.name}: several folders fit ({names}): choose with --data-dir")
+        raise config_error(f"--data {options.name}: several folders contain it ({names}): choose with --data-dir")
     (location,) = found
     if options.name == "folder":
         return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))
@@ -57,7 +58,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
 
 
 def _find(name: str, top: Path) -> list[Path]:
-    """Return the folders below ``top`` that contain the data set, but only those at the smallest depth."""
+    """Return those folders below ``top`` that contain the data set and have the smallest depth."""
     level, seen = [top], 0
     for _ in range(MAX_DEPTH + 1):
         found: list[Path] = []
@@ -144,7 +145,7 @@ def _scratch(name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"{folder} cannot be made: {error.strerror}; give --data-dir") from None
+        raise TrainError(Exit.CANNOT_WRITE, f"{folder} cannot be created: {error.strerror}; give --data-dir") from None
     return folder
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Moves samples to the device: all samples at once if they fit, otherwise with a DataLoader and worker processes."""
+"""Moves samples to the device: all of them at once if they fit, otherwise batch by batch from worker processes."""
 
 import contextlib
 import multiprocessing
@@ -46,7 +46,7 @@ FetchPlan = Callable[[int, int], Iterable[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFeed:
-    """A feed for which all samples are on the device; a batch is gathered from them."""
+    """A feed from samples that are all on the device."""
 
     pixels: Pixels
     labels_N: Tensor
@@ -61,7 +61,7 @@ class DeviceFeed:
 
 
 class SampleReader(Dataset[tuple[Tensor, Tensor]]):
-    """The samples in a worker process. The worker maps a cache file itself. It shares other images with the rank."""
+    """The samples in a worker process. A cache file is mapped by the worker. Other images are in shared memory."""
 
     def __init__(self, samples: Samples, lifeline: Connection) -> None:
         self._lifeline = lifeline
@@ -85,14 +85,14 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit when the rank ends. The worker's parent is the fork server, which outlives a killed rank."""
+    """Exit when the rank ends. The parent of a worker is the fork server, which survives a killed rank."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os._exit(0)
 
 
 class PlannedSampler:
-    """A sampler of the batches that the workers read next. The batches are set for each epoch."""
+    """A sampler whose batches are set for each epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterable[Tensor] = ()
@@ -102,7 +102,7 @@ class PlannedSampler:
 
 
 class LoaderFeed:
-    """A feed of samples that worker processes read a few batches ahead, for data sets that do not fit on the device."""
+    """A feed for samples that do not fit on the device. Worker processes read a few batches ahead."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LoaderFeed:
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return the next samples of the plan, which must be the samples of ``indices_B``."""
+        """Return the next samples of the plan. ``indices_B`` must be these samples."""
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
@@ -162,7 +162,7 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch. torch detects lost workers only when its time-out expires, so that is short."""
+        """Return the next batch. torch detects a lost worker only after its time-out, so this time-out is short."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -172,18 +172,18 @@ class LoaderFeed:
                     raise
 
     def rewind(self) -> None:
-        """Reset the order: the next samples may come from any batch."""
+        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
         self._epoch = None
 
 
 def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of the training images, and the padding in pixels for it. Raises TrainError."""
+    """Return the augmentation of the training images, and by how many pixels they are padded. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
     if not given.augment:
         return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given_px >= size_px:
-            what = f"{flag} {given_px} would leave nothing of images of {size_px}x{size_px} pixels"
+            what = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
             raise config_error(f"{what}: expected 0 to {size_px - 1}")
     flip = data.augmentation.flip if given.flip is None else given.flip
     mixing = make_mixing(given.mixup, given.cutmix, device)

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N815 - tensors carry their shape in their name
 """The order of the samples, each rank's shard of a batch, and the random numbers for each sample.
 
-These functions are pure and depend only on seed, epoch and step, so there is no state to save. The global batches and
-their order are the same for any number of ranks. Shapes: N samples, B batch.
+The results depend only on the seed, the epoch and the step, so there is no state to save. The global batches and their
+order are the same for any number of ranks. Shapes: N samples, B batch.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ _TABLE_SIZE = 4096
 class BatchShard:
     """A rank's shard of a global batch.
 
-    The sum of the losses of its samples is multiplied by ``weight``, so that the mean of the ranks' gradients is the
-    gradient of the batch's mean loss, even if the batch was split unevenly.
+    A rank multiplies the sum of its samples' losses by ``weight``. Then the mean of the ranks' gradients is the
+    gradient of the batch's mean loss, even if the shards differ in size.
     """
 
     indices_N: Tensor
@@ -32,18 +32,18 @@ class BatchShard:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples, or 0 if the samples do not count."""
+        """The number of samples that count towards the loss."""
         return len(self.indices_N) if self.weight else 0
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
-    """Return the permutation of the training samples for an epoch, int64."""
+    """Return the order of the training samples in an epoch, as a permutation of their indices (int64)."""
     generator = torch.Generator().manual_seed(_mix(_mix(seed) + epoch) >> 1)
     return torch.randperm(num_samples, generator=generator)
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Return the number of batches in an epoch; the last batch may be smaller."""
+    """Return the number of batches in an epoch. The last batch may be smaller than the others."""
     return -(-num_samples // batch_size)
 
 
@@ -55,8 +55,8 @@ def batches(order_N: Tensor, batch_size: int, *, first: int) -> Iterator[Tensor]
 def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
     """Return a rank's shard of a batch. The sizes of the shards differ by at most one sample.
 
-    If the last batch has fewer samples than there are ranks, each rank without a sample trains on one with weight 0,
-    because it has to take part in the all-reduce.
+    If the last batch has fewer samples than there are ranks, some ranks have none. Such a rank gets one sample with
+    weight 0, because every rank must take part in the all-reduce.
     """
     indices, most = batch_N.tensor_split(world_size)[rank], -(-len(batch_N) // world_size)
     if len(indices) == 0:
@@ -65,10 +65,9 @@ def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
 
 
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
-    """Seed torch's own random generators, which dropout uses, for one optimizer step of one rank.
+    """Seed torch's random generators, which dropout uses, for one optimizer step of one rank.
 
-    So a step uses the same random numbers whether or not its process was restarted before it, and any two ranks or
-    steps use different ones.
+    So a step uses the same random numbers after a restart as without it. Different ranks and steps use different ones.
     """
     bits = _mix(_mix(_mix(seed) + step) + rank) >> 1
     torch.default_generator.manual_seed(bits)
@@ -77,12 +76,12 @@ def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
 
 
 def sample_hash(indices_N: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Return 63 random bits for each sample of an epoch, int64; identical on every device and torch version."""
+    """Return 63 random bits for each sample of an epoch (int64), the same on every device and torch version."""
     return _finished(indices_N + _signed(_mix(_mix(seed) + epoch)))
 
 
 def rehash(bits_N: Tensor, number: int) -> Tensor:
-    """Return 63 more random bits for each sample, independent of the bits for any other ``number``."""
+    """Return 63 other random bits for each sample. The bits for different values of ``number`` are independent."""
     return _finished(bits_N + _signed(_mix(number)))
 
 
@@ -110,24 +109,24 @@ def _signed(value: int) -> int:
 
 
 def crop_offset(bits_B: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-    """Return the top and the left offset of each crop; each is at least 0 and less than ``choices``."""
+    """Return the top and the left offset of each crop. Each offset is from 0 to ``choices`` - 1."""
     return (bits_B & 0xFFFFF) % choices, ((bits_B >> 20) & 0xFFFFF) % choices
 
 
 def is_mirrored(bits_B: Tensor) -> Tensor:
-    """Return 1 for about half of the samples, else 0."""
+    """Return 1 for about half of the samples, and 0 for the rest."""
     return (bits_B >> 60) & 1
 
 
 def uniform(bits_B: Tensor, number: int) -> Tensor:
-    """Return uniform random numbers in [0, 1), float32. ``number`` selects the stream: a constant from above."""
+    """Return uniform random numbers in [0, 1), float32. ``number`` is one of the constants of this module."""
     return (rehash(bits_B, number) >> 39).float() / (1 << 24)
 
 
 def beta_table(alpha: float) -> Tensor:
     """Return the quantiles of Beta(alpha, alpha) up to its median, at equal steps of probability.
 
-    The density is integrated over s = x^alpha, because as a function of s it has no pole at 0.
+    The density is integrated over s = x^alpha, because the density of s has no pole at 0.
     """
     s = torch.linspace(0, 0.5**alpha, 64 * _TABLE_SIZE, dtype=torch.float64)
     x = s ** (1 / alpha)
@@ -138,7 +137,7 @@ def beta_table(alpha: float) -> Tensor:
 
 
 def beta(uniform_B: Tensor, table: Tensor) -> Tensor:
-    """Return random numbers from the symmetric distribution Beta(alpha, alpha), given uniform numbers and its table."""
+    """Return random numbers from Beta(alpha, alpha), given uniform random numbers and the result of ``beta_table``."""
     upper = uniform_B >= 0.5
     folded = torch.where(upper, 1 - uniform_B, uniform_B) * 2
     low = table[(folded * _TABLE_SIZE).long().clamp(max=_TABLE_SIZE)]

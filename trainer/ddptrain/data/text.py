@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""A text as a data set. Its bytes are the tokens. A sample is a window of bytes; a byte's label is the next byte.
+"""A text as a data set. A token is a byte, a sample is a window of bytes, and the label of a byte is the next byte.
 
 Shapes: N bytes, B batch, T positions.
 """
@@ -40,7 +40,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataset:
-    """A text for training, and the end of the text for testing."""
+    """A text that is split into a training part and, at its end, a test part."""
 
     name: str
     context: int
@@ -50,7 +50,7 @@ class TextDataset:
 
 
 class TextBatches:
-    """Builds a rank's batches. With augmentation, the windows begin at different bytes in each epoch."""
+    """Builds a rank's batches. With augmentation, each window starts at a different byte in each epoch."""
 
     def __init__(self, options: Options, data: TextDataset, device: torch.device) -> None:
         self.feed = self
@@ -74,7 +74,7 @@ class TextBatches:
         return self._test.batch(indices_B)
 
     def rewind(self) -> None:
-        """Do nothing, because a batch does not depend on earlier batches."""
+        """Do nothing, because batches can be built in any order."""
 
 
 def load_text(options: DataOptions, _seed: int) -> TextDataset:
@@ -90,7 +90,7 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
         message = f"--data-dir {path} cannot be read: {error.strerror}"
         raise TrainError(Exit.NO_INPUT, message, hint="give a text file") from None
     if len(data) <= MIN_WINDOWS * context:
-        message = f"--data-dir {path} holds {len(data):,} bytes of text, too few for --context {context}"
+        message = f"--data-dir {path} contains {len(data):,} bytes of text, too few for --context {context}"
         raise TrainError(Exit.DATA, message, hint="give a longer text, or a smaller --context")
     bytes_N = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
     num_test = max(1, int(TEST_SHARE * len(data)) // context) * context
@@ -103,12 +103,12 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
 
 
 def refuse_image_options(options: Options) -> None:
-    """Raise TrainError if options that change images are given."""
+    """Raise TrainError if options are given that are only for images."""
     given = {f"--{name}": value for name, value in vars(options.augmentation).items() if name != "augment"}
     given["--test-flip"] = options.training.test_flip
     given["--pretrained"] = options.model.pretrained
     given["--sync-bn"] = options.ranks.sync_bn
     if wrong := next((flag for flag, value in given.items() if value), None):
-        raise config_error(f"{wrong} is for images, not for --data text", hint="leave it out")
+        raise config_error(f"{wrong} is only for images, not for --data text", hint="leave it out")
     if options.data.input == "loader":
         raise config_error("--input loader is only for images; text is always kept on the device", hint="give auto")

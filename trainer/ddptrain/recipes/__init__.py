@@ -1,7 +1,7 @@
 """Recipes: options that train a model well on a data set. Each recipe is a small YAML file. Does not import torch.
 
-A file contains ``options`` as on the command line, without the dashes. For the reader, it may also contain a
-description (``about``), and the accuracy to ``expect`` with its source, if the accuracy is known.
+``options`` are those of the command line, without the dashes. A file may also contain a description (``about``) and the
+expected accuracy with its source (``expect``). Both are only for the reader.
 """
 
 from importlib.resources import files
@@ -21,7 +21,7 @@ RECIPES = {
 
 
 class RecipeError(Exception):
-    """A recipe does not exist or is not valid. The message is one line."""
+    """Raised if a recipe does not exist or is not valid. The message is one line."""
 
 
 def recipe_names() -> tuple[str, ...]:
