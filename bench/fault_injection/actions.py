@@ -155,7 +155,7 @@ def cable_stays_out(node: int) -> Callable[[Experiment], None]:
         experiment.fails(
             (
                 f"node 1 was lost: its ddprun stopped responding, and did not come back within {JOIN_S} s",
-                "node 0 was lost, and with it the store of the run: start the run again",
+                "node 0, which has the store of the run, was lost: start the run again",
             ),
             code=137,
         )
@@ -206,7 +206,7 @@ def master_is_another(experiment: Experiment) -> None:
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
-    what = "10.77.0.99 is not an address of this machine, but this machine must listen on it; it has 10.77.0.10 (eth0)"
+    what = "10.77.0.99 is not an address of this machine, but node 0 must listen on it; this machine has 10.77.0.10 (eth0)"
     experiment.fails(what, code=69, nodes=[0])
 
 

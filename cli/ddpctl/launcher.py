@@ -493,7 +493,7 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):
         at = outcome if outcome and outcome.rank is not None else None
-        who = f": rank {at.rank} on node {at.node} exited with {at.code}" if at else ""
+        who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
         return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):

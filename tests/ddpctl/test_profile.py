@@ -84,7 +84,7 @@ def test_with_a_gpu_its_kernels_count():
 
 
 def test_equal_ranks_and_ranks_without_an_answer(wording):
-    unknown = {"rank": 2, "unknown": "its script runs a profiler of its own, which is left alone"}
+    unknown = {"rank": 2, "unknown": "not recorded, because the script runs its own profiler"}
     profiles = read(waits(0), waits(1), unknown)
     found = summarise(profiles)
     assert (found["slowest"], sorted(found["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])

@@ -105,9 +105,13 @@ SCRIPTS = {
         sys.exit(4)
     """,
     "Ctrl-C while threads are joined": """
-        import os, signal, threading, time
+        import linecache, os, signal, sys, threading, time
+        def line_of_main():
+            frame = sys._current_frames()[threading.main_thread().ident]
+            return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         def work():
-            time.sleep(0.2)
+            while line_of_main() not in ("lock.acquire()", "_thread_shutdown()"):  # by version of Python
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)
             print("never")

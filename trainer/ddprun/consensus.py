@@ -268,7 +268,7 @@ class Consensus:
             if self.decision:
                 return
             if self._is_replaced and self._attempt:
-                lost = replace(lost, message="node 0 was lost, and with it the store of the run")
+                lost = replace(lost, message="node 0, which has the store of the run, was lost")
                 lived_s = time.monotonic() - self._began_at
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))

@@ -194,7 +194,7 @@ def describe_taken_port(host: str, port: int, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return describe_unresolved(host, error)
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine, but this machine must listen on it"
+        return f"{host} is not an address of this machine, but node 0 must listen on it"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"port {port} on {host} is not available: {reason[0].lower() + reason[1:]}{port_holder(port)}"
 

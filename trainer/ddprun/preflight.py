@@ -169,7 +169,7 @@ def _reserve_port(config: NodeConfig, address: str) -> socket.socket:
     except OSError as error:
         message = network.describe_taken_port(address, port, error)
         if error.errno == errno.EADDRNOTAVAIL:
-            message += f"; it has {network.local_addresses()}"
+            message += f"; this machine has {network.local_addresses()}"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
 
 

@@ -51,7 +51,7 @@ def record(trace: str, seconds: float) -> dict[str, Any]:
     _is_free.clear()
     try:
         if compat.has_profiler():
-            return {"unknown": "its script runs a profiler of its own, which is left alone"}
+            return {"unknown": "not recorded, because the script runs its own profiler"}
         began, samples = time.time(), []
         with compat.profile_all_threads() as recording:
             while time.time() < began + seconds and not _end.wait(SAMPLE_INTERVAL_S):

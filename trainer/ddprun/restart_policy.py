@@ -102,7 +102,7 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     if failure.rank is None and not failure.unstarted:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun stopped responding"
         if failure.node == 0:
-            message = "node 0 was lost, and with it the store of the run: start the run again"
+            message = "node 0, which has the store of the run, was lost: start the run again"
     elif failure.hung or failure.refused:
         cause = "hang" if failure.hung else "error"
         message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was stopped: {failure.refused}"

@@ -5,14 +5,16 @@ imported torch either, there are no tensors.
 """
 
 import inspect
+import io
 import linecache
 import os
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ddpctl.errors import ConfigError, UnavailableError
@@ -38,10 +40,11 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
                 f"{called} cannot be sent to the ranks: the {what} {name} is a tensor on {on} of "
                 f"this process: use {name}.cpu(), and move the tensor to the rank's device in {called}"
             )
+    dumps = partial(_dumps, cloudpickle.Pickler)
     try:
-        call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        call = dumps((function, tuple(args), dict(kwargs)))
     except Exception as error:  # an object's __reduce__ may raise anything
-        raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
+        raise ConfigError(_culprit(dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
             f"{called} and the values that it uses have {len(call) >> 20} MB, but the limit is {LARGE_BYTES >> 20} MB: "
@@ -55,6 +58,23 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return pickle.dumps(
         {"call": call, "sources": sources, "cells": {file: cell_of(file) for file in files}, "path": list(sys.path)}
     )
+
+
+def _dumps(pickler: Any, value: object) -> bytes:
+    """Serialize a value with ``pickler`` (cloudpickle.Pickler), and keep the file names of the functions in it.
+
+    Since version 3.1.3, cloudpickle replaces these names by ``<dynamic-code>``. Errors of a rank name cells by them.
+    """
+    reduce_code = pickler.dispatch_table[CodeType]
+
+    def keep_file_name(code: CodeType) -> tuple[Any, ...]:
+        make, arguments = reduce_code(code)
+        return make, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments)
+
+    table = ChainMap({CodeType: keep_file_name}, pickler.dispatch_table)
+    buffer = io.BytesIO()
+    type("Pickler", (pickler,), {"dispatch_table": table})(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def cell_of(file: str) -> str:
