@@ -206,7 +206,8 @@ def master_is_another(experiment: Experiment) -> None:
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
-    what = "10.77.0.99 is not an address of this machine, but node 0 must listen on it; this machine has 10.77.0.10 (eth0)"
+    what = "10.77.0.99 is not an address of this machine, but node 0 must listen on it; "
+    what += "this machine has 10.77.0.10 (eth0)"
     experiment.fails(what, code=69, nodes=[0])
 
 

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 SAID = {
     "the master's address is not node 0's": (
-        "10.77.0.99 is not an address of this machine, but node 0 must listen on it; this machine has 10.77.0.10 (eth0)",
+        "10.77.0.99 is not an address of this machine, but node 0 must listen on it; "
+        "this machine has 10.77.0.10 (eth0)",
         69,
     ),
     "node 0's machine is down": (
