@@ -207,7 +207,7 @@ def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
     line = f"place {len(ahead) + 1} of {len(fact.tickets)} in the queue"
     after = f", after {', '.join(map(repr, ahead))}" if ahead else ""
     runs = ", ".join(dict.fromkeys(repr(claim.run) for claim in fact.claims if claim.gpus))
-    has = f" (used by {runs})" if runs else ""
+    has = f" (the rest is used by {runs})" if runs else ""
     return one_line(
         f"{host.address}: {line}{after}; {counted(need, 'GPU')} needed, {free} of {len(fact.gpus)} free{has}"
     )
