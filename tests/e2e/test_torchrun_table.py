@@ -93,9 +93,11 @@ CASES = {
     "a package, sys.exit(300)": Case(command=("package", "300"), options=("-m",)),
     "a folder, sys.exit(-1)": Case(command=("folder", "-1")),
     "a zip file, os._exit(5)": Case(command=("zipped.zip", "os._exit")),
-    "a .pyc file, an exception": Case(command=("compiled.pyc", "raise")),
+    "a .pyc file that raises an exception": Case(command=("compiled.pyc", "raise")),
     "a relative import, a broken excepthook": Case(command=("end.py", "relative import")),
-    "a link, a script that interrupts itself": Case(command=("link.py", "interrupt"), options=("--max-restarts", "0")),
+    "a symbolic link to a script that interrupts itself": Case(
+        command=("link.py", "interrupt"), options=("--max-restarts", "0")
+    ),
     "SIGSEGV": Case(command=("end.py", "segmentation fault")),
     "SIGKILL": Case(command=("end.py", "kill")),
     "a program without Python": Case(
@@ -110,7 +112,10 @@ CASES = {
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
 AGAIN = "ddprun starts killed ranks again. After three attempts without progress it exits with 75."
 STOPPED = "A stopped run is not a success: ddprun exits with 143, and names the rank that ended first."
-OWN_STORE = "Under ddprun a single rank serves its own store, so that processes that it spawns can use another port."
+OWN_STORE = (
+    "If there is only one rank, it serves its own store under ddprun. "
+    "The processes that it spawns can then use another port."
+)
 IMPORTED = "A forked rank has the libraries that ddprun has already imported."
 REASONS = {
     "exit code of the launcher": OWN_CODE,
@@ -134,8 +139,10 @@ REASONS = {
     "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
     "one rank: descriptors above 2": "A forked rank writes its stacks for ddpctl explain into a memory file.",
     "one rank: MASTER_ADDR": "The loopback address needs no name service.",
-    "one rank: OMP_NUM_THREADS": "ddprun shares the cores among the ranks; torchrun sets 1, for several ranks.",
-    "one rank: PET_NNODES": "They are for ddprun: a launcher that the script starts must not read them.",
+    "one rank: OMP_NUM_THREADS": (
+        "ddprun divides the cores among the ranks. torchrun sets the variable to 1, only if there are several ranks."
+    ),
+    "one rank: PET_NNODES": "The PET_* variables are for ddprun: a launcher that the script starts must not read them.",
     "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts ddprun starts killed ranks again.",
     "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun forwards all signals that request a stop.",
     "one rank: further variables": "They name the network interface and the files for metrics, events and heartbeats.",

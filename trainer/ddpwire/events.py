@@ -24,7 +24,7 @@ MOST_BYTES = 4_000_000  # per file, so twice that per node
 
 KINDS: Mapping[str, str] = {
     # of a node, by ddprun
-    "node_started": "ddprun started; host, pid; requeued_s: since the last event of the run's previous start",
+    "node_started": "ddprun started; host, pid; requeued_s: seconds since the last event before a requeue",
     "preflight_done": "the machine was checked and node 0 found; seconds: since node_started",
     "rendezvous_done": "the nodes of an attempt have joined; seconds: time spent waiting for them; nodes: their number",
     "ranks_started": "the ranks were started; seconds: duration, with imports; ranks: their numbers; world_size",
@@ -40,12 +40,12 @@ KINDS: Mapping[str, str] = {
     "training_began": "the first step begins; seconds: since the rank's start, with startup_s and restore_s as parts",
     "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
     "started_over": "restarted ranks begin at the first step again, as there is no checkpoint yet; steps: taken before",
-    "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: of the loop; bytes; path",
+    "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: the loop's wait; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written, or ddprun could not copy it; message",
     "checkpoint_uploaded": "a checkpoint is in the object store, and was read back; seconds: duration; bytes; url",
     "upload_failed": "a checkpoint could not be uploaded, and will be tried again; message",
-    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: its steps",
-    "not_finite": "the first loss or gradient of a rank that is NaN or infinite; what: loss or gradient",
+    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: of steps",
+    "not_finite": "a rank's loss or gradient is NaN or infinite for the first time; what: loss or gradient",
     "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",
     "straggler_gone": "the slow rank is as fast as the others again",
     "stopping": "the ranks agreed to stop after a step; code: the signal's exit code",

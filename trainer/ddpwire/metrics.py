@@ -99,18 +99,20 @@ PRODUCTIVE = _of_rank(
 )
 UNPRODUCTIVE = _of_rank(
     "ddp_unproductive_seconds_total",
-    "Seconds of the run that were not spent on new steps, by cause, over all starts of the run. checkpoint: the loop "
-    "waited for one; recompute: repeated steps; restart, hang: from a rank's last heartbeat to its end; requeue: "
-    "from the last event of a start to the next start.",
+    "Seconds of the run that were not spent on new steps, by cause, over all starts of the run. checkpoint: the "
+    "training loop waited for a checkpoint; recompute: repeated steps; restart, hang: from a rank's last heartbeat to "
+    "its end; requeue: from the last event of a start to the next start.",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
 STRAGGLER_SKEW = _of_rank_0(
     "ddp_straggler_skew_ratio",
-    "The slowest rank's step time, divided by the median of all ranks; without waiting for others.",
+    "The slowest rank's step time divided by the median of all ranks. "
+    "A step time does not include waiting for other ranks.",
 )
 RELATIVE_SPEED = _of_rank(
     "ddp_rank_relative_speed_ratio",
-    "The fastest rank's step time, divided by this rank's, 0 to 1; without waiting for others.",
+    "The fastest rank's step time divided by this rank's (0 to 1). "
+    "A step time does not include waiting for other ranks.",
 )
 GRAD_NORM = _of_rank_0("ddp_grad_norm", "Recent norm of the gradient over all parameters.")
 COLLECTIVE_TIMEOUTS = _of_rank(
@@ -132,7 +134,7 @@ TRAINING_INFO = _of_rank_0(
     "Always 1; backend: what exchanges gradients (none: one rank); device: cpu or cuda.",
     labels={"backend": (), "device": (), "model": (), "dataset": ()},
 )
-STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "The number of the last planned step.")
+STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "Number of the last step that is planned.")
 NONFINITE = _of_rank(
     "ddp_nonfinite_total",
     "Losses and gradients of this rank that were not finite; each ends the training.",
@@ -178,7 +180,9 @@ CHECKPOINT_FAILURES_KNOWN = (  # the possible pairs of op and reason, which are 
     ("save", "io"),
     *(("load", reason) for reason in ("io", "truncated", "missing", "corrupt", "incompatible")),
 )
-CHECKPOINT_FALLBACKS = _of_rank_0("ddp_checkpoint_fallbacks_total", "Checkpoints that were set aside for an older one.")
+CHECKPOINT_FALLBACKS = _of_rank_0(
+    "ddp_checkpoint_fallbacks_total", "Checkpoints that could not be used, so that an older one was loaded."
+)
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
 # A rank is a straggler if its own time for a step exceeds the ranks' median by this factor and by this many seconds.

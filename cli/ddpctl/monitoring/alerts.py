@@ -29,12 +29,10 @@ class Limits:
     """The limits at which the alerts fire."""
 
     hold: Annotated[
-        float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
+        float | None, Doc("Seconds for which a condition must hold; null: each alert's own value."), Ge(0), Le(86400)
     ] = None
     first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1), Le(DAYS)] = 900.0
-    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1), Le(DAYS)] = (
-        180.0
-    )
+    stalled_step: Annotated[float, Doc("Seconds without a step, after the first step."), Ge(1), Le(DAYS)] = 180.0
     heartbeat: Annotated[float, Doc("Seconds without a heartbeat from a rank."), Ge(1), Le(DAYS)] = 180.0
     skew: Annotated[float, Doc("The slowest rank's own step time, divided by the median."), Ge(1), Le(100)] = 1.25
     data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
@@ -145,7 +143,7 @@ CHECKPOINT_AGE = Recording(
 time()
 - {by_run("max", "(ddp_checkpoint_last_success_timestamp_seconds or ddp_job_start_timestamp_seconds)")}
 and on ({RUN}) {with_run("ddp_checkpoint_last_success_timestamp_seconds")}""",
-    help="Seconds since the last whole checkpoint, or since the start where that is later.",
+    help="Seconds since the newest complete checkpoint or the start, whichever is later.",
 )
 RANKS_ALIVE = Recording(
     name="run:ddp_ranks_alive:sum",
@@ -223,7 +221,7 @@ unless on ({RUN}) (time() - {by_run("max", "ddp_heartbeat_timestamp_seconds")} <
 and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             summary="{{ $labels.job_id }} has taken no step for {{ $value | humanizeDuration }}",
-            description="No rank has ended a step or sent another heartbeat: one hangs and the others wait for it.",
+            description="No rank has ended a step or sent another heartbeat: a rank hangs, and the others wait for it.",
         ),
         warning(
             name="DdpHeartbeatMissing",
@@ -266,7 +264,8 @@ and on ({RUN}) {by_run("max", "ddp_straggler_skew_ratio")} > {limits.skew:g}""",
             hold_s=300,
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} slows {{ $labels.job_id }} down: "
             "{{ $value | humanizePercentage }} of the fastest rank's speed",
-            description="Every step takes as long as the slowest rank; its time is counted without waiting for others.",
+            description="Every step takes as long as the slowest rank. "
+            "Waiting for other ranks is not counted in a rank's time.",
         ),
         warning(
             name="DdpDataBound",
@@ -294,7 +293,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"run:ddp_checkpoint_age_seconds:min > {limits.checkpoint_age:g}\nand on ({RUN}) {TRAINING.name} == 1",
             hold_s=60,
             summary="the newest checkpoint of {{ $labels.job_id }} is {{ $value | humanizeDuration }} old",
-            description="All that was trained since then is lost if the run ends now.",
+            description="If the run ends now, the steps since then are lost.",
         ),
         critical(
             name="DdpCheckpointFailing",
