@@ -53,6 +53,7 @@ NOT_YET = f"; a download, an evaluation or a checkpoint may cause a wait of less
 NOT_BLOCKED = "; this rank is not blocked: it may run an evaluation, or poll in a loop"
 RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
 SLOWER = 2.0  # the time between two collectives, compared with the beginning
+STARTUP = 10  # collectives of DDP before and in the first step, which are closer together than those of later steps
 MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentioned
 STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
@@ -208,10 +209,11 @@ def _progress(ranks: Sequence[RankView], world_size: int) -> str:
     elif len(times) < MIN_COLLECTIVES:
         text = f"the ranks make progress; too few collectives ({len(times)}) are recorded to find a slow rank"
     else:
-        num = len(times) // 4
-        first_s, last_s = (times[num] - times[0]) / num, (times[-1] - times[-1 - num]) / num
+        steps = times[STARTUP:] if len(times) >= STARTUP + MIN_COLLECTIVES else times
+        num = len(steps) // 4
+        first_s, last_s = (steps[num] - steps[0]) / num, (steps[-1] - steps[-1 - num]) / num
         text = f"the ranks make progress; no rank is usually the last to enter a collective ({len(times)} recorded)"
-        if last_s > SLOWER * first_s:
+        if last_s > SLOWER * first_s and steps is not times:
             text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
         if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
             text += f"; the last collective began {format_duration(ago_s)} ago"

@@ -172,8 +172,10 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         states = {report.state.state if report.state else "starting" for report in alive}
         state = "stopping" if outcome else next((state for state in _ORDER if state in states), "stopping")
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
+        attempt = max((report.state.attempt for report in alive if report.state), default=1)
+        message += f", attempt {attempt}" if attempt > 1 else ""
         if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
-            state, message = "running", f"{message}; their ranks have reported no step since they started"
+            state, message = "running", f"{message}; the script has reported no step since it started"
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

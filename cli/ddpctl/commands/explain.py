@@ -76,7 +76,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
     if state.state not in WITH_RANKS:
-        return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
+        return explaining.Explanation(cause="unknown", sentence=_without_ranks(state), fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     found = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
     seen = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
@@ -85,6 +85,11 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     if nan and found.cause in ("none", "unknown"):
         found = replace(nan, evidence=found.evidence, unknown=found.unknown)
     return found
+
+
+def _without_ranks(state: "RunStatus") -> str:
+    what = "it is unknown whether its ranks run" if state.state == "unknown" else "no rank runs"
+    return f"{what}: {state.message}"
 
 
 def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
@@ -181,7 +186,7 @@ def profile(
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     if state.state not in WITH_RANKS:
-        raise UnavailableError(f"{record.name}: no rank runs: {state.message}")
+        raise UnavailableError(f"{record.name}: {_without_ranks(state)}")
     request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
     ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
     seen = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))

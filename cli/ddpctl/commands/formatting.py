@@ -87,10 +87,10 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     if node is None:
         known = "starting" if report.alive else "ended" if report.outcome else "not started"
         return one_line(report.note) or known, "-", "-", "-"
+    are_old = not report.alive or node.state == "rendezvous"  # the ranks of an attempt that has ended
+    ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
-        ranks = " ".join(str(rank.rank) for rank in node.ranks)
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
-    ranks = " ".join(f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     doing = "running" if state.state == "running" else one_line(node.state)
     return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
@@ -119,7 +119,10 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
     if state.ended and state.code and can_resume and state.has_files:
-        lines.append(f"  resume with  ddpctl launch --resume {run.name}")
+        has_saved = not run.elsewhere or bool(state.progress and state.progress.checkpoint_step)
+        lines.append(
+            f"  resume with  ddpctl launch --resume {run.name}{'' if has_saved else ', if it has saved a checkpoint'}"
+        )
     return lines
 
 
