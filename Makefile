@@ -46,7 +46,7 @@ specs: $(VENV)/.dev  ## update the checked-in specs from examples/
 	PYTHONPATH=.:cli:trainer $(BIN)/python tests/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests with real servers; a test whose server is missing is skipped
-	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
+	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800 -o addopts="--import-mode=importlib --strict-markers -ra"
 
 cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.ssh_cluster import Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
 
-pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 BUCKET = "tbf rate 40mbit burst 32kb latency 200ms"
 
 

@@ -18,7 +18,7 @@ from tests.cluster import docker_lab
 from tests.cluster.prometheus_lab import MISSING
 from tests.e2e.driver import ddpctl, node_log, wait_until
 
-pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]
 PATH = os.environ["PATH"]
 IMAGE = "ddpctl-test-monitor:prometheus"
 DOCKERFILE = 'FROM scratch\nCOPY . /\nENTRYPOINT ["/usr/bin/prometheus"]\n'

@@ -18,7 +18,7 @@ from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts
 from ddpctl.monitoring.stack import DASHBOARDS
 from ddpwire.metrics import CATALOGUE
 
-pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]
 PATH = os.environ["PATH"]
 SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
 UNCHANGED = Path(__file__).parent / "scripts" / "unchanged.py"

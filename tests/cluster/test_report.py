@@ -38,7 +38,7 @@ def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_browser_shows_all_of_it(report: Path) -> None:
     dom, said = browse(report, "--dump-dom")
     assert said == []
@@ -61,7 +61,7 @@ def test_a_browser_shows_all_of_it(report: Path) -> None:
     assert {name for name, colour in phases.items() if colour in colours} == set(phases)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_console_is_heard(tmp_path: Path) -> None:
     """So that silence means something: what the page's own policy forbids is said there."""
     page = tmp_path / "page.html"

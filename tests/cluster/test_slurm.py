@@ -20,7 +20,7 @@ from tests.ddpctl.test_profile import check_chrome_trace
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1800),
 ]
 FILE = str(ROOT / "examples" / "slurm.yaml")
 EXACT = ("-f", FILE, "--profile", "exact")

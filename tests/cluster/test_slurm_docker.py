@@ -13,7 +13,7 @@ from tests.cluster.slurm_site import Site, until
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
 ]
 FILE = """\
 job: {name: digits, nodes: 1, gpus: 2, device: cpu, shm: 64Mi, image: %s}

@@ -21,7 +21,7 @@ from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
 from tests.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import ROOT, wait_until
 
-pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 FOREVER = ("--", "--epochs", "5000")
 
 

@@ -19,7 +19,7 @@ from tests.cluster.docker_lab import IMAGE, PATH, answers, docker, environ, unmo
 from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box
 from tests.e2e.driver import wait_until
 
-pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 CLI = (sys.executable, "-P", "-m", "ddpctl")
 
 

@@ -16,7 +16,7 @@ from tests.e2e.driver import wait_until
 
 from ddpwire.run_files import CHECKPOINTS, COPY
 
-pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 HOLD = """\
 import os, pathlib, time
 print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)

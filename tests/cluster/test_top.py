@@ -14,7 +14,7 @@ from tests.e2e.driver import ddpctl, node_log, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux (apt install tmux)"),
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(1800),
 ]
 BUSY_S = 600  # what anything may take on a machine that has much else to do
 PATH = os.environ["PATH"]
