@@ -64,7 +64,7 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
     name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
     if name not in found.parts:
-        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(found.parts)}")
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(map(repr, found.parts))}")
     return name, dict(whole(found.parts[name]))
 
 

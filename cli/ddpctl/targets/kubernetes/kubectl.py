@@ -118,7 +118,7 @@ _REFUSED: Explanations = {
     r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
     r"|cannot locate context \"?([^\"\s]+)":
         lambda m: f"kubectl has no context '{m[1] or m[2] or m[3]}': kubectl config get-contexts lists all",
-    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses it ({m[1]}): {m[2]}",
+    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses the job ({m[1]}): {m[2]}",
     r"violates PodSecurity .*init-pytorch":
         "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
         "master: false",
@@ -137,7 +137,7 @@ _REFUSED: Explanations = {
     r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
     r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
     r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: its operator is not installed; use --kind job",
+        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: no operator for it is installed; use --kind job",
     r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
     r"no PriorityClass with name (\S+) was found":
         "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
@@ -205,7 +205,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
         (answer,) = yield (kubectl.raw(workload.api),)
         if is_absent(answer):
             raise ConfigError(
-                f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job"
+                f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
             )
         unknown = f"it is not known whether the cluster serves {workload.kind}"
         return workload, "as requested", f"{unknown}: {error_of(answer)}" if answer.returncode else ""
