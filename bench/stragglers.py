@@ -5,7 +5,8 @@ busy loops use all cores. In the slow runs, one rank takes --delay seconds longe
 
     python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
 
-The exit code is 1 if a healthy run reports a straggler, or if a slow run reports another rank or not its slow rank.
+The exit code is 1 if a healthy run reports a straggler, or if a slow run reports a healthy rank or does not report its
+slow rank.
 """
 
 import os

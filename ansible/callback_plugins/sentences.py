@@ -43,7 +43,7 @@ CAUSES = (
         r"(?:No package matching '|no available installation candidate for )([\w.+-]+)",
         r"its package sources lack \1: check them with apt-get update",
     ),
-    (r"Could not resolve hostname (\S+): ([^\n\r]+)", r"its name \1 does not resolve (\2): give its address"),
+    (r"Could not resolve hostname (\S+): ([^\n\r]+)", r"its name '\1' does not resolve (\2): give its address"),
     (r"connect to host \S+ port \d+: ([^\n\r]+)", r"it does not answer: \1"),
 )
 

@@ -1,8 +1,9 @@
 """A plain DistributedDataParallel script for bench/explain_cost.py: steps.py with|without|recorded STEPS FOLDER.
 
 Writes the CPU seconds of a step and the median of its wall time. The first steps are not counted. With ``recorded``,
-the script is recorded like by ``ddpctl profile``, for one second every 4 s. Then it writes three medians each of the
-wall time and of the main thread's CPU time: without a recording, during one, and while its trace is written.
+each rank records itself for one second every 4 s, as it does for ``ddpctl profile``. The script then writes three
+medians each of the wall time and of the main thread's CPU time: without a recording, during one, and while its trace is
+written.
 """
 
 import json

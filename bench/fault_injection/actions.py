@@ -196,7 +196,7 @@ def master_has_no_name(experiment: Experiment) -> None:
     experiment.job.master = "nosuch.invalid"
     experiment.now()
     experiment.job.start()
-    why = "nosuch.invalid does not resolve"
+    why = "'nosuch.invalid' does not resolve"
     # The resolver's reason: no network, no such name, or a name server that does not answer in time.
     experiment.fails((f"node-0: {why}", f"node-1: {why}"), code=69, ending=": [a-z ]+")
 

@@ -237,7 +237,7 @@ def _volume(ranks: Sequence[RankView]) -> str:
 def _line(view: RankView) -> str:
     waits = view.waits_in
     since = f"; it entered {waits.name} {format_duration(max(0.0, view.read_at - waits.at))} ago" if waits else ""
-    return f"{view.who}: {view.doing()}{since}"
+    return f"{view.who}: {view.doing('it')}{since}"
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -283,7 +283,8 @@ def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
         return None
     if others:
-        text = f"{others[0].who} is the only one that is not in send, recv or a collective; {others[0].doing()}"
+        text = f"{others[0].who} is the only one that is not in send, recv or a collective; "
+        text += others[0].doing(f"rank {others[0].rank}")
         return _about(others[0], "missing", text, fault=False)
     text = "all ranks wait in send, recv or a collective; it is unknown which rank waits for which other rank"
     return Explanation(cause="send_recv", sentence=text, fault=False)
@@ -320,7 +321,7 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text = (
             f"{odd.who} is in {its.name} with {its.shape}, while {_ranks(others, 'is', 'are')} in {usual.op} "
             f"#{usual.seq} with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
-            f"{odd.doing()}"
+            f"{odd.doing(f'rank {odd.rank}')}"
         )
         return _about(odd, "mismatch", text)
     return None
@@ -358,14 +359,24 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         own = next(found for other, found, _ in waiting if other is view)
         text = f"{view.who} is in {own.name}, but has not entered {one.name}, {for_s}: their order differs"
         return _about(view, "order", text)
-    more = f" (and {_ranks(roots[1:], 'has', 'have')} not either)" if len(roots) > 1 else ""
-    text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
-    has_ended = view.state in ("", "Z", "X")
-    fault = has_ended or (waited_s >= HANG_S and not view.runs)
+    what = f"{one.name} ({one.shape}), {for_s}"
+    more = f"; {_ranks(roots[1:], 'has', 'have')} not entered it either" if len(roots) > 1 else ""
+    text = f"{_absence(view, 'entered', 'entering')} {what}{more}{_activity(view)}"
+    fault = view.has_ended or (waited_s >= HANG_S and not view.runs)
     if not fault:
         text += NOT_BLOCKED if waited_s >= HANG_S else NOT_YET
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
-    return _about(view, "ended_early" if has_ended else cause, text, fault=fault)
+    return _about(view, "ended_early" if view.has_ended else cause, text, fault=fault)
+
+
+def _absence(view: RankView, done: str, doing: str) -> str:
+    """Return the beginning of a sentence about what a rank has not ``done``, or has ended without ``doing``."""
+    return f"{view.who} has ended without {doing}" if view.has_ended else f"{view.who} has not {done}"
+
+
+def _activity(view: RankView) -> str:
+    """Return the end of that sentence: what the rank does instead, unless it has ended."""
+    return "" if view.has_ended else f"; {view.doing(f'rank {view.rank}')}"
 
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -375,9 +386,11 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]
-    more = f" (and {_ranks([one.rank for one in without[1:]], 'has', 'have')} not either)" if len(without) > 1 else ""
+    more = (
+        f"; {_ranks([one.rank for one in without[1:]], 'has', 'have')} not called it either" if len(without) > 1 else ""
+    )
     waits = f"{_ranks([one.rank for one in met], 'has', 'have')} been waiting for {format_duration(max(meeting))}"
-    text = f"{view.who} has not called init_process_group{more}, in which {waits}; {view.doing()}"
+    text = f"{_absence(view, 'called', 'calling')} init_process_group, in which {waits}{more}{_activity(view)}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"
     return _about(view, cause, text if fault else text + NOT_YET, fault=fault)
@@ -411,18 +424,19 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     places = Counter(place for view in views for stack in view.stacks if (place := place_of(stack)))
     where = ", ".join(f"{place} in {count} of {num_samples} samples" for place, count in places.most_common(2))
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "straggler"
-    loads = "; it was waiting for its data loader" if cause == "data_loader" else ""
+    who, they = (view.who, f"rank {number} was") if owners is by_rank else (f"node {number}", "its ranks were")
+    loads = f"; {they} waiting for data" if cause == "data_loader" else ""
     text = (
-        f"{view.who if owners is by_rank else f'node {number}'} is slow: it was last in {times} of {len(whole)} "
-        f"collectives, and the others waited for it {100 * share:.0f} % of the time{loads}; it was at "
-        f"{where or 'a place that is not known'}"
+        f"{who} is slow: it was last in {times} of {len(whole)} collectives, and the others waited for it "
+        f"{100 * share:.0f} % of the time{loads}; {they} at {where or 'a place that is not known'}"
     )
     return replace(_about(view, cause, text), rank=view.rank if owners is by_rank else None)
 
 
 def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
-    """Return the rank or node that is last most often, how often, and the share of the time that others wait for it.
+    """Find the rank or node that is most often the last one to enter a collective.
 
+    Return its number, how often it was the last one, and the share of the time for which the others waited for it.
     ``owners`` maps each rank to the number of the rank or of its node.
     """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
@@ -444,4 +458,4 @@ def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None
         return None
     view = max(ranks, key=lambda one: one.share(LOADER))
     text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside collectives"
-    return Explanation(cause="data_loader", sentence=f"{text}; {view.who}: {view.doing()}", fault=False)
+    return Explanation(cause="data_loader", sentence=f"{text}; {view.doing(view.who)}", fault=False)

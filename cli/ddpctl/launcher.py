@@ -163,7 +163,7 @@ def dry_run(context: AppContext, request: Request) -> None:
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
-    for line in filter(None, (*submission.table, submission.note)):
+    for line in filter(None, (*submission.table, *submission.note.splitlines())):
         context.emit(f"# {line}")
 
 
@@ -198,7 +198,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
             run_store.save(run)
             context.emit(f"run {name}: {title(job)} on {where} ({request.why})")
-            for line in filter(None, (*submission.table, submission.note)):
+            for line in filter(None, (*submission.table, *submission.note.splitlines())):
                 context.emit(f"  {line}")
             old = request.resumes
             if old and not (old.handle and run_store.has_checkpoint(old)):

@@ -1,4 +1,4 @@
-"""Evaluates a recording of all ranks: a trace for Perfetto, the shares of the time, and the slowest rank.
+"""Evaluates a recording of all ranks. The results are a trace for Perfetto, shares of the time, and the slowest rank.
 
 All times refer to node 0's clock. The shares refer to the time span in which all ranks were recorded.
 """

@@ -124,7 +124,7 @@ class RankView:
 
     @property
     def moved_lately(self) -> bool:
-        """Whether the time since the last collective began is usual for this rank."""
+        """Whether no more time than is usual for this rank has passed since it entered its last collective."""
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
@@ -148,17 +148,25 @@ class RankView:
             any(SAVING.search(file) and "save" in function for file, _, function in stack) for stack in self.stacks
         )
 
-    def doing(self) -> str:
-        """Return what the rank does, such as ``it is sleeping at dataset.py:88 (read)``."""
-        if self.state in ("", "Z", "X"):
-            return "it has ended"
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank's process has ended, even if its parent has not reaped it."""
+        return self.state in ("", "Z", "X")
+
+    def doing(self, subject: str) -> str:
+        """Return what the rank does. ``it`` as ``subject`` returns ``it is sleeping at dataset.py:88 (read)``."""
+        return f"{subject} {self._doing()}"
+
+    def _doing(self) -> str:
+        if self.has_ended:
+            return "has ended"
         if self.state in ("T", "t"):
-            return "it is stopped (SIGSTOP)" if self.state == "T" else "it is stopped by a debugger"
+            return "is stopped (SIGSTOP)" if self.state == "T" else "is stopped by a debugger"
         stack = self.stacks[-1] if self.stacks else ()
         if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
-            return "it has reached the end of its script, and is waiting for a thread that it started"
+            return "has reached the end of its script, and is waiting for a thread that it started"
         what, place = self._activity(stack), place_of(stack)
-        text = f"it {what} at {place}" if place else f"it {what}; where in its code is unknown"
+        text = f"{what} at {place}" if place else f"{what}; where in its code is unknown"
         if self.share(LOADER) and (found := self._worker()):
             text += f", and a worker of its data loader {found}"
         return text

@@ -377,7 +377,7 @@ def _why(error: Exception, hop: _Hop) -> str:
 def _why_not_there(error: Exception, host: str, place: str) -> str:
     match error:
         case socket.gaierror():
-            return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
+            return f"'{host}' does not resolve: {(error.strerror or str(error)).lower()}"
         case TimeoutError():
             return f"{place} does not answer within {CONNECT_S:g} s: it is down, or a firewall blocks the connection"
         case NoValidConnectionsError():

@@ -141,7 +141,7 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
         "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
         f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
     ]
-    assert rows[-1].startswith("no-such-host.invalid: no-such-host.invalid does not resolve: ")
+    assert rows[-1].startswith("no-such-host.invalid: 'no-such-host.invalid' does not resolve: ")
     assert seconds < 30
     (lab.person.home / ".ssh/config").write_text(f"Host again\n  HostName {first.address}\n")
     lab.write(hosts=f"[{first.address}, again, {second.address}]")

@@ -103,7 +103,7 @@ def test_many_files_are_counted(wording: Wording) -> None:
     made = submit(*answers, job=replace(JOB, command=("train.py",)))
     names = ", ".join(f"m{number:02}.py" for number in range(10))
     assert names in made.note
-    wording(made.note.split("; ")[1], names=names)
+    wording(made.note.splitlines()[1], names=names)
 
 
 def test_a_path_of_the_machine_is_named(wording: Wording) -> None:

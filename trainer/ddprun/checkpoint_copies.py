@@ -105,7 +105,7 @@ def _sha256(data: Any) -> str:
 
 
 def part_path(folder: Path, path: str) -> Path:
-    """Return the path of a file until all files of its checkpoint are complete."""
+    """Return the temporary path of a file, which the file has until all files of its checkpoint are complete."""
     return (folder / path).with_name(f".{Path(path).name.lstrip('.')}.part")
 
 
@@ -288,9 +288,9 @@ class CheckpointCopies:
 
 
 def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
-    """Complete an interrupted copy. If the run copies checkpoints, start CheckpointCopies with ``more`` arguments.
+    """Complete an interrupted copy. Then start and return CheckpointCopies, or return None if nothing is to be copied.
 
-    Raises NodeError.
+    ``more``: the other arguments of CheckpointCopies. Raises NodeError.
     """
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
     if is_copied and not (config.checkpoint_dir and config.secret):

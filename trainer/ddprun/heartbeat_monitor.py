@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from ddprun.logs import RankLogs
-from ddprun.process_groups import AS_ONE_RANK, GUIDE
+from ddprun.process_groups import AS_ONE_RANK
 from ddprun.processes import read_stat
 from ddprun.workers import Workers
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
@@ -188,7 +188,8 @@ class SpawnWatch:
         if now - self._idle_since < SPAWN_IDLE_S:
             return ""
         first, second = sorted(self._ranks)[:2]
-        return f"ranks {first} and {second} both start ranks of their own, which cannot meet ({GUIDE}): {AS_ONE_RANK}"
+        cause = f"ranks {first} and {second} both start ranks of their own, so no process group can form"
+        return f"{cause}: {AS_ONE_RANK}"
 
 
 def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:

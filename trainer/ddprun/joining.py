@@ -68,8 +68,9 @@ class Wait:
             return True
         if missing and self.passed_s >= self._log_at_s:
             self._log_at_s += PROGRESS_INTERVAL_S
-            reason = f" ({why})" if why else ""
-            self._log(f"waiting for {format_nodes(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
+            reason = f": {why}" if why else ""
+            passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
+            self._log(f"waiting for {format_nodes(missing)} {passed}{reason}")
         self._pause(key)
         return False
 
@@ -83,7 +84,7 @@ def format_nodes(nodes: tuple[int, ...]) -> str:
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
     """Return the error for nodes that did not join in time."""
     message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
-    return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+    return node_error(Exit.ABSENT, "absent", f"{message}: {why}" if why else message, node=missing[0])
 
 
 def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
@@ -92,7 +93,8 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
     try:
         network.check_reachable(address, port, timeout_s=timeout_s)
     except OSError as error:
-        return f"{node_label(config.node_rank)} ({route.own}): {network.describe_error(error, address, port)}"
+        place = f"seen from {node_label(config.node_rank)} ({route.own})"
+        return f"{place}, {network.describe_error(error, address, port)}"
     return ""
 
 

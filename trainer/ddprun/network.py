@@ -201,7 +201,7 @@ def describe_taken_port(host: str, port: int, error: OSError) -> str:
 
 def describe_unresolved(host: str, error: OSError) -> str:
     """Describe in one line why a name could not be resolved."""
-    return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
+    return f"'{host}' does not resolve: {(error.strerror or str(error)).lower()}"
 
 
 def free_port(host: str) -> int:

@@ -312,7 +312,8 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
     if rank >= max_nodes:
         nodes = f"{max_nodes} node{'s' * (max_nodes > 1)}"
         hint = f"expected {_numbers_below(max_nodes)}"
-        raise config_error(f"{settings['node_rank'][0]} is {rank}, but the job has {nodes}", hint=hint)
+        source = settings["node_rank"][0]
+        raise config_error(f"the number of this node is {rank} ({source}), but the job has {nodes}", hint=hint)
     return rank
 
 

@@ -118,10 +118,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a line for each given flag or variable of torchrun that has no effect in ddprun."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
-    if options.rdzv_backend not in (None, "static", "c10d"):
-        given["rdzv_backend"] = "the nodes meet at node 0, as with --rdzv-backend=static"
-    if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
-        given["redirects"] = "only the value 3 (both streams) keeps a rank's output off the console"
     lines = {f"--{name.replace('_', '-')}": why for name, why in given.items()}
+    if options.rdzv_backend not in (None, "static", "c10d"):
+        lines["this value of --rdzv-backend"] = "the nodes meet at node 0, as with --rdzv-backend=static"
+    if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
+        lines["the value 1 or 2 of --redirects"] = "only 3 (both streams) is supported"
     lines |= {name: why for name, why in ACCEPTED_VARIABLES.items() if environ.get(name)}
     return tuple(f"{name} has no effect: {why}" for name, why in lines.items())

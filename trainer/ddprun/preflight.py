@@ -154,7 +154,7 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
 
 
 def _loopback_message(host: str, address: str) -> str:
-    here = f"the name {host} resolves to {address}, which other machines cannot reach"
+    here = f"the name '{host}' resolves to {address}, which other machines cannot reach"
     if address == "127.0.1.1":
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
     advice = "give node 0's address on the network as --master-addr"

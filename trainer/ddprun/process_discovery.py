@@ -78,7 +78,7 @@ def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
 
 
 def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
-    """Yield the pids of processes that were started as this node's ddprun."""
+    """Yield the pids of the processes that were started to run ddprun as the node of the folder ``node_dir``."""
     variable = f"{names.NODE_RANK}={node_dir.name.removeprefix('node-')}".encode()
     yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
 

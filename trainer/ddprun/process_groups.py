@@ -27,7 +27,7 @@ USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" means that the agent 
 OWN_STORE = "DDP_SCRIPT_STORE"  # set if ddprun changed the variable above, because the script chose its own address
 RUN_ID = "TORCHELASTIC_RUN_ID"
 GUIDE = "docs/your_script.md"
-AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1)"
+AS_ONE_RANK = f"run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1); see {GUIDE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,9 @@ class RankPlace:
         first, second = sorted((self.rank, other), key=int)
         both = f"ranks {first} and {second} both"
         if os.getpid() == self.pid:
-            advice = f"leave out rank and world_size, which the environment sets ({GUIDE})"
+            advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
             return f"{both} call init_process_group as {place}: {advice}"
-        symptom = f"two processes call init_process_group as {place} ({GUIDE})"
-        return f"{both} start ranks of their own: {AS_ONE_RANK}; {symptom}"
+        return f"{both} start ranks of their own, so two processes call init_process_group as {place}: {AS_ONE_RANK}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""

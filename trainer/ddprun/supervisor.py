@@ -4,11 +4,17 @@ The supervisor has no threads, so it can fork ranks safely. It uses only the sta
 ranks when the supervisor dies. When ddprun is SIGKILLed, the control socket closes, and the supervisor kills all its
 descendants and ends.
 
-The control socket carries JSON lines. ddprun sends {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
-descriptors of the rank's stdin, stdout and stderr, {"do": "signal", "tag", "signal"} and {"do": "clear"}. The
-supervisor sends {"started": tag, "pid", "plain"}, where "plain" is why the rank was executed instead of forked
-(fork_server.py), {"exited": tag, "status"} with subprocess' return code, and {"cleared": true} when no descendant is
-left.
+The control socket carries JSON lines. ddprun sends:
+
+- {"do": "start", "tag", "argv", "env", "cwd", "cores"}, with the descriptors of the rank's stdin, stdout and stderr
+- {"do": "signal", "tag", "signal"}
+- {"do": "clear"}
+
+The supervisor sends:
+
+- {"started": tag, "pid", "plain"}; "plain" is the reason why the rank was executed instead of forked (fork_server.py)
+- {"exited": tag, "status"}, with subprocess' return code
+- {"cleared": true}, when no descendant is left
 """
 
 import contextlib

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
     tensors = f"{len(weights)} tensor{'s' * (len(weights) != 1)}"
-    print(f"{given.target}: {tensors} of {name} after step {found.step}{tested}, from {path}")
+    print(f"{given.target}: {tensors} of '{name}' after step {found.step}{tested}, from {path}")
     return Exit.OK
 
 
@@ -64,7 +64,7 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
     name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
     if name not in found.parts:
-        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(found.parts)}")
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(map(repr, found.parts))}")
     return name, dict(whole(found.parts[name]))
 
 
@@ -79,7 +79,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
 
     folder = _folder_of_run(source) or source
     if not folder.is_dir() and not source.is_file():
-        raise TrainError(Exit.NO_INPUT, f"{source}: no such file or folder")
+        raise TrainError(Exit.NO_INPUT, f"'{source}': no such file or folder")
     paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
     if not paths:
         raise TrainError(Exit.NO_INPUT, f"{folder} contains no checkpoint (step-*.pt)")

@@ -318,7 +318,8 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
     epoch = step // state.steps_per_epoch + 1
     text = f"resumed from {path}: continuing at step {step + 1} of {state.num_steps} (epoch {epoch})"
     if epochs_before not in (None, 0, epochs):
-        text += f"; {_count(epochs, 'epoch')} instead of {epochs_before}: the learning-rate schedule is adapted"
+        now = f"the training now has {_count(epochs, 'epoch')} instead of {epochs_before}"
+        text += f"; {now}, so the learning-rate schedule is adapted"
     return text
 
 

@@ -333,7 +333,7 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
 
 
 def _recompute_step(state: TrainingState, step: int) -> RankFinding:
-    """Compute this rank's shard of step ``step`` (counted from 1) again, with the weights that it had."""
+    """Repeat this rank's part of step ``step`` (counted from 1), with the weights from before that step."""
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
     order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)

@@ -174,8 +174,8 @@ def profile(
 ) -> None:
     """Record a trace of what all ranks of a run do.
 
-    The run continues. You can open the trace in https://ui.perfetto.dev. The command also prints how much of its time
-    each rank computes, communicates and waits for data, and which rank is the slowest.
+    The run continues. You can open the trace in https://ui.perfetto.dev. The command also prints, for
+    each rank, the shares of the time in which it computes, communicates and waits for data. It names the slowest rank.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling

@@ -155,16 +155,17 @@ def removed_lines(
     ``others`` are the folders that are removed with other runs. ``has_files`` is whether the run's checkpoints exist.
     """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
-    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
+    none = f"no checkpoints {'would be ' if dry_run else ''}deleted"
+    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else f", {none}"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
-    lines += [f"  kept    {path}, to which a link in {one} points" for one in found for path in one.stays]
+    lines += [f"  kept    {path} (the target of a link in {one})" for one in found for path in one.stays]
     removed = {*others, *(name for one in found for name in one.names)}
     if has_files and run.checkpoint_dir and removed.isdisjoint(folders_above(run.checkpoint_dir)):
-        lines.append(f"  kept    {run.checkpoint_dir}, its checkpoints")
+        lines.append(f"  kept    {run.checkpoint_dir} (checkpoints)")
     if run.job.checkpoint_dir:
-        lines.append(f"  kept    {run.job.checkpoint_dir}, copies of its checkpoints")
+        lines.append(f"  kept    {run.job.checkpoint_dir} (copies of checkpoints)")
     return lines
 
 

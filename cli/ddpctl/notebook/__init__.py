@@ -48,7 +48,7 @@ def launch(
 
     Raises RankError if a rank fails. Its ``traceback`` is the traceback of the rank. Raises ConfigError if the call
     cannot be sent to the ranks or this machine cannot run it, and UsageError if an argument is wrong. If the cell is
-    interrupted, stops the run and raises KeyboardInterrupt after its end.
+    interrupted, stops the run, waits for its end and raises KeyboardInterrupt.
     """
     from ddpctl.notebook.session import run
 

@@ -1,7 +1,7 @@
 """Serializes a function, its arguments and its source code with cloudpickle, for the ranks.
 
-If a value cannot be serialized, the error has its name. This module does not import torch: if the kernel has not
-imported torch either, there are no tensors.
+If a value cannot be serialized, the error has its name. This module need not import torch: there can be tensors only if
+the kernel has already imported it.
 """
 
 import inspect

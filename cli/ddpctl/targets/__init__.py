@@ -26,7 +26,7 @@ class Submission:
     """What the verb ``submit`` returns about a job that it has started."""
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
-    note: str = ""  # one line for the user about what ddpctl has chosen
+    note: str = ""  # lines for the user about what ddpctl has chosen, separated by newlines
     table: tuple[str, ...] = ()  # lines for the user about each machine
     checkpoint_dir: str | None = None  # the folder of the checkpoints, if it is not that of the plan
     nodes: str | None = None  # how many nodes were started, if not the requested number

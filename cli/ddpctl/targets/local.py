@@ -122,7 +122,7 @@ class LocalTarget(Target):
             notes.append(f"no GPU here: {counted(plan.world_size, 'CPU rank')} with gloo")
         if unused := [name for name in _OF_CONTAINERS if getattr(job, name) != getattr(JobSpec(), name)]:
             notes.append(f"no container here: {', '.join(unused)} not used")
-        return Submission(handle={"port": number}, note="; ".join(notes))
+        return Submission(handle={"port": number}, note="\n".join(notes))
 
     def _probes(self, plan: Plan) -> tuple[Command, ...]:
         want = ("--want", str(plan.job.port)) if plan.job.port else ()
@@ -245,7 +245,7 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
         insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
             f"{insists}{_asked(job)}: {need} needed, but this machine has {len(gpus) or 'none'}",
-            hint="use fewer, or --device cpu for CPU ranks",
+            hint=f"{'use fewer, or' if gpus else 'use'} --device cpu for CPU ranks",
             gpus_needed=need,
             gpus_found=len(gpus),
         )

@@ -52,7 +52,7 @@ def read_recipe(name: str) -> list[str]:
     allowed = {"about", "options", "expect"}
     if not isinstance(values, dict) or not isinstance(values.get("options"), dict) or values.keys() - allowed:
         raise RecipeError(
-            f"{name} is not a recipe: it must have the key options (a mapping), and may have about and expect"
+            f"{name} is not a recipe: it must have the key 'options' (a mapping), and may have 'about' and 'expect'"
         )
     return [_argument(key, value) for key, value in values["options"].items()]
 

@@ -83,7 +83,10 @@ class KaggleOptions:
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
             yield "job.time_limit", f"a Kaggle session may run for at most 12h, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:
-            yield "job.time_limit", f"{job.time_limit} is too short: ranks are asked to save 10 minutes before the end"
+            yield (
+                "job.time_limit",
+                f"a time limit of {job.time_limit} is too short: ranks must save 10 minutes before it",
+            )
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:
             yield "job.command", f"-m {words[1]}: a module cannot be sent: use a script and the target's `files`"

@@ -105,7 +105,7 @@ _AWAY: Explanations = {
     r"the server has asked for the client to provide credentials|Unauthorized":
         "the cluster does not accept your credentials (401): log in to it again",
     r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
-    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name {m[1]} does not resolve: check your VPN",
+    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name '{m[1]}' does not resolve: check your VPN",
     r"The connection to the server (\S+) was refused":
         "the cluster does not answer at {m[1]} (connection refused): check that it is up, and your VPN",
     r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)":
@@ -118,7 +118,7 @@ _REFUSED: Explanations = {
     r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
     r"|cannot locate context \"?([^\"\s]+)":
         lambda m: f"kubectl has no context '{m[1] or m[2] or m[3]}': kubectl config get-contexts lists all",
-    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses it ({m[1]}): {m[2]}",
+    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses the job ({m[1]}): {m[2]}",
     r"violates PodSecurity .*init-pytorch":
         "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
         "master: false",
@@ -137,7 +137,7 @@ _REFUSED: Explanations = {
     r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
     r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
     r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: its operator is not installed; use --kind job",
+        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: no operator for it is installed; use --kind job",
     r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
     r"no PriorityClass with name (\S+) was found":
         "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
@@ -194,8 +194,8 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     return asked.chosen(view)
 
 
-def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str]]:
-    """Return the kind of workload to use, and a reason for the user.
+def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str, str]]:
+    """Return the kind of workload to use, the reason for it, and a note for the user, which may be empty.
 
     If the options do not name the kind, it is the first one that the cluster serves. Raises ConfigError or
     UnavailableError.
@@ -205,23 +205,23 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
         (answer,) = yield (kubectl.raw(workload.api),)
         if is_absent(answer):
             raise ConfigError(
-                f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job"
+                f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
             )
-        unchecked = f", but not checked: {error_of(answer)}" if answer.returncode else ""
-        return workload, f"as requested{unchecked}"
+        unknown = f"it is not known whether the cluster serves {workload.kind}"
+        return workload, "as requested", f"{unknown}: {error_of(answer)}" if answer.returncode else ""
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
     answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
     served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}
     if served["pytorchjob"]:
-        return WORKLOADS["pytorchjob"], "the cluster has Kubeflow's training-operator"
+        return WORKLOADS["pytorchjob"], "the cluster has Kubeflow's training-operator", ""
     if options.master:
         raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: set master: false")
     if not served["trainjob"]:
-        return WORKLOADS["job"], "the cluster has no Kubeflow operator"
+        return WORKLOADS["job"], "the cluster has no Kubeflow operator", ""
     (schema,) = yield (kubectl.raw(_SCHEMA),)
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
-        return WORKLOADS["job"], "the cluster's Kubeflow Trainer is older than 2.2"
-    return WORKLOADS["trainjob"], "the cluster has Kubeflow Trainer"
+        return WORKLOADS["job"], "the cluster's Kubeflow Trainer is older than 2.2", ""
+    return WORKLOADS["trainjob"], "the cluster has Kubeflow Trainer", ""
 
 
 def kubectl_of(handle: Mapping[str, Any]) -> Kubectl:

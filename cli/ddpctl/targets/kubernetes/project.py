@@ -81,13 +81,13 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
         size += path.stat().st_size
         if size > MOST_BYTES or len(files) == MOST_FILES:
             raise ConfigError(
-                f"the project has more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: list the "
-                "needed files in the target's 'project', or put them into an image (project: [])"
+                f"the project is too large: with '{name}' it exceeds {MOST_BYTES >> 10} KiB or {MOST_FILES} files: "
+                "list the needed files in the target's 'project', or put them into an image (project: [])"
             )
         try:
             text = path.read_bytes().decode()
         except UnicodeDecodeError:
-            raise ConfigError(f"{name} is not UTF-8 text: leave it out of the target's 'project'") from None
+            raise ConfigError(f"'{name}' is not UTF-8 text: leave it out of the target's 'project'") from None
         if not is_configuration(name, text):
             files[name] = text
     return {"files": files, "left_out": left_out}

@@ -91,12 +91,12 @@ class KubernetesTarget(Target):
             yield from find_script(plan)
 
     def resolve(self) -> Verb[KubernetesOptions]:
-        """Return the options with kubectl's context and namespace filled in, which may change before a later verb."""
+        """Return the options with kubectl's current context and namespace, so that later verbs use the same ones."""
         kubectl = yield from find_cluster(self.options)
         return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
-        """Let the cluster check the job's objects, and create them."""
+        """Have the cluster validate the job's objects, then create these objects."""
         return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -361,7 +361,7 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
     if left_out:
         yield (
-            f"left out, because their names suggest secrets: {_some(left_out)} (to send one, "
+            f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
             "name it in the target's 'project')"
         )
     yield from (*_of_checkpoints(draft), *_of_pods(draft))
@@ -440,11 +440,11 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
 def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
     """Do everything that precedes the creation of objects.
 
-    Return kubectl, the workload, the draft, the manifests of the objects that the job needs, and a note for the user.
+    Return kubectl, the workload, the draft, the manifests of the objects that the job needs, and notes for the user.
     """
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
-    workload, why = yield from choose_workload(kubectl, options)
+    workload, why, unknown = yield from choose_workload(kubectl, options)
     files, left_out = yield from _read_project(plan, options)
     values = yield from read_secrets(plan.job)
     draft = Draft(plan=plan, options=options, project=_keys(files))
@@ -456,7 +456,8 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     where = f"a {workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({why})"
-    return kubectl, workload, draft, needed, "; ".join((where, *launch_notes(draft, files, left_out)))
+    notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out)))
+    return kubectl, workload, draft, needed, "\n".join(notes)
 
 
 def _check(draft: Draft, workload: Workload) -> None:

@@ -37,6 +37,7 @@ TAKEN = (
     "exclusive", "overlap",
 )  # fmt: skip
 LEAD_S = 60  # time for the script to requeue the job
+EARLY_S = 60  # how much earlier than requested Slurm may send a signal (--signal in sbatch(1))
 MAX_TEXT = 256
 MAX_TASK = 4_000_000  # one less than the largest MaxArraySize that Slurm accepts
 
@@ -145,8 +146,8 @@ class SlurmOptions:
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
                 "job.time_limit",
-                f"{job.time_limit} is too short: Slurm warns the ranks {lead_s(job)} s before the time limit, or up to "
-                f"a minute earlier: set it to at least {least}m, or use a shorter grace",
+                f"a time limit of {job.time_limit} is too short: Slurm warns the ranks {lead_s(job)} to "
+                f"{lead_s(job) + EARLY_S} s before it; set at least {least}m, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"

@@ -195,11 +195,12 @@ def _alone(
     yield from _gpus(options, job, host, fact, cuda, uid)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
-        folder = "the home folder" if options.project == "none" else options.project
+        folder = "home folder" if options.project == "none" else f"folder {options.project}"
         yield (
             ConfigError,
             "script",
-            f"{script}: no such script in {folder} there: give its path, or send this folder with 'project: sync'",
+            f"its {folder} has no script '{script}': give the script's path on that host, or send the folder of this "
+            "launch to it with 'project: sync'",
         )
 
 
@@ -215,7 +216,8 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
         has = counted(len(fact.gpus), "GPU") + (
             f", of which a run may have {host.gpus}" if host.gpus is not None else ""
         )
-        yield ConfigError, "GPUs", f"it has {has}, not {job.gpus}: use fewer, or --device cpu for CPU ranks"
+        fewer = "use fewer, or" if allowed else "use"
+        yield ConfigError, "GPUs", f"it has {has}, not {job.gpus}: {fewer} --device cpu for CPU ranks"
     elif fact.get("claims_error"):
         yield UnavailableError, "GPUs", f"its free GPUs are unknown: {fact.get('claims_error')}"
     elif len(fact.free_gpus) < job.gpus:

@@ -134,7 +134,7 @@ class SshTarget(Target):
                 "device": "cuda" if choice.cuda else "cpu",
                 **({"machines": choice.machines} if choice.machines else {}),
             },
-            note="; ".join(notes),
+            note="\n".join(notes),
             table=choice.rows,
             nodes=job.nodes,
             checkpoint_dir=f"{hosts[0].address}:{checkpoint_folder(options, plan)}",
