@@ -1,6 +1,7 @@
 """Copies of node 0's checkpoints: both sides in this process, over real sockets and a signed store."""
 
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -143,6 +144,18 @@ def get(port, path, proof=""):
     connection.request("GET", path, headers={PROOF: proof} if proof else {})
     answer = connection.getresponse()
     return answer.status, answer.read()
+
+
+def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
+    """A node may still fetch it: neither another content nor a 404 may be reported as a failed copy."""
+    nodes.folder_of(0).mkdir()
+    source, _ = nodes.start(0)
+    nodes.save(1)
+    place = announced(nodes)
+    nodes.save(2)
+    until(lambda: announced(nodes)["number"] > place["number"])
+    status, body = get(place["port"], f"/{place['sha256']}", source.proof(place["nonce"], place["sha256"]))
+    assert (status, hashlib.sha256(body).hexdigest()) == (200, place["sha256"])
 
 
 def test_without_the_secret_nothing_is_read(nodes):

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import io
 import json
 import os
 import secrets
@@ -136,7 +137,8 @@ class CheckpointCopies:
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
         self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
         self._manifest = read_manifest(self._folder / COPY)
-        self._nonce, self._saved, self._content = secrets.token_hex(32), cast(Event | None, None), dict[str, Path]()
+        self._nonce, self._saved = secrets.token_hex(32), cast(Event | None, None)
+        self._content: dict[str, Path | bytes] = {}  # what node 0 sends, by SHA-256
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
         if self._node:
             self._store.set(
@@ -209,7 +211,9 @@ class CheckpointCopies:
                 write_atomic(self._folder / COPY, text)
                 name = hashlib.sha256(text).hexdigest()
                 paths = {file.sha256: self._folder / file.path for file in manifest.files}
-                self._content = paths | {name: self._folder / COPY}
+                # Manifests are sent from memory: a node may still fetch the previous one, whose file is replaced.
+                manifests = [one for one in self._content.items() if isinstance(one[1], bytes)]
+                self._content = paths | dict(manifests[-1:]) | {name: text}
                 place = {"number": self._number, "port": self._port, "nonce": self._nonce}
                 self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": name}))
             self._saved = saved
@@ -225,10 +229,11 @@ class CheckpointCopies:
 
     def _send(self, request: BaseHTTPRequestHandler) -> None:
         sha256, proof = request.path[1:], request.headers.get(PROOF, "")
-        if sha256 not in self._content or not hmac.compare_digest(proof, self.proof(self._nonce, sha256)):
+        content = self._content.get(sha256)
+        if content is None or not hmac.compare_digest(proof, self.proof(self._nonce, sha256)):
             request.send_error(HTTPStatus.NOT_FOUND)
             return
-        with open_regular(self._content[sha256]) as data:
+        with io.BytesIO(content) if isinstance(content, bytes) else open_regular(content) as data:
             request.send_response(HTTPStatus.OK)
             request.end_headers()
             while chunk := data.read(CHUNK_BYTES):
