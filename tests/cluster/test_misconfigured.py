@@ -47,7 +47,7 @@ def test_a_mistake_is_told_with_its_code_and_measured_once(monkeypatch: pytest.M
         return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     begun = measure("--for", "0")
-    assert (begun.returncode, begun.stderr) == (75, "the time is over; some rows are still to be measured\n")
+    assert (begun.returncode, begun.stderr) == (75, "the time of --for is over; some rows are not measured yet\n")
     done = measure()
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(results.read_text())["rows"]
