@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def test_a_link_between_two_nodes_is_named(tmp_path: Path) -> None:
     run = tmp_path / "site" / "run"
     with nodes.launched("link_of_ranks_is_down", tmp_path / "site") as cut:
         wait_until(lambda: len([*run.glob("node-*/heartbeat/*.group")]) == 4, "four ranks", timeout_s=200)
+        # Before their first collective, the ranks may still connect to each other, and send nothing that is lost.
+        wait_until(
+            lambda: re.search(r"\b[1-9]\d*\)?( are)? recorded", str(explained(run).get("sentence"))),
+            "the first collectives",
+            timeout_s=200,
+        )
         cut()
         wait_until(lambda: explained(run)["cause"] == "network", "packets that are sent again", timeout_s=200)
         found = explained(run)
