@@ -170,7 +170,7 @@ import os, threading, psutil
 from ddprun.logs import RankStreams
 from ddprun.workers import SupervisorLostError, Workers
 read, write = os.pipe()
-workers = Workers(lock_fd=read, fork=False)
+workers = Workers([], lock_fd=read, fork=False)
 workers.on_exit = lambda tag, status: None
 (supervisor,) = psutil.Process().children()
 workers.clear()  # it has answered: it reads

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.ddprun.supervised import run_ranks
 
-from ddprun.script_environment import UNKNOWN, set_before_torch
+from ddprun.script_environment import UNKNOWN, may_train, set_before_torch
 
 SOURCES = {
     "item": ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", ["OMP_NUM_THREADS"]),
@@ -54,6 +54,30 @@ def test_what_a_script_sets_before_torch(name, tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
+    assert set_before_torch(tmp_path / "script.py", tmp_path) == ()
+
+
+TRAINS = {
+    "import torch.distributed as dist\nimport numpy.linalg, os\nfrom torch import nn\ndist.barrier()\n": False,
+    "import time\ntime.sleep(1)\n": False,
+    "import torch\ntorch.optim.SGD(p, 0.1)\n": True,
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n": True,
+    "import torch, model\n": True,
+    "from . import model\n": True,
+    "def main():\n    import lightning\n": True,
+    "this is {\n": True,
+}
+
+
+@pytest.mark.parametrize("source", TRAINS)
+def test_whether_a_script_may_train(source, tmp_path):
+    (tmp_path / "script.py").write_text(source)
+    assert may_train(tmp_path / "script.py") is TRAINS[source]
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "script.py")
+    assert may_train(tmp_path / "script.py")
     assert set_before_torch(tmp_path / "script.py", tmp_path) == ()
 
 

@@ -40,7 +40,7 @@ def finalizers() -> Sequence[Callable[[], object]]:
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo before the fork, which saves a second in each rank. If this fails, do nothing."""
+    """Import torch._dynamo, which DDP and the optimizers import in each rank otherwise. If this fails, do nothing."""
     with contextlib.suppress(Exception):  # the rank that imports it reports the error
         import torch._dynamo  # noqa: F401
 

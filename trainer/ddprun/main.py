@@ -129,7 +129,7 @@ def main() -> NoReturn:
             if not config.retries_network:
                 route = preflight.find_route(config, report)
             preload_torch(config, console.log_now)
-            workers = Workers(lock_fd=folder.lock_fd, fork=config.forks)
+            workers = Workers(config.command, lock_fd=folder.lock_fd, fork=config.forks)
         finally:
             signals.listen()
             console.start()

@@ -1,12 +1,13 @@
-"""Which environment variables a script sets before it imports torch. The source is only read; nothing is executed.
+"""Which environment variables a script sets before it imports torch, and whether it may train, from its source.
 
 A forked rank already has torch, so a variable that is read during the import of torch has no effect if the script sets
-it. The ranks of such a script are executed instead of forked. Pure, except for reading the files.
+it. The ranks of such a script are executed instead of forked. The files are only read; nothing is executed.
 """
 
 import ast
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
     the import counts, even code inside a function. The result is empty for a file that cannot be read or parsed.
     """
     return tuple(dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name)))
+
+
+def may_train(script: Path) -> bool:
+    """Return whether ``script``, or a module that it imports, may create an optimizer or DDP.
+
+    The answer is False only if the source has neither word, and imports only the standard library, torch and NumPy.
+    """
+    tree = _parse(script)
+    if tree is None or any(word in script.read_bytes() for word in (b"optim", b"DistributedDataParallel")):
+        return True
+    nodes = list(ast.walk(tree))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {"." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)}
+    return any(name.partition(".")[0] not in (*sys.stdlib_module_names, "torch", "numpy") for name in modules)
 
 
 def is_read_later(name: str) -> bool:
@@ -60,13 +75,8 @@ class _Reader:
         if path in self._seen:
             return
         self._seen.add(path)
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                return
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return  # the rank reports the error
-        self._block(tree.body, runs=True)
+        if tree := _parse(path):
+            self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
         """Read statements. Imports among them count only if ``runs`` is set, so not inside functions."""
@@ -103,6 +113,16 @@ class _Reader:
                 for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
                     if first and path.is_file():
                         self._file(path)
+
+
+def _parse(path: Path) -> ast.Module | None:
+    """Return a source file's syntax tree, or None if there is an error, which the rank reports."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:  # what is read from a pipe is lost to the rank
+            return None
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _is_block(value: object) -> bool:

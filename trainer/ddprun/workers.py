@@ -42,15 +42,16 @@ class Workers:
     on_exec_fallback: Callable[[str], None]  # why ranks are executed instead of forked; called once
     log: Callable[[str], None]  # prints progress while the supervisor is slow
 
-    def __init__(self, *, lock_fd: int, fork: bool) -> None:
+    def __init__(self, argv: Sequence[str], *, lock_fd: int, fork: bool) -> None:
         """Start the supervisor. The owner must set the callbacks before it starts the first rank.
 
         If ``fork`` is set, the supervisor forks the ranks, and is itself a fork of this process. So this process must
-        not have threads yet.
+        not have threads yet. The supervisor then imports before the first start what a rank of ``argv`` needs.
         """
         self.on_supervisor_lost = lambda: None
         self.gives_up_start = lambda: False
         self.log = lambda _: None
+        self._argv = argv
         self._lock_fd = lock_fd
         self._fork = fork
         self._exec_reason = ""
@@ -76,7 +77,7 @@ class Workers:
     def _start_supervisor(self, control: socket.socket) -> int:
         if self._fork:
             try:
-                return fork_server.fork_supervisor(self._lock_fd, control)
+                return fork_server.fork_supervisor(self._lock_fd, control, self._argv)
             except fork_server.CannotForkError as error:
                 self._fork, self._exec_reason = False, str(error)
         descriptors = (self._lock_fd, control.fileno())

@@ -19,7 +19,7 @@ forks = sys.argv[1] == "fork"
 threading.excepthook = lambda _: os._exit(70)  # as ddprun's main sets one of its own
 if forks:
     fork_server.preload_torch(1)
-workers = Workers(lock_fd=os.open(os.devnull, os.O_RDONLY), fork=forks)
+workers = Workers([sys.executable, "-"], lock_fd=os.open(os.devnull, os.O_RDONLY), fork=forks)
 ends: queue.Queue[tuple[str, int]] = queue.Queue()
 plain: list[str] = []
 workers.on_exit = lambda tag, status: ends.put((tag, status))
