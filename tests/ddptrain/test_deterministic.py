@@ -123,7 +123,7 @@ def test_dropout_goes_on_where_it_was(
 
 
 def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights() -> None:
-    """One row of bench/exact.py; tests/cluster/test_exact.py has them all."""
+    """One row of bench/exact.py; tests/cluster/test_exact.py has more."""
     command = [sys.executable, "bench/exact.py", "--groups", "ranks", "--rows", "^3 ranks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
