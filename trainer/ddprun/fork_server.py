@@ -56,7 +56,7 @@ def preload_torch(num_threads: int) -> None:
 
 @contextlib.contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Freeze all objects at the end of the block, and collect no garbage in it: collections take 12 % of an import.
+    """Freeze all objects at the end of the block, and collect no garbage in it: collections take 13 % of an import.
 
     Without the freeze, a garbage collection in a rank would copy all shared memory pages.
     """
