@@ -214,7 +214,7 @@ def test_another_image_on_one_host(lab: Lab) -> None:
     try:
         other = docker(second.env, "import", str(source), IMAGE).stdout.strip()
         assert refusal(lab)[4:] == [
-            f"{second.box.address}: {IMAGE} is {other} there, but {wanted} is expected, as on "
+            f"{second.box.address}: {IMAGE} is image {other}, but {wanted} was expected, as on "
             f"{lab.docks[0].box.address}: send the same image to all hosts with ddpctl image ship"
         ]
     finally:

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpcheck.links import Again, Pair, rounds, suspected_links, suspected_nodes
+from ddpcheck.links import Again, Pair, confirmed, rounds, suspected_links, suspected_nodes
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 8, 13])
@@ -61,3 +61,17 @@ def test_a_suspect_is_named_if_it_is_slow_alone_too() -> None:
     assert is_slow((0.1, 1.0), (0.2, 0.9), (0.1, 0.1))  # once the link beside it was held up
     assert not is_slow((0.1, 1.0), (0.6, 1.0), (0.1, 1.0))  # it can be quicker
     assert not is_slow((0.1, 0.1), (0.1, 1.0), (0.1, 0.1))
+
+
+def test_other_work_on_the_machine_hides_no_slow_node() -> None:
+    held_up = {(0, 1): 0.5, (0, 3): 0.47}  # while node 0 was measured; node 2 is slow
+    assert suspected(4, of_node(4, 2) | held_up) == ([(0,), (2,)], False)
+
+
+def test_nothing_is_reported_where_more_than_a_third_is_slow() -> None:
+    slow = [Again(members=(one,), figures=((0.1, 1.0),)) for one in range(2)]
+    quick = Again(members=(2,), figures=((1.0, 1.0),))
+    assert confirmed((*slow, quick), 6) == ((*slow,), "")
+    found, note = confirmed(slow, 5)
+    assert found == ()
+    assert note

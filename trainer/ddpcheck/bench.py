@@ -32,15 +32,11 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
-    suspected, note = links.suspected_nodes(figures, len(members))
-    again = [links.measure_again(ranks, members, suspect) for suspect in suspected]
-    slow_nodes = [one.members[0] for one in again if one.is_slow]
-    suspected, more = links.suspected_links(figures, len(members), slow_nodes)
-    again += [links.measure_again(ranks, members, suspect) for suspect in suspected]
+    again, slow, notes = links.find_slow(ranks, members, figures)
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
-    for line in ("", *link_lines(figures, names), *filter(None, (note, more)), ""):
+    for line in ("", *link_lines(figures, names), *notes, ""):
         say(line)
-    findings += [sentence(one, names) for one in again if one.is_slow]
+    findings += [sentence(one, names) for one in slow]
     for line in findings or ["every result is right; no link and no node is named"]:
         say(line)
     ranks.barrier()
@@ -57,7 +53,7 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
         "collectives": [asdict(row) for row in rows],
         "members": names,
         "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
-        "slow": [one.members for one in again if one.is_slow],
+        "slow": [one.members for one in slow],
         "suspects": [asdict(one) for one in again],
     }
 

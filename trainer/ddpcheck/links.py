@@ -8,12 +8,12 @@ never faster.
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
 * A link is suspected if its figure is below half of the median of the other links of its first node, and also below
   half of that of its second node.
-* If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
-  NVLink pairs). Then no comparison is possible, and nothing is reported. With fewer than 3 nodes,
-  no node is suspected.
+* With fewer than 3 nodes, no node is suspected.
 * A suspect is measured three more times, and nothing else is measured meanwhile. Each time, the best other links of
   its nodes are then measured, too, one after the other, and the slowest of them counts. The suspect is reported only
   if its best figure is below half of the median of these slowest figures.
+* If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
+  pairs). Then no comparison is possible, and nothing is reported.
 """
 
 import statistics
@@ -112,6 +112,27 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
     return 2 * data.nbytes / min(once() for _ in range(int(calls))) / 1e9
 
 
+def find_slow(
+    ranks: Ranks, members: Sequence[int], figures: Figures
+) -> tuple[tuple[Again, ...], tuple[Again, ...], tuple[str, ...]]:
+    """Return the repeated measurements of all suspects, those of the slow nodes and links, and why none is named."""
+    suspects, *notes = suspected_nodes(figures, len(members))
+    nodes = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
+    slow_nodes, note = confirmed(nodes, len(members))
+    suspects, *more = suspected_links(figures, len(members), [one.members[0] for one in slow_nodes])
+    pairs = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
+    slow_links, last = confirmed(pairs, len(figures))
+    return (*nodes, *pairs), (*slow_nodes, *slow_links), tuple(filter(None, (*notes, note, *more, last)))
+
+
+def confirmed(again: Sequence[Again], number: int) -> tuple[tuple[Again, ...], str]:
+    """Return those of ``number`` nodes or links that are slow. If no comparison is possible, also return the reason."""
+    slow = tuple(one for one in again if one.is_slow)
+    if len(slow) > number / 3:
+        return (), f"{len(slow)} of {number} are slower than the others: too many to be compared, and none is named"
+    return slow, ""
+
+
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
     """Return the members of ``number`` that may be slow. If no comparison is possible, also return the reason."""
     if number < 3:
@@ -120,7 +141,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
     links = {one: [pair for pair in figures if one in pair] for one in range(number)}
     best = {one: max(map(speed, links[one])) for one in links}
     slow = [one for one in best if best[one] < SLOW * statistics.median(best[k] for k in best if k != one)]
-    if len(slow) > number / 3:
+    if _too_many(len(slow), number):
         return (), f"{len(slow)} of {number} look slower than the others: too many to be compared, and none is named"
     sound = {one: [pair for pair in links[one] if not {*pair} & {*slow} - {one}] for one in links}
     nodes = []
@@ -143,9 +164,17 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
         others = [[link for link in sound[end] if link != pair] for end in pair]
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
             found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
-    if len(found) > len(figures) / 3:
+    if _too_many(len(found), len(figures)):
         return (), f"{len(found)} of {len(figures)} links look slower than the others: too many, and none is named"
     return tuple(sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
+
+
+def _too_many(suspected: int, number: int) -> bool:
+    """Return whether suspects need not be measured again, because more than a third of ``number`` will be slow.
+
+    Other work on the machine makes some measurements slow. So up to half of them are measured again, if they are few.
+    """
+    return suspected > max(number / 3, min(number / 2, MAX_SUSPECTS))
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
