@@ -221,7 +221,7 @@ def test_nothing_is_left_of_a_launch_that_was_killed(cluster: Cluster, tmp_path:
 def test_what_cannot_be_placed_says_why(cluster: Cluster, tmp_path: Path) -> None:
     run = name_of("huge")
     launch(cluster, tmp_path, run, *LONG, cpus=1000)
-    wait_until(lambda: "no machine has enough cpu free" in str(status(run)["message"]), "the reason")
+    wait_until(lambda: "no machine has enough free cpu" in str(status(run)["message"]), "the reason")
     assert ddpctl("logs", run).returncode == 66
 
 

@@ -162,3 +162,10 @@ def test_node_0_holds_its_port_and_names_the_interface():
         with pytest.raises(ConnectionRefusedError):  # held, but nobody is let in before there is a store
             network.check_reachable("127.0.0.1", route.listener.getsockname()[1])
     assert said == []
+
+
+def test_a_free_port_is_reserved_before_it_listens():
+    with network.bind_free_port("127.0.0.1") as ours:
+        with pytest.raises(OSError, match="in use"):
+            network.bind("127.0.0.1", ours.getsockname()[1])
+        ours.listen()

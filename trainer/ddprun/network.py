@@ -97,12 +97,16 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
     return f"{where} {meaning}"
 
 
-def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
-    """Return a socket that is bound to host:port, and listens if ``listen`` is set. Raises OSError."""
+def bind(host: str, port: int, *, listen: bool = False, share: bool = True) -> socket.socket:
+    """Return a socket that is bound to host:port, and listens if ``listen`` is set. Raises OSError.
+
+    Unless ``share`` is set, no other process can bind the port, even before the socket listens (man 7 socket,
+    SO_REUSEADDR). Then a port is not free until the kernel has forgotten its old connections.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, share)
         listener.bind(address)
         if listen:
             listener.listen(LISTEN_BACKLOG)
@@ -165,11 +169,11 @@ def serve_http(host: str, port: int, answer: Callable[[Any], None], *, name: str
 
 
 def bind_free_port(host: str) -> socket.socket:
-    """Return a socket bound to a free port of ``host``. Raises OSError."""
+    """Return a socket bound to a free port of ``host``, which no other process can bind. Raises OSError."""
     for port in random.sample(FREE_PORT_RANGE, 20):
         with contextlib.suppress(OSError):
-            return bind(host, port)
-    return bind(host, 0)
+            return bind(host, port, share=False)
+    return bind(host, 0, share=False)
 
 
 def port_holder(port: int) -> str:
