@@ -12,7 +12,7 @@ from tests.ddpctl.ssh_answers import BARE, CLOCKS, GPUS, ID, JOB, OK, OPTIONS, P
 from tests.wording import Wording
 
 from ddpctl.command import Host, Output
-from ddpctl.errors import ConfigError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import SshTarget, claims, scripts
@@ -188,9 +188,15 @@ def test_a_node_that_does_not_start_takes_the_others_back(wording: Wording) -> N
 
 def test_the_script_must_be_there(wording: Wording) -> None:
     plan = replace(PLAN, job=replace(JOB, command=("train.py",)))
-    with pytest.raises(ConfigError) as error:
-        submit(facts(1, script="yes"), facts(2), options=replace(OPTIONS, project="/code"), plan=plan)
+    code = replace(OPTIONS, project="/code")
+    with pytest.raises(NoInputError) as error:
+        submit(facts(1, script="yes"), facts(2), options=code, plan=plan)
     wording(str(error.value).splitlines()[-1])
+    dry_run = SshTarget(code).dry_run(plan)
+    with pytest.raises(NoInputError):
+        play(dry_run, [(facts(1, script="yes"), facts(2)), CLOCKS, PORT, (OK, OK)])
+    with pytest.raises(ConfigError):
+        submit(facts(1, image=None), facts(2), options=code, plan=plan)
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman", "none"])
