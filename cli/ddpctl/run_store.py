@@ -165,7 +165,7 @@ def check_free(root: Path, name: str) -> None:
     if folder.is_dir():
         raise UsageError(
             f"--name: a run named '{name}' already exists: choose another name, "
-            f"or continue from its last checkpoint with --resume {name}"
+            f"or continue from its last checkpoint with --resume {name} and without --name"
         )
     if os.path.lexists(folder) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file with this name exists")
