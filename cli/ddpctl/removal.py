@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,6 +15,7 @@ from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
 from ddpwire.run_files import CHECKPOINTS, LOCK, RECORD
 
+NUM_THREADS = 8
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # for each folder, because a network filesystem may be slow
 
 
@@ -27,9 +28,13 @@ class Removal:
     left: tuple[DiskUsage, ...]  # its folders on all machines; the last one is its local folder
 
 
-def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Return the runs that may be removed, and errors for the others. Raises UsageError if a record is unreadable."""
-    every = run_store.load_all(context.root)
+def choose_removals(
+    context: AppContext, asked: tuple[Run, ...], every: tuple[Run, ...]
+) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
+    """Return the runs that may be removed, and errors for the others. ``every``: the result of ``load_all``.
+
+    Raises UsageError if a record is unreadable.
+    """
     if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
             f"nothing was removed: {torn[0] / RECORD} cannot be read, and its run may use checkpoints of other "
@@ -104,10 +109,16 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
 def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
     """Measure the folders of each run on all machines and, unless ``dry_run``, remove them, the local folder last."""
     names: dict[tuple[Host | None, str], list[str]] = {}
+    roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
+    failed: dict[str, DdpctlError] = {}
     for run in runs:
-        with suppress(DdpctlError):  # raised again below
-            for place in target_of(run).roots(run):
-                names.setdefault(place, []).append(run.name)
+        try:
+            roots[run.name] = target_of(run).roots(run)
+        except DdpctlError as error:
+            failed[run.name] = error
+    for name, places in roots.items():
+        for place in places:
+            names.setdefault(place, []).append(name)
     outputs = yield tuple(
         Command(
             argv=SHELL,
@@ -119,15 +130,18 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
         for (host, root), there in names.items()
     )
     answers = dict(zip(names, outputs, strict=True))
-    found: list[tuple[DiskUsage, ...] | DdpctlError] = []
-    for run in runs:
+
+    def usage_of(run: Run) -> tuple[DiskUsage, ...] | DdpctlError:
+        if run.name in failed:
+            return failed[run.name]
         try:
-            places = target_of(run).roots(run)
-            there = [read_disk_usage(answers[host, root], root, run.name, host) for host, root in places]
-            found.append((*there, run_store.local_disk_usage(run.folder, dry_run=dry_run)))
+            there = [read_disk_usage(answers[host, root], root, run.name, host) for host, root in roots[run.name]]
+            return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))
         except DdpctlError as error:
-            found.append(error)
-    return found
+            return error
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # a file system may need some ms to remove a file
+        return list(pool.map(usage_of, runs))
 
 
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:

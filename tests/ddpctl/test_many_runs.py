@@ -62,6 +62,8 @@ def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path)
     _, few, many = costs  # the first imports what the verb needs
     assert (few["subprocess.Popen"], many["subprocess.Popen"]) == (1, 1), "nodectl"
     assert many["open"] - few["open"] <= (OPENED if verb.startswith("status") else 40 * OPENED)
+    if verb.endswith("--dry-run"):
+        assert many["os.scandir"] - few["os.scandir"] == 40 * 4, "each folder of a run is read once"
 
 
 @pytest.mark.parametrize("count", [2, 40])
