@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ddpctl import launcher, removal
+from ddpctl import launcher, removal, run_store
 from ddpctl.errors import DdpctlError
 from ddpctl.launcher import AppContext, Request
 from ddpctl.run_status import RunStatus
@@ -64,7 +64,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
     state = launcher.status(context, (run,))[0]  # has the message, which follow() omits because it is in the log
     if result or state.state == "stopped":
         try:
-            removals, refused = removal.choose_removals(context, (run,))
+            removals, refused = removal.choose_removals(context, (run,), run_store.load_all(context.root))
             for error in (*refused, *removal.remove_runs(context, removals)):
                 if isinstance(error, DdpctlError):
                     raise error

@@ -71,8 +71,9 @@ def load(
     parsed = _read_file(file, kinds) if file else _File(name="")
     flags, wrong = validate(JobSpec, {name: value for name, value in overrides.items() if value is not None})
     flag_errors = [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in wrong]
+    no_file = "" if file else f"; there is no {FILE_NAME} in {Path.cwd()}"
     if profile is not None and profile not in parsed.profiles:
-        flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}"))
+        flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}{no_file}"))
     chosen, why = default_kind, default_why
     if target is not None:
         chosen, why = target, "--target"
@@ -84,7 +85,7 @@ def load(
         why += how
     except ValueError as error:
         if target is not None or not parsed.errors:
-            flag_errors.append(one_line(f"--target: {error}"))
+            flag_errors.append(one_line(f"--target: {error}{no_file}"))
     layers = (parsed.job, parsed.profiles.get(profile or "", {}), flags)
     values = {name: value for layer in layers for name, value in layer.items()}
     values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
@@ -137,8 +138,9 @@ def _choose_target(
     if name in targets:
         return name, "", targets[name]
     if name not in kinds:
-        alone = [kind for kind in kinds if not _required(kinds[kind]())]
-        raise ValueError(unknown(name, "target", [*targets, *alone]))
+        used = [target[0] for target in targets.values() if target]
+        usable = [kind for kind in kinds if used.count(kind) == 1 or not _required(kinds[kind]())]
+        raise ValueError(unknown(name, "target", dict.fromkeys([*targets, *usable])))
     of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
         raise ValueError(f"several targets are of kind {name}: choose {either(tuple(of_kind))}")

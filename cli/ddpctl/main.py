@@ -98,6 +98,24 @@ def _message_of(error: OSError) -> tuple[str, Exit]:
     return f"cannot write the output: {error.strerror}", Exit.CANNOT_WRITE
 
 
+# What to use instead of an option of torchrun, by the beginning of the option.
+_TORCHRUN = {
+    "--nproc": "use --gpus",
+    "--nnodes": "use --nodes",
+    "--max-restarts": "set max_restarts of the job in ddpctl.yaml",
+    "--master-port": "use --port",
+    **dict.fromkeys(("--node-rank", "--master-addr", "--rdzv", "--standalone"), "leave it out, ddpctl sets it"),
+}
+
+
+def _hint(option: str) -> str:
+    """Return the hint for an option that ``launch`` does not have."""
+    todo = next((do for of, do in _TORCHRUN.items() if option.replace("_", "-").startswith(of)), "")
+    if todo:
+        return f"; {option} is an option of torchrun: {todo}"
+    return "; your script and its options go after --, as in -- train.py --lr 0.1"
+
+
 def main() -> None:
     """Run ddpctl."""
     open_closed()
@@ -111,7 +129,7 @@ def main() -> None:
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"
-        hint = "; options of your own program go after --" if path in ("ddpctl launch", "ddpctl render") else ""
+        hint = _hint(str(getattr(error, "option_name", ""))) if path in ("ddpctl launch", "ddpctl render") else ""
         print(f"ddpctl: {message()} (see {path} --help{hint})", file=sys.stderr)
         code = Exit.USAGE
     sys.exit(code)

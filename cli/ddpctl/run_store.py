@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path, PurePath
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
@@ -165,7 +166,7 @@ def check_free(root: Path, name: str) -> None:
     if folder.is_dir():
         raise UsageError(
             f"--name: a run named '{name}' already exists: choose another name, "
-            f"or continue from its last checkpoint with --resume {name}"
+            f"or continue from its last checkpoint with --resume {name} and without --name"
         )
     if os.path.lexists(folder) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file with this name exists")
@@ -421,11 +422,12 @@ class DiskUsage:
     size: int = 0  # bytes, without files that have several hard links, which are not freed
     checkpoints: int = 0  # how many of these bytes are checkpoints
     stays: tuple[str, ...] = ()  # the targets of its symbolic links, which are not removed
+    unreached: str = ""  # why its machine could not be asked, so that it is not removed; empty: it was asked
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """The folder's path and, on this machine, also the path after symbolic links are resolved."""
         return frozenset({self.path} if self.host else {self.path, os.path.realpath(self.path)})
@@ -434,7 +436,7 @@ class DiskUsage:
 def folders_above(place: str) -> set[str]:
     """Return the folders above a PATH or HOST:PATH. HOST is ignored, because hosts may share a home folder."""
     paths = (place, place.partition(":")[2], os.path.realpath(place))
-    return {str(folder) for path in paths for folder in PurePath(path).parents}
+    return {path[:at] or "/" for path in paths for at, char in enumerate(path) if char == "/"}
 
 
 def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
@@ -448,15 +450,7 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
             return usage
         if not folder.is_dir():
             return DiskUsage(path=path)
-        locks = (*folder.glob(f"node-*/{LOCK}"), *folder.glob(f"task-*/node-*/{LOCK}"))
-        if any(map(_is_locked, locks)):
-            raise UsageError(f"{path} {HELD}")
-        usage = DiskUsage(
-            path=path,
-            size=_size(folder),
-            checkpoints=sum(map(_size, (folder / CHECKPOINTS, *folder.glob(f"task-*/{CHECKPOINTS}")))),
-            stays=tuple(str(entry.readlink()) for entry in folder.iterdir() if entry.is_symlink()),
-        )
+        usage = _measure(path)
         if not dry_run:
             _remove(folder)
         return usage
@@ -464,7 +458,35 @@ def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
         raise CannotWriteError(f"{path} was not removed: {error.filename or path}: {error.strerror}") from None
 
 
-def _is_locked(path: Path) -> bool:
+def _measure(path: str) -> DiskUsage:
+    """Return the disk usage of a folder. Raises UsageError if a live node uses it."""
+    size = checkpoints = 0
+    stays = []
+    for entry in _entries_below(path):
+        top, *below = entry.path[len(path) + 1 :].split("/")
+        if entry.name == LOCK and entry.is_file() and _is_locked(entry.path):
+            raise UsageError(f"{path} {HELD}")
+        if entry.is_symlink() and not below:
+            stays.append(str(Path(entry.path).readlink()))
+        about = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            size += about.st_blocks * 512
+            if (below[0] if below and top.startswith("task-") else top) == CHECKPOINTS:
+                checkpoints += about.st_blocks * 512
+    return DiskUsage(path=path, size=size, checkpoints=checkpoints, stays=tuple(stays))
+
+
+def _entries_below(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield all entries in a folder and below it, except folders. Symbolic links are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries_below(entry.path)
+            else:
+                yield entry
+
+
+def _is_locked(path: str) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO does not block
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -475,11 +497,6 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _size(folder: Path) -> int:
-    found = (Path(at, name).lstat() for at, _, names in os.walk(folder) for name in names)
-    return sum(file.st_blocks * 512 for file in found if stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
 
 
 def _remove(folder: Path) -> None:

@@ -217,9 +217,13 @@ def test_shared_memory_is_a_part_of_memory(given: str | None, memory: str | None
     assert JobSpec(shm=given, memory=memory).shm_size == size
 
 
-def test_a_profile_without_a_file(wording: Wording) -> None:
+@pytest.mark.parametrize(
+    "flags", [{"profile": "quick"}, {"target": "boxes"}, {"target": "ssh"}], ids=["profile", "target", "kind"]
+)
+def test_what_only_a_file_has(flags: dict[str, str], folder: Path, wording: Wording) -> None:
     with pytest.raises(UsageError) as raised:
-        load(profile="quick")
+        load(**flags)
+    assert str(raised.value).endswith(f"no ddpctl.yaml in {folder}")
     wording(raised.value)
 
 

@@ -1,6 +1,7 @@
 """What ps, status and rm cost with many runs: processes, files and sessions on hosts, whatever the time."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl
+from tests.wording import Wording
 
 from ddpctl import run_store
-from ddpctl.command import Command, Output
+from ddpctl.command import UNREACHED, Command, Output
 from ddpctl.remote import Remote
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
@@ -62,15 +64,19 @@ def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path)
     _, few, many = costs  # the first imports what the verb needs
     assert (few["subprocess.Popen"], many["subprocess.Popen"]) == (1, 1), "nodectl"
     assert many["open"] - few["open"] <= (OPENED if verb.startswith("status") else 40 * OPENED)
+    if verb.endswith("--dry-run"):
+        assert many["os.scandir"] - few["os.scandir"] == 40 * 4, "each folder of a run is read once"
 
 
-@pytest.mark.parametrize("count", [2, 40])
-def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every host is a shell of this machine with a home folder of its own."""
-    sessions: Counter[str] = Counter()
+@pytest.fixture
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The sessions on each host. Every host is a shell of this machine with a home folder of its own, box9 is gone."""
+    counted: Counter[str] = Counter()
 
     def session(_: Remote, command: Command) -> Output:
-        sessions[str(command.host)] += 1
+        counted[str(command.host)] += 1
+        if str(command.host) == "box9":
+            return Output(returncode=UNREACHED, stderr="no route to host")
         environ = {"HOME": str(tmp_path / str(command.host)), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=90
@@ -79,6 +85,11 @@ def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Remote, "prepare", lambda *_: None)
     monkeypatch.setattr(Remote, "capture", session)
+    return counted
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, sessions: Counter[str]) -> None:
     root, hosts = tmp_path / "runs", ("box1", "box2")
     options = {"hosts": [{"address": host} for host in hosts], "runtime": "none"}
     make_runs(root, count)
@@ -102,6 +113,37 @@ def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeyp
     assert done.stdout.count("is removed") == count
     assert not any(root.iterdir())
     assert not [path for host in hosts for path in tmp_path.glob(f"{host}/.ddpctl/runs/*")]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["ended", "unknown"])
+def test_a_run_of_a_host_that_is_gone_is_removed_with_force(
+    known: bool, tmp_path: Path, sessions: Counter[str], wording: Wording
+) -> None:
+    root, there = tmp_path / "runs", tmp_path / "box1/.ddpctl"
+    options = {"hosts": [{"address": "box1"}, {"address": "box9"}], "runtime": "none"}
+    make_runs(root, 1)
+    run = run_store.load(root, "run-0")
+    for node in range(2):
+        shutil.rmtree(Path(run.folder) / f"node-{node}")
+    place = {"checkpoint_dir": "box9:~/.ddpctl/runs/run-0/checkpoints", "handle": {"hosts": [0, 1], "logs": "there"}}
+    run_store.save(replace(run, kind="ssh", options=options, **place))
+    (there / "runs/run-0/node-0").mkdir(parents=True)
+    if known:
+        Outcome(code=1, cause="node_lost", message="node 1 is lost").write(there / "runs/run-0/node-0")
+    claims = there / f"claims-{os.uname().nodename}"
+    claims.mkdir()
+    for name in ("run-run-0.0", "run-run-01.0"):
+        (claims / name).touch()
+    refused = ddpctl("rm", "run-0", DDPCTL_STATE_DIR=str(root))
+    assert (refused.returncode, refused.stdout) == (69, "")
+    wording(refused.stderr)
+    dry = ddpctl("rm", "--force", "--dry-run", "run-0", DDPCTL_STATE_DIR=str(root))
+    assert (dry.returncode, Path(run.folder).exists(), len([*claims.iterdir()])) == (0, True, 2)
+    done = ddpctl("rm", "--force", "run-0", DDPCTL_STATE_DIR=str(root))
+    assert done.returncode == 0, done.stderr
+    wording(f"{done.stdout}{done.stderr}")
+    assert (Path(run.folder).exists(), (there / "runs/run-0").exists()) == (False, False)
+    assert [path.name for path in claims.iterdir()] == ["run-run-01.0"]
 
 
 def test_a_run_that_others_resumed_is_kept_for_them(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The target ssh starts a node on every host: whole command lines and scripts against recorded answers."""
 
+import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import pytest
 from tests.ddpctl.ssh_answers import BARE, CLOCKS, GPUS, ID, JOB, OK, OPTIONS, PLAN, PORT, RUN, facts, play, submit
 from tests.wording import Wording
 
-from ddpctl.command import Host, Output
-from ddpctl.errors import ConfigError, NotStartedError, UnavailableError
+from ddpctl.command import Host, Output, shell_line
+from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import SshTarget, claims, scripts
+from ddpctl.targets.ssh.project import sync
 
 
 def test_a_container_on_every_host() -> None:
@@ -188,9 +191,15 @@ def test_a_node_that_does_not_start_takes_the_others_back(wording: Wording) -> N
 
 def test_the_script_must_be_there(wording: Wording) -> None:
     plan = replace(PLAN, job=replace(JOB, command=("train.py",)))
-    with pytest.raises(ConfigError) as error:
-        submit(facts(1, script="yes"), facts(2), options=replace(OPTIONS, project="/code"), plan=plan)
+    code = replace(OPTIONS, project="/code")
+    with pytest.raises(NoInputError) as error:
+        submit(facts(1, script="yes"), facts(2), options=code, plan=plan)
     wording(str(error.value).splitlines()[-1])
+    dry_run = SshTarget(code).dry_run(plan)
+    with pytest.raises(NoInputError):
+        play(dry_run, [(facts(1, script="yes"), facts(2)), CLOCKS, PORT, (OK, OK)])
+    with pytest.raises(ConfigError):
+        submit(facts(1, image=None), facts(2), options=code, plan=plan)
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman", "none"])
@@ -249,3 +258,17 @@ def test_a_dry_run_shows_its_lines_also_where_a_host_is_not_ready(wording: Wordi
     answers = [(facts(1, image=None), facts(2)), CLOCKS, PORT]
     starts = [without.send(answer) for answer in answers][-1]
     assert ["--gpus" in (start.stdin or "") for start in starts] == [False, False]
+
+
+def test_a_dry_run_sends_the_whole_project() -> None:
+    listed = {"files": {"a.py": "1"}, "sizes": {"a.py": 1}, "left_out": [], "rsync": True, "zstd": True}
+    here = Output(returncode=0, stdout=json.dumps(listed))
+    verb = sync([OPTIONS.hosts[0].host], cwd="/p", home="~/.ddpctl", run="night", run_dir="/s/night")
+    asked, lines = next(verb), []
+    with suppress(StopIteration):
+        while True:
+            lines += [shell_line(command) for command in asked]
+            asked = verb.send(tuple(here if one.probe else replace(OK, stdout=one.placeholder) for one in asked))
+    (sent,) = [line for line in lines if "tar --extract" in line]
+    assert sent.startswith("ssh -- box1 ")
+    assert sent.endswith(" </s/night/project.tar.0")

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from ddpctl.command import Output
-from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.images import Image, difference, read_inspect
 from ddpctl.launch_plan import counted
 from ddpctl.spec import JobSpec, size_bytes
@@ -55,7 +55,9 @@ class Judgement:
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error with the problems of all hosts. ``need``: how many hosts are needed."""
         bad = sum(map(bool, self.wrong))
-        kind = ConfigError if all(kind is ConfigError for one in self.wrong for kind, _, _ in one) else UnavailableError
+        kinds = [kind for one in self.wrong for kind, _, _ in one]
+        order = (UnavailableError, ConfigError, NoInputError)
+        kind = next(kind for kind in order if any(issubclass(one, kind) for one in kinds))
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
         head += "is not ready" if bad == 1 else "are not ready"
         if need < len(self.hosts):
@@ -197,7 +199,7 @@ def _alone(
     if script and looked and options.project != "sync" and not fact.get("script"):
         folder = "home folder" if options.project == "none" else f"folder {options.project}"
         yield (
-            ConfigError,
+            NoInputError,
             "script",
             f"its {folder} has no script '{script}': give the script's path on that host, or send the folder of this "
             "launch to it with 'project: sync'",

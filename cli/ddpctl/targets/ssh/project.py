@@ -187,7 +187,7 @@ def _send(
             number = contents.index(names)
             path, size = archives[number], int(sizes[number].stdout)
             command = Command(argv=("/bin/sh", "-c", unpack), host=copy.host)
-            if size <= _LITTLE:
+            if 0 < size <= _LITTLE:  # 0: a dry run, which does not know the size
                 command = replace(command, part=FilePart(path=path, start=0, length=size))
             else:
                 moved = replace(moved, num_bytes=size, rsync_to=None, reads=path)
