@@ -151,7 +151,10 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
-        self._node.journal.update(attempt=self._rendezvous_handler.attempt)
+        state = "stopping" if self._node.stop.requested else "starting"  # a rank may wait for the import of torch
+        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt)
+        if is_first and state == "starting":
+            self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
         took_s, num_nodes = time.monotonic() - began, len(self._rendezvous_handler.members)
         self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)

@@ -64,7 +64,14 @@ OUTCOME = "outcome.json"
 DIAGNOSIS, DIAGNOSIS_REQUEST, PROFILE = "diagnosis.json", "diagnosis.request", "profile.json"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
-State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
+State = Literal[  # of a node
+    "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
+    "rendezvous",
+    "training",  # its ranks run; ddpctl shows "running" until a rank has reported a step
+    "stopping",
+    "succeeded",
+    "failed",
+]
 TARGETS = ".targets"
 
 

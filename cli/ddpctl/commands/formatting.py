@@ -87,7 +87,8 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     if node is None:
         known = "starting" if report.alive else "ended" if report.outcome else "not started"
         return one_line(report.note) or known, "-", "-", "-"
-    are_old = not report.alive or node.state == "rendezvous"  # the ranks of an attempt that has ended
+    # The ranks of an attempt that has ended.
+    are_old = not report.alive or node.state in ("starting", "rendezvous")
     ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
