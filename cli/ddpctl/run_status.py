@@ -137,9 +137,18 @@ class RunStatus:
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
+    def has_steps(self) -> bool:
+        """Return whether the ranks have reported a step since they started."""
+        return _have_steps(self.nodes)
+
+    @property
     def alive(self) -> bool:
         """Whether any of the run's nodes is alive."""
         return any(report.alive for report in self.nodes)
+
+
+def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+    return any(report.progress and report.progress.is_current for report in nodes)
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
@@ -172,9 +181,11 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         states = {report.state.state if report.state else "starting" for report in alive}
         state = "stopping" if outcome else next((state for state in _ORDER if state in states), "stopping")
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
-        attempt = max((report.state.attempt for report in alive if report.state), default=1)
-        message += f", attempt {attempt}" if attempt > 1 else ""
-        if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
+        reported = [report.state for report in alive if report.state]
+        attempt = max((one.attempt for one in reported), default=1)
+        why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
+        message += f", attempt {attempt}{f', because {why}' if why else ''}" if attempt > 1 else ""
+        if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
         return status(state=state, message=message)
     if outcome:

@@ -92,7 +92,7 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
-    doing = "running" if state.state == "running" else one_line(node.state)
+    doing = "running" if node.state == "training" and not state.has_steps else one_line(node.state)
     return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
 
