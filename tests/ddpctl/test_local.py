@@ -225,6 +225,8 @@ def test_status(wording: Wording) -> None:
     both = show((True, NODE, None), (True, {**NODE, "state": "rendezvous"}, None))
     assert (both.state, both.code, [node.alive for node in both.nodes]) == ("rendezvous", None, [True, True])
     wording(both.message)
+    again = {**NODE, "attempt": 2, "last_failure": "rank 1 on node 0 was killed by SIGKILL"}
+    wording(show((True, {**NODE, "attempt": 2}, None), (True, again, None)).message)
     ending = show((True, NODE, None), (False, NODE, OUTCOME))
     assert (ending.state, ending.code) == ("stopping", None)
     failed = show((False, NODE, None), (False, NODE, OUTCOME))

@@ -332,6 +332,7 @@ class NodeAgent(SimpleElasticAgent):
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             journal.log(f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks")
+            journal.update(last_failure=outcome.message)
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 

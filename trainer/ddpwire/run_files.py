@@ -258,6 +258,7 @@ class NodeState:
     started: float  # when ddprun started, in seconds since the epoch
     run_uid: str = ""  # distinguishes runs of the same name
     attempt: int = 1
+    last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
     metrics: str | None = None  # the URL to scrape; None: not served yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
     ranks: tuple[RankProcess, ...] = ()
