@@ -34,7 +34,7 @@ from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
-from ddprun.node_dir import Journal
+from ddprun.node_dir import Journal, last_checkpoint
 from ddprun.process_groups import GUIDE
 from ddprun.rank_environment import ResourceAllocation
 from ddprun.rank_errors import NO_STDIN, last_error
@@ -331,7 +331,9 @@ class NodeAgent(SimpleElasticAgent):
         self._is_restart, self._remaining_restarts = restart, int(restart)
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
-            journal.log(f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks")
+            failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
+            step = last_checkpoint(self._node.node_dir)
+            journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.update(last_failure=outcome.message)
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
