@@ -81,8 +81,8 @@ def explain_outcome(
 ) -> Explanation:
     """Explain how a run ended.
 
-    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the log of the failed rank,
-    or of the lost node.
+    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the log of the failed
+    rank, or of the lost node.
     """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
@@ -91,14 +91,8 @@ def explain_outcome(
             return replace(found, sentence=f"{sentence}; the run was killed because of this hang", fault=True)
         unknown = ("why the run hung: " + found.sentence, *found.unknown)
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
-    cause: Cause = "none" if outcome.code == 0 else "failed"
-    unknown: tuple[str, ...] = ()
-    if outcome.cause == "oom":
-        cause = "oom"
-    elif outcome.cause == "hang":
-        unknown = ("what the ranks did during the hang was not recorded",)
-    elif outcome.cause == "node_lost":
-        cause, unknown = "node_lost", ("whether its ddprun was killed, or its machine or its network failed",)
+    cause: Cause = "none" if outcome.code == 0 else _OWN_CAUSES.get(outcome.cause, "failed")
+    unknown = tuple(filter(None, [_UNKNOWN.get(outcome.cause)]))
     sentence, rank, node = outcome.message, outcome.rank, outcome.node
     words = f"{outcome.message}\n{last_error(log)}"
     known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
@@ -125,6 +119,13 @@ def explain_outcome(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
         evidence=tuple(evidence), unknown=unknown,
     )  # fmt: skip
+
+
+_OWN_CAUSES: Mapping[str, Cause] = {"oom": "oom", "node_lost": "node_lost"}
+_UNKNOWN = {
+    "hang": "what the ranks did during the hang was not recorded",
+    "node_lost": "whether its ddprun was killed, or its machine or its network failed",
+}
 
 
 def of_last_start(events: Sequence[Event]) -> list[Event]:
