@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
+from ddpwire.machine import format_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
 
 State = Literal[
@@ -151,6 +152,18 @@ def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
     return any(report.progress and report.progress.is_current for report in nodes)
 
 
+def _not_ended(nodes: Iterable[NodeState]) -> str:
+    """Return the ranks that have not ended although they were asked to, as the end of a sentence."""
+    left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
+    halted = [rank for rank, state in left.items() if state == "stopped"]
+    text = f"; {_ranks(left)} {'have' if len(left) > 1 else 'has'} not ended" if left else ""
+    return text + (f": {_ranks(halted)} {'are' if len(halted) > 1 else 'is'} stopped by SIGSTOP" if halted else "")
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, to=' to ', joint=', ')}"
+
+
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     """Parse the output of ``nodectl show``. Data that cannot be read, for example of another version, is skipped."""
     state = outcome = None
@@ -187,6 +200,8 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         message += f", attempt {attempt}{f', because {why}' if why else ''}" if attempt > 1 else ""
         if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
+        if state == "stopping":
+            message += _not_ended(reported)
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

@@ -229,6 +229,11 @@ def test_status(wording: Wording) -> None:
     wording(show((True, {**NODE, "attempt": 2}, None), (True, again, None)).message)
     ending = show((True, NODE, None), (False, NODE, OUTCOME))
     assert (ending.state, ending.code) == ("stopping", None)
+    ranks = [
+        {"rank": rank, "local_rank": rank, "pid": 9, "log": "/l", "state": state}
+        for rank, state in enumerate(("running", "stopped", "ended"))
+    ]
+    wording(show((True, {**NODE, "state": "stopping", "ranks": ranks}, None), (True, NODE, None)).message)
     failed = show((False, NODE, None), (False, NODE, OUTCOME))
     assert (failed.state, failed.code, failed.message) == ("failed", 3, "rank 2 on node 1 exited with 3")
     stopped = show((False, NODE, {**OUTCOME, "code": 143, "cause": "stopped"}), (False, None, None))

@@ -89,6 +89,17 @@ def test_a_rank_that_ignores_signals_is_killed_when_its_grace_is_over(runs, word
     wording(node.outcome().message)
 
 
+def test_the_ranks_that_have_not_ended_after_a_stop_are_recorded(runs):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "3", "--grace", "200"))
+    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(3)))
+    os.kill(node.rank_pid(1), signal.SIGSTOP)
+    node.process.terminate()
+    runs.until(lambda: [one.state for one in node.state().ranks] == ["ended", "stopped", "ended"])
+    assert node.state().state == "stopping"
+    node.process.terminate()
+    assert node.end() == 143
+
+
 def test_a_second_signal_kills_at_once(runs):
     node = runs.start("act.py", "all=deaf", options=("--grace", "60"))
     runs.wait_until_ready(node)

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
+from ddprun import heartbeat_monitor, metrics, network, processes, rank_environment, termination
 from ddprun.consensus import Consensus
 from ddprun.diagnosis import Diagnosis
 from ddprun.errors import node_error
@@ -119,6 +119,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
+        node.stop.on_wait = self._record_rank_states
         rendezvous.on_join = self._join
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
@@ -306,6 +307,8 @@ class NodeAgent(SimpleElasticAgent):
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
         if decision is None:
+            if self._node.stop.requested:
+                self._record_rank_states()
             if self._num_succeeded == self._node.config.local_world_size and time.monotonic() > self._log_at:
                 self._log_at += PROGRESS_INTERVAL_S
                 self._node.journal.log(
@@ -337,6 +340,19 @@ class NodeAgent(SimpleElasticAgent):
             journal.update(last_failure=outcome.message)
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
+
+    def _record_rank_states(self) -> None:
+        """Record which ranks have not ended although they were asked to, so that ``ddpctl stop`` can name them."""
+        alive, attempt = self._node.workers.alive, self._rendezvous_handler.attempt
+
+        def state(process: RankProcess) -> str:
+            if f"{attempt}.{process.local_rank}" not in alive:
+                return "ended"
+            return "stopped" if processes.is_stopped(process.pid) else "running"
+
+        ranks = tuple(replace(process, state=state(process)) for process in self._processes)
+        if ranks != self._node.journal.state.ranks:
+            self._node.journal.update(ranks=ranks)
 
     def _no_group(self) -> bool:
         """Return whether this node knows that no rank of the run has a process group. Only node 0 can know it.

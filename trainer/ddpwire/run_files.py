@@ -245,6 +245,7 @@ class RankProcess:
     local_rank: int
     pid: int
     log: str  # the log's path, as the node sees it
+    state: str = ""  # after the ranks were asked to end: "running", "stopped" (by SIGSTOP) or "ended"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """A rank without torch that beats: --steps N of --pause S each, from where the run's progress file says.
 
 --fail ATTEMPT.RANK=DEED@STEP (many; ATTEMPT or RANK may be *): at that step exit with DEED, die of signal -DEED,
-or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --mute: no heartbeat. --tell: report each checkpoint.
+or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --mute: no heartbeat.
+--tell: report each checkpoint.
 """
 
 import argparse
