@@ -29,7 +29,8 @@ from ddpwire.run_files import Outcome
 
 Cause = Literal[
     "none",  # the ranks continue, or the run ended well
-    "failed",  # a rank or a node failed first, as the outcome reports
+    "failed",  # a rank failed first, or the run could not start, as the outcome reports
+    "node_lost",
     "oom",
     "stopped_process",  # a rank is stopped by a signal
     "ended_early",  # a rank has ended while others wait for it
@@ -80,7 +81,8 @@ def explain_outcome(
 ) -> Explanation:
     """Explain how a run ended.
 
-    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the failed rank's log.
+    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the log of the failed
+    rank, or of the lost node.
     """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
@@ -89,8 +91,8 @@ def explain_outcome(
             return replace(found, sentence=f"{sentence}; the run was killed because of this hang", fault=True)
         unknown = ("why the run hung: " + found.sentence, *found.unknown)
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
-    cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
-    unknown = ("what the ranks did during the hang was not recorded",) if outcome.cause == "hang" else ()
+    cause: Cause = "none" if outcome.code == 0 else _OWN_CAUSES.get(outcome.cause, "failed")
+    unknown = tuple(filter(None, [_UNKNOWN.get(outcome.cause)]))
     sentence, rank, node = outcome.message, outcome.rank, outcome.node
     words = f"{outcome.message}\n{last_error(log)}"
     known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
@@ -117,6 +119,13 @@ def explain_outcome(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
         evidence=tuple(evidence), unknown=unknown,
     )  # fmt: skip
+
+
+_OWN_CAUSES: Mapping[str, Cause] = {"oom": "oom", "node_lost": "node_lost"}
+_UNKNOWN = {
+    "hang": "what the ranks did during the hang was not recorded",
+    "node_lost": "whether its ddprun was killed, or its machine or its network failed",
+}
 
 
 def of_last_start(events: Sequence[Event]) -> list[Event]:

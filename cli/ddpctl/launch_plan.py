@@ -25,6 +25,7 @@ class Plan:
     checkpoint_dir: str
     uid: str = ""  # distinguishes runs of the same name; empty for a rendered spec, which can be started several times
     user: str = ""  # who launches the run
+    resumes: str = ""  # the run whose checkpoints it continues from, if only its nodes can tell whether there are any
     wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
     @property
@@ -133,7 +134,8 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
         "--deadline": job.time_limit_s if deadline else None,
     }
     given = ((flag, f"{value:.15g}") for flag, value in options.items() if value is not None)
-    return (*itertools.chain.from_iterable(given), *program(job.command))
+    resumes = ("--resumes", plan.resumes) if plan.resumes else ()
+    return (*itertools.chain.from_iterable(given), *resumes, *program(job.command))
 
 
 def find_script(plan: Plan) -> Verb[None]:

@@ -135,6 +135,7 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
         checkpoint_dir=old.checkpoint_dir if old else str(folder / CHECKPOINTS),
         uid=uid,
         user=user,
+        resumes=old.name if old and old.elsewhere and not job.checkpoint_dir else "",
         wait_s=request.wait_s,
     )
 
@@ -202,7 +203,8 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {line}")
             old = request.resumes
             if old and not (old.handle and run_store.has_checkpoint(old)):
-                context.emit(f"  {old.name} left no checkpoint: the run starts from the beginning")
+                what = f"{old.checkpoint_dir} has no checkpoint of run '{old.name}'"
+                context.emit(f"  {what}: a training that resumes from there begins at step 0")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

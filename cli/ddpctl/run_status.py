@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
+from ddpwire.machine import format_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
 
 State = Literal[
@@ -137,9 +138,30 @@ class RunStatus:
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
+    def has_steps(self) -> bool:
+        """Return whether the ranks have reported a step since they started."""
+        return _have_steps(self.nodes)
+
+    @property
     def alive(self) -> bool:
         """Whether any of the run's nodes is alive."""
         return any(report.alive for report in self.nodes)
+
+
+def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+    return any(report.progress and report.progress.is_current for report in nodes)
+
+
+def _not_ended(nodes: Iterable[NodeState]) -> str:
+    """Return the ranks that have not ended although they were asked to, as the end of a sentence."""
+    left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
+    halted = [rank for rank, state in left.items() if state == "stopped"]
+    text = f"; {_ranks(left)} {'have' if len(left) > 1 else 'has'} not ended" if left else ""
+    return text + (f": {_ranks(halted)} {'are' if len(halted) > 1 else 'is'} stopped by SIGSTOP" if halted else "")
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, to=' to ', joint=', ')}"
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
@@ -172,10 +194,14 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         states = {report.state.state if report.state else "starting" for report in alive}
         state = "stopping" if outcome else next((state for state in _ORDER if state in states), "stopping")
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
-        attempt = max((report.state.attempt for report in alive if report.state), default=1)
-        message += f", attempt {attempt}" if attempt > 1 else ""
-        if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
+        reported = [report.state for report in alive if report.state]
+        attempt = max((one.attempt for one in reported), default=1)
+        why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
+        message += f", attempt {attempt}{f', because {why}' if why else ''}" if attempt > 1 else ""
+        if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
+        if state == "stopping":
+            message += _not_ended(reported)
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

@@ -279,6 +279,19 @@ def test_where_nan_began(wording):
     assert (facts(later), "step 12" in later.sentence) == (("failed", 0, True), True)
 
 
+def test_a_lost_node_is_named_with_the_end_of_its_log_and_no_rank(tmp_path: Path, wording: Wording) -> None:
+    run = Path(make(tmp_path / "runs", "night", NOW).folder)
+    for node in (0, 1):
+        (run / f"node-{node}").mkdir()
+        (run / f"node-{node}/node.log").write_text(f"[node{node}] the last line\n")
+    lost = Outcome(code=137, cause="node_lost", message="node 1 was lost: its ddprun stopped responding", node=1)
+    lost.write(run / "node-0")
+    found = json.loads(ddpctl("explain", "night", "--json").stdout)
+    assert (found["cause"], found["rank"], found["node"]) == ("node_lost", None, 1)
+    assert found["evidence"] == ["[node1] the last line"]
+    wording(ddpctl("explain", "night").stdout)
+
+
 def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Path, wording: Wording) -> None:
     run = Path(make(tmp_path / "runs", "night", NOW).folder)
     for node, lost in enumerate((1, 0)):

@@ -52,13 +52,26 @@ def ended(*, can_resume: bool) -> list[str]:
 
 
 def test_who_is_alive_and_where() -> None:
-    report = NodeReport(node=0, alive=True, state=NODE, outcome=None)
+    report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=Progress(step=3))
     state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
-    assert formatting.status_lines(RUN, state, can_resume=False)[2:] == [
+    assert formatting.status_lines(RUN, state, can_resume=False)[3:] == [
         "  logs         /runs/night",
         "  checkpoints  /runs/night/checkpoints",
         "  NODE  STATE     PID   RANK:PID       METRICS",
         "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
+    ]
+
+
+def test_a_node_without_a_step_is_running_while_another_starts() -> None:
+    """A node that starts again has no process for its ranks yet."""
+    reports = [
+        NodeReport(node=0, alive=True, state=NODE, outcome=None),
+        NodeReport(node=1, alive=True, state=replace(NODE, node=1, state="starting", metrics=None), outcome=None),
+    ]
+    state = RunStatus(run="night", state="starting", message="2 of 2 nodes alive", nodes=tuple(reports))
+    assert formatting.status_lines(RUN, state, can_resume=False)[-2:] == [
+        "  0     running   4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
+        "  1     starting  4711  0 1            -",
     ]
 
 

@@ -1,11 +1,14 @@
 """From a job to what each node is told."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.wording import Wording
 
+from ddpctl import launcher
 from ddpctl.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec, check_command
 
 PROGRAMS = {
@@ -70,6 +73,25 @@ def test_the_contract_and_arguments_of_a_node() -> None:
     assert " ".join(ddprun_args(plan)) == (
         "--grace 2.5 --restart-limit 1 --join-timeout 7 --hang-timeout 0 --checkpoint-copies 2 train.py --lr 0.1"
     )
+
+
+@pytest.mark.parametrize(
+    ("handle", "job", "resumes"),
+    [
+        ({"pids": [7]}, JobSpec(), ()),  # ddpctl itself sees whether there is a checkpoint
+        ({"logs": "box1:~/runs/night"}, JobSpec(), ("--resumes", "night")),
+        ({"logs": "box1:~/runs/night"}, JobSpec(checkpoint_dir="s3://bucket"), ()),  # ddptrain looks there
+    ],
+)
+def test_the_nodes_are_told_which_run_they_resume_if_only_they_see_its_checkpoints(
+    handle: dict[str, object], job: JobSpec, resumes: tuple[str, ...]
+) -> None:
+    old = Run(
+        name="night", created=1.0, target="t", kind="ssh", options={}, job=job, cwd="/p", folder="/r/night",
+        checkpoint_dir="box1:/c", version="0.1.0", handle=handle,
+    )  # fmt: skip
+    request = launcher.Request(job=job, target="t", kind="ssh", options=None, why="", cwd="/p", resumes=old)
+    assert ddprun_args(launcher.plan_of(request, "night-2", Path("/r/night-2")))[-len(resumes) - 2 : -2] == resumes
 
 
 @pytest.mark.parametrize("words", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr)

@@ -225,8 +225,15 @@ def test_status(wording: Wording) -> None:
     both = show((True, NODE, None), (True, {**NODE, "state": "rendezvous"}, None))
     assert (both.state, both.code, [node.alive for node in both.nodes]) == ("rendezvous", None, [True, True])
     wording(both.message)
+    again = {**NODE, "attempt": 2, "last_failure": "rank 1 on node 0 was killed by SIGKILL"}
+    wording(show((True, {**NODE, "attempt": 2}, None), (True, again, None)).message)
     ending = show((True, NODE, None), (False, NODE, OUTCOME))
     assert (ending.state, ending.code) == ("stopping", None)
+    ranks = [
+        {"rank": rank, "local_rank": rank, "pid": 9, "log": "/l", "state": state}
+        for rank, state in enumerate(("running", "stopped", "ended"))
+    ]
+    wording(show((True, {**NODE, "state": "stopping", "ranks": ranks}, None), (True, NODE, None)).message)
     failed = show((False, NODE, None), (False, NODE, OUTCOME))
     assert (failed.state, failed.code, failed.message) == ("failed", 3, "rank 2 on node 1 exited with 3")
     stopped = show((False, NODE, {**OUTCOME, "code": 143, "cause": "stopped"}), (False, None, None))

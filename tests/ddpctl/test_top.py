@@ -34,7 +34,7 @@ from ddpctl.watch.snapshot import (
 )
 from ddpwire.metrics import STEP_PHASES
 
-STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
+STATES = ("rendezvous", "starting", "training", "restarting", "stopping", "succeeded", "failed")
 TRAINING = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
 
 
@@ -304,6 +304,7 @@ def test_a_run_is_as_far_as_its_slowest_node_says() -> None:
 
     assert state((says("training"), says("training"))) == "training"
     assert state((says("training"), says("restarting"))) == "rendezvous"
+    assert state((says("training"), says("starting"))) == "starting"
     assert state((says("stopping"), says("training"))) == "stopping"
     assert state((says("succeeded"),)) is None
     assert state(()) is None

@@ -33,6 +33,7 @@ ALONE = {
     "run_id": "none",
     "run_dir": None,
     "checkpoint_dir": None,
+    "resumes": "",
     "checkpoint_copies": 1,
     "max_restarts": 1000,
     "numa_binding": None,

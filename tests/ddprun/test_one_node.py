@@ -89,6 +89,28 @@ def test_a_rank_that_ignores_signals_is_killed_when_its_grace_is_over(runs, word
     wording(node.outcome().message)
 
 
+@pytest.mark.parametrize("files", [(".lock",), (".lock", "last.pt")], ids=["empty", "checkpoint"])
+def test_a_resumed_run_without_a_checkpoint_says_so(runs, wording, tmp_path, files):
+    (tmp_path / "night").mkdir()
+    for name in files:
+        (tmp_path / "night" / name).touch()
+    env = {"DDP_CHECKPOINT_DIR": str(tmp_path / "night")}
+    node = runs.start("act.py", "all=0", options=("--resumes", "night"), env=env)
+    assert node.end() == 0
+    wording("\n".join(node.said()))
+
+
+def test_the_ranks_that_have_not_ended_after_a_stop_are_recorded(runs):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "3", "--grace", "200"))
+    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(3)))
+    os.kill(node.rank_pid(1), signal.SIGSTOP)
+    node.process.terminate()
+    runs.until(lambda: [one.state for one in node.state().ranks] == ["ended", "stopped", "ended"])
+    assert node.state().state == "stopping"
+    node.process.terminate()
+    assert node.end() == 143
+
+
 def test_a_second_signal_kills_at_once(runs):
     node = runs.start("act.py", "all=deaf", options=("--grace", "60"))
     runs.wait_until_ready(node)

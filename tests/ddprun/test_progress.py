@@ -10,7 +10,7 @@ from tests.wording import Wording
 from ddprun import progress
 from ddprun.progress import Progress
 
-# As on a busy machine: ddprun's imports take 6 s each, and the supervisor's last until a line was printed.
+# As on a busy machine: ddprun's imports take 6 s each, and the supervisor's last until the test has looked.
 SLOW = """
 import os, sys, time
 from pathlib import Path
@@ -22,8 +22,8 @@ class Slow:
         seen.add(name)
         if name in ("torch.nn", "torch.distributed.elastic.agent.server.api"):
             time.sleep(6)
-        said, until = Path(os.environ["TEST_STDERR"]).read_text, time.monotonic() + 200
-        while name == "torch._dynamo" and "that the ranks need" not in said() and time.monotonic() < until:
+        seen_by_test, until = Path(os.environ["TEST_LOOKED"]).exists, time.monotonic() + 200
+        while name == "torch._dynamo" and not seen_by_test() and time.monotonic() < until:
             time.sleep(0.1)
 
 seen = set()
@@ -46,8 +46,14 @@ def test_a_line_after_5_s_and_then_at_growing_intervals(wording: Wording, monkey
 def test_a_slow_import_is_reported(runs, wording: Wording, tmp_path, options) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
-    env = {"PYTHONPATH": path, "TEST_STDERR": str(tmp_path / "0.0.err")}
-    node = runs.start("act.py", "all=0", options=options, env=env)
+    env = {"PYTHONPATH": path, "TEST_LOOKED": str(tmp_path / "looked")}
+    script = tmp_path / "script.py"
+    script.write_text("# optim: for this word, the supervisor imports torch._dynamo")
+    node = runs.start(str(script), options=options, env=env)
+    if not options:
+        runs.until(lambda: "that the ranks need" in node.stderr.read_text())
+        assert node.state().state == "starting", "all nodes have joined"
+    (tmp_path / "looked").touch()
     assert node.end(timeout_s=300) == 0
     lines = [re.sub(r"\d+ s so far", "N s so far", line) for line in node.stderr.read_text().splitlines()]
     wording("\n".join(line for line, _ in groupby(lines) if "metrics at" not in line))

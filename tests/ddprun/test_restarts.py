@@ -25,7 +25,7 @@ def steps_of(node, rank):
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_costs_one_restart_of_all(runs, wording, rank):
-    first, second = runs.pair("steps.py", "--fail", f"1.{rank}=-9@7", local_world_size=2)
+    first, second = runs.pair("steps.py", "--tell", "--fail", f"1.{rank}=-9@7", local_world_size=2)
     assert (first.end(), second.end()) == (0, 0)
     assert (first.facts(), second.outcome()) == (DONE, first.outcome())
     assert [steps_of(node, r) for node, r in ((first, 0), (first, 1), (second, 2), (second, 3))] == [
@@ -33,6 +33,7 @@ def test_a_killed_rank_costs_one_restart_of_all(runs, wording, rank):
     ] * 4
     (failed,) = [event for event in first.events() if event.event == "failed"]
     assert (failed.node, failed.rank, failed.facts["cause"]) == (rank // 2, rank, "killed")
+    assert first.state().last_failure == second.state().last_failure == failed.facts["message"]
     wording(first.outcome().message)
     wording("\n".join(first.said()[:3]))
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
+from ddprun import heartbeat_monitor, metrics, network, processes, rank_environment, termination
 from ddprun.consensus import Consensus
 from ddprun.diagnosis import Diagnosis
 from ddprun.errors import node_error
@@ -34,7 +34,7 @@ from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
-from ddprun.node_dir import Journal
+from ddprun.node_dir import Journal, last_checkpoint
 from ddprun.process_groups import GUIDE
 from ddprun.rank_environment import ResourceAllocation
 from ddprun.rank_errors import NO_STDIN, last_error
@@ -119,6 +119,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
+        node.stop.on_wait = self._record_rank_states
         rendezvous.on_join = self._join
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
@@ -151,7 +152,10 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
-        self._node.journal.update(attempt=self._rendezvous_handler.attempt)
+        state = "stopping" if self._node.stop.requested else "starting"  # a rank may wait for the import of torch
+        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt)
+        if is_first and state == "starting":
+            self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
         took_s, num_nodes = time.monotonic() - began, len(self._rendezvous_handler.members)
         self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)
@@ -303,6 +307,8 @@ class NodeAgent(SimpleElasticAgent):
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
         if decision is None:
+            if self._node.stop.requested:
+                self._record_rank_states()
             if self._num_succeeded == self._node.config.local_world_size and time.monotonic() > self._log_at:
                 self._log_at += PROGRESS_INTERVAL_S
                 self._node.journal.log(
@@ -328,9 +334,25 @@ class NodeAgent(SimpleElasticAgent):
         self._is_restart, self._remaining_restarts = restart, int(restart)
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
-            journal.log(f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks")
+            failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
+            step = last_checkpoint(self._node.node_dir)
+            journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
+            journal.update(last_failure=outcome.message)
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
+
+    def _record_rank_states(self) -> None:
+        """Record which ranks have not ended although they were asked to, so that ``ddpctl stop`` can name them."""
+        alive, attempt = self._node.workers.alive, self._rendezvous_handler.attempt
+
+        def state(process: RankProcess) -> str:
+            if f"{attempt}.{process.local_rank}" not in alive:
+                return "ended"
+            return "stopped" if processes.is_stopped(process.pid) else "running"
+
+        ranks = tuple(replace(process, state=state(process)) for process in self._processes)
+        if ranks != self._node.journal.state.ranks:
+            self._node.journal.update(ranks=ranks)
 
     def _no_group(self) -> bool:
         """Return whether this node knows that no rank of the run has a process group. Only node 0 can know it.

@@ -4,11 +4,14 @@ main.py imports this module after it has forked the supervisor. Therefore this m
 prometheus_client, torch and threads.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from ddprun import metrics, node_facts, preflight, progress
 from ddprun.console import Console
@@ -20,6 +23,7 @@ from ddprun.node_dir import Journal, NodeDir
 from ddprun.preflight import PreflightReport, Route
 from ddprun.rank_environment import ResourceAllocation
 from ddprun.recovery import Downtime
+from ddprun.requeue import newest_checkpoint
 from ddprun.termination import OomMonitor, Signals, Stop
 from ddprun.workers import Workers
 from ddpwire import metrics as ddpwire_metrics
@@ -91,6 +95,8 @@ def bring_up(
     )
     consensus = start_consensus(rendezvous.control)
     copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, node_dir)
+    if not config.node_rank and not folder.previous_run:
+        report_missing_checkpoint(config, journal.log)
     node_facts.write_inventory(node_dir, config, environ)
     node_metrics.history.start()
     logs = RankLogs(console, config)
@@ -130,6 +136,15 @@ def bring_up(
         copies.finish(succeeded=agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
+
+
+def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) -> None:
+    """Log a line if this run resumes another run, whose folder of checkpoints is empty or missing."""
+    if config.resumes and config.checkpoint_dir:
+        with contextlib.suppress(OSError):
+            if not newest_checkpoint(Path(config.checkpoint_dir)):
+                what = f"{config.checkpoint_dir} has no checkpoint of run '{config.resumes}'"
+                log(f"{what}: a training that resumes from there begins at step 0")
 
 
 def route_signals(

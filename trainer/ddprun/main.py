@@ -57,7 +57,8 @@ class NodeExit:
     def __call__(self, outcome: Outcome) -> NoReturn:
         """Write and log the outcome, and exit without finalizing the interpreter, which would take a second."""
         self.once.acquire()
-        config, path, has_met = self.config, self.folder.path, self.journal.state.state != "starting"
+        config, path, state = self.config, self.folder.path, self.journal.state
+        has_met = state.state != "starting" or state.master is not None
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")

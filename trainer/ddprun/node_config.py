@@ -123,6 +123,7 @@ class NodeConfig:
     secret: bytes = field(repr=False)  # signs the nodes' values in the run's store; empty: they are not signed
     run_dir: Path | None  # None means a temporary folder
     checkpoint_dir: str | None
+    resumes: str  # the run whose checkpoints should be in checkpoint_dir; empty: none
     checkpoint_copies: int  # the number of nodes that keep the checkpoints, including node 0
     max_restarts: int
     restarts_errors: bool  # whether ranks also start again after an error of the script
@@ -215,6 +216,7 @@ def read_config(
         secret=read_secret(environ),
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
+        resumes=options.resumes or "",
         checkpoint_copies=_whole("--checkpoint-copies", options.checkpoint_copies or "1", "at least 1", least=1),
         max_restarts=_max_restarts(options, settings),
         restarts_errors=options.max_restarts is not None,

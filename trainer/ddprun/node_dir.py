@@ -74,6 +74,15 @@ def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
     return PreviousRun(heard_at=max(changed), step=max(steps, default=None))
 
 
+def last_checkpoint(node_dir: Path) -> int | None:
+    """Return the step of the last checkpoint that a rank of this node has saved or loaded, or None if unknown."""
+    with contextlib.suppress(OSError):
+        events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
+        steps = [event.step for event in events if event.event in ("checkpoint_saved", "checkpoint_loaded")]
+        return steps[-1] if steps else None
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeDir:
     """A folder that belongs to this node for as long as ``lock_fd`` is open."""

@@ -66,6 +66,7 @@ OPTIONS = {
     "--deadline S|TIME": "seconds from the start, or an ISO time; the ranks save and stop before it",
     "--checkpoint-copies N": "number of nodes that keep the checkpoints; all but node 0 copy its DDP_CHECKPOINT_DIR "
     "(default 1)",
+    "--resumes RUN": "the run whose checkpoints are in DDP_CHECKPOINT_DIR: node 0 logs a line if there are none",
     "--join-timeout S": "seconds to wait for the other nodes (default 30 on one machine, 300 in Slurm, 600 in "
     "Kubernetes, else 60)",
     "--numa-binding MODE": "bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in "

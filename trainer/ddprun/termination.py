@@ -124,6 +124,7 @@ class Stop:
         self.reason = ""  # why, if no signal requested it
         self.leaves = False  # whether only this node stops, and another is started in its place
         self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
+        self.on_wait: Callable[[], None] = lambda: None  # called while the ranks have time to end
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
@@ -176,6 +177,7 @@ class Stop:
         if not self._sent:
             self._signal_ranks(signal.SIGTERM, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
+            self.on_wait()
             time.sleep(POLL_S)
         self._workers.clear()
 

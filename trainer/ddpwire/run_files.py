@@ -64,7 +64,14 @@ OUTCOME = "outcome.json"
 DIAGNOSIS, DIAGNOSIS_REQUEST, PROFILE = "diagnosis.json", "diagnosis.request", "profile.json"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
-State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
+State = Literal[  # of a node
+    "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
+    "rendezvous",
+    "training",  # its ranks run; ddpctl shows "running" until a rank has reported a step
+    "stopping",
+    "succeeded",
+    "failed",
+]
 TARGETS = ".targets"
 
 
@@ -238,6 +245,7 @@ class RankProcess:
     local_rank: int
     pid: int
     log: str  # the log's path, as the node sees it
+    state: str = ""  # after the ranks were asked to end: "running", "stopped" (by SIGSTOP) or "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +259,7 @@ class NodeState:
     started: float  # when ddprun started, in seconds since the epoch
     run_uid: str = ""  # distinguishes runs of the same name
     attempt: int = 1
+    last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
     metrics: str | None = None  # the URL to scrape; None: not served yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
     ranks: tuple[RankProcess, ...] = ()

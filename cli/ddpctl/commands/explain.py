@@ -60,19 +60,22 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
-    from ddpwire.run_files import DIAGNOSIS, diagnosis_file, rank_log
+    from ddpwire.run_files import DIAGNOSIS, NODE_LOG, diagnosis_file, rank_log
 
     if outcome := state.outcome:
+        is_lost = outcome.cause == "node_lost"  # then no rank is known to have failed
         name, logs = diagnosis_file(outcome.attempt), () if outcome.rank is None else (rank_log(outcome.rank),)
+        logs = (NODE_LOG,) if is_lost else logs
         seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
         kept = read_answers(seen, name) if outcome.cause == "hang" else []
-        words = next((one.files[log] for one in seen for log in logs if log in one.files), "")[-LOG_CHARS:]
+        failed = [one for one in seen if one.node == outcome.node or not is_lost]
+        words = next((one.files[log] for one in failed for log in logs if log in one.files), "")[-LOG_CHARS:]
         events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
         if outcome.node in lost and lost[outcome.node] != outcome.node:
             why = f"; it lost node {lost[outcome.node]}: their network failed, or a machine was suspended or overloaded"
-            return replace(found, cause="network", sentence=found.sentence + why)
+            return replace(found, cause="network", sentence=found.sentence + why, unknown=())
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
     if state.state not in WITH_RANKS:

@@ -87,11 +87,12 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     if node is None:
         known = "starting" if report.alive else "ended" if report.outcome else "not started"
         return one_line(report.note) or known, "-", "-", "-"
-    are_old = not report.alive or node.state == "rendezvous"  # the ranks of an attempt that has ended
+    # The ranks of an attempt that has ended.
+    are_old = not report.alive or node.state in ("starting", "rendezvous")
     ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
-    doing = "running" if state.state == "running" else one_line(node.state)
+    doing = "running" if node.state == "training" and not state.has_steps else one_line(node.state)
     return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
 

@@ -28,6 +28,7 @@ _STATES: tuple[tuple[str, State], ...] = (
     ("stopping", "stopping"),
     ("restarting", "rendezvous"),
     ("rendezvous", "rendezvous"),
+    ("starting", "starting"),
     ("training", "training"),
 )
 WINDOW_S = 10.0  # the speed of the ranks is measured over this time

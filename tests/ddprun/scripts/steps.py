@@ -2,6 +2,7 @@
 
 --fail ATTEMPT.RANK=DEED@STEP (many; ATTEMPT or RANK may be *): at that step exit with DEED, die of signal -DEED,
 or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --mute: no heartbeat.
+--tell: report each checkpoint.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ddpwire.events import events_of
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 
 parser = argparse.ArgumentParser()
@@ -19,6 +21,7 @@ parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--fail", action="append", default=[])
 parser.add_argument("--mute", action="store_true")
+parser.add_argument("--tell", action="store_true")
 args = parser.parse_args()
 rank, world, attempt = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "DDP_ATTEMPT"))
 folder = Path(os.environ["DDP_RUN_DIR"], "steps")
@@ -58,4 +61,6 @@ for step in range(first, args.steps):
     if rank == 0 and step % 5 == 4:
         done.with_suffix(".new").write_text(str(step))
         done.with_suffix(".new").replace(done)
+        if args.tell:
+            events_of(os.environ).emit("checkpoint_saved", step=step)
     heart.beat(step)
