@@ -104,15 +104,15 @@ _TORCHRUN = {
     "--nnodes": "use --nodes",
     "--max-restarts": "set max_restarts of the job in ddpctl.yaml",
     "--master-port": "use --port",
-    **dict.fromkeys(("--node-rank", "--master-addr", "--rdzv", "--standalone"), "leave it out, ddpctl sets it"),
+    **dict.fromkeys(("--node-rank", "--master-addr", "--rdzv", "--standalone"), "leave it out, because ddpctl sets it"),
 }
 
 
 def _hint(option: str) -> str:
     """Return the hint for an option that ``launch`` does not have."""
-    todo = next((do for of, do in _TORCHRUN.items() if option.replace("_", "-").startswith(of)), "")
-    if todo:
-        return f"; {option} is an option of torchrun: {todo}"
+    word = option.replace("_", "-")
+    if advice := next((advice for beginning, advice in _TORCHRUN.items() if word.startswith(beginning)), ""):
+        return f"; {option} is an option of torchrun: {advice}"
     return "; your script and its options go after --, as in -- train.py --lr 0.1"
 
 
