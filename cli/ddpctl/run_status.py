@@ -156,8 +156,9 @@ def _not_ended(nodes: Iterable[NodeState]) -> str:
     """Return the ranks that have not ended although they were asked to, as the end of a sentence."""
     left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
     halted = [rank for rank, state in left.items() if state == "stopped"]
+    which = f"{_ranks(halted)}: " if len(halted) < len(left) else ""
     text = f"; {_ranks(left)} {'have' if len(left) > 1 else 'has'} not ended" if left else ""
-    return text + (f": {_ranks(halted)} {'are' if len(halted) > 1 else 'is'} stopped by SIGSTOP" if halted else "")
+    return text + (f" ({which}stopped by SIGSTOP)" if halted else "")
 
 
 def _ranks(ranks: Collection[int]) -> str:
@@ -197,11 +198,10 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         reported = [report.state for report in alive if report.state]
         attempt = max((one.attempt for one in reported), default=1)
         why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
-        message += f", attempt {attempt}{f', because {why}' if why else ''}" if attempt > 1 else ""
+        message += f", attempt {attempt}" if attempt > 1 else ""
+        message += _not_ended(reported) if state == "stopping" else f", because {why}" if why else ""
         if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
-        if state == "stopping":
-            message += _not_ended(reported)
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
