@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.e2e.driver import processes_of
 
 
@@ -29,6 +30,7 @@ def nothing_left(tmp_path: Path, real_programs: None) -> Iterator[None]:
     left = {}
     for run in [path.name for path in folder.iterdir()] if folder.is_dir() else []:
         left |= processes_of(run)
+    left |= {process.pid: " ".join(process.cmdline()) for process in forks.descendants()}
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == {}
