@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ import psutil
 # Read by Python at its start, or by torch at its import. A program that has other values is executed.
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
 IMPORTED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+PACKAGES = [str(Path(__file__).parents[1] / folder) for folder in ("cli", "trainer")]
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -37,11 +39,9 @@ def start(
 
     ``command`` is ``-m MODULE``, ``-c CODE`` or a file, and arguments.
     """
-    if not executed and {*options} <= {"stdin", "stdout", "stderr", "cwd", "text"}:
-        server = _Server.running()
-        if read_at_start(env) == server.environ:
-            return Fork([sys.executable, *command], env=env, **options)
-    return subprocess.Popen([sys.executable, *command], env=env, **options)
+    forkable = {*options} <= {"stdin", "stdout", "stderr", "cwd", "text"}
+    forked = forkable and not executed and read_at_start(env) == {"OMP_NUM_THREADS": "1"}
+    return (Fork if forked else subprocess.Popen)([sys.executable, *command], env=env, **options)
 
 
 def run(
@@ -59,12 +59,24 @@ def run(
 
 
 def descendants() -> list[psutil.Process]:
-    """Every process that comes from a fork, however far it has gone from its parents."""
-    return psutil.Process(_Server.one.process.pid).children(recursive=True) if _Server.one else []
+    """Every process that comes from a fork and lives, however far it has gone from its parents."""
+    children = psutil.Process(_Server.one.process.pid).children(recursive=True) if _Server.one else []
+    return [process for process in children if is_alive(process)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1"} | {name: env[name] for name in env if name.startswith(READ_AT_START)}
+    """Return what a process reads at its start, but for what makes no difference: the way to the programs' packages."""
+    found = {"OMP_NUM_THREADS": "1"} | {name: env[name] for name in env if name.startswith(READ_AT_START)}
+    found.pop("OMP_WAIT_POLICY", None)
+    if {*found.get("PYTHONPATH", "").split(os.pathsep)} <= {*PACKAGES, ""}:
+        found.pop("PYTHONPATH", None)
+    return found
 
 
 class Fork(subprocess.Popen[Any]):
@@ -101,15 +113,17 @@ class _Server:
     """The process that forks, one for each process of pytest."""
 
     one: ClassVar["_Server | None"] = None
+    lock: ClassVar[threading.Lock] = threading.Lock()  # of its socket: a test may start programs in threads
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.environ = read_at_start(os.environ)
+        environ = {name: os.environ[name] for name in os.environ if not name.startswith(READ_AT_START)}
+        environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(PACKAGES)}
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | self.environ,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
@@ -117,14 +131,16 @@ class _Server:
 
     @classmethod
     def running(cls) -> "_Server":
-        if cls.one is None:
-            cls.one = cls()
+        with cls.lock:
+            if cls.one is None:
+                cls.one = cls()
         return cls.one
 
     def fork(self, argv: list[str], env: dict[str, str], cwd: str, descriptors: Sequence[int]) -> int:
         request = json.dumps([argv, env, cwd]).encode()
-        socket.send_fds(self.socket, [request], descriptors)
-        return int(self.socket.recv(16))
+        with self.lock:
+            socket.send_fds(self.socket, [request], descriptors)
+            return int(self.socket.recv(16))
 
     def end(self) -> None:
         self.socket.close()
@@ -179,6 +195,7 @@ def become(request: bytes, descriptors: Sequence[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(env)
     sys.orig_argv = [sys.executable, *argv]
+    tempfile.tempdir = None  # TMPDIR is another
     return argv  # type: ignore[no-any-return]
 
 
