@@ -1,11 +1,13 @@
-"""Real ddpruns on the loopback, and the question who of their families is still alive."""
+"""Real ddpruns on the loopback, and the question who of their families is still alive.
+
+ddprun is a fork (tests/forks.py). In the quick tests of one node it is executed, as by a person.
+"""
 
 import contextlib
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests import forks
 
 from ddprun import network
 from ddpwire.events import Event, read_events
@@ -80,6 +83,7 @@ class Node:
 @dataclass(kw_only=True)
 class Runs:
     run_dir: Path
+    executed: bool = False
     nodes: list[Node] = field(default_factory=list)
 
     def start(
@@ -98,13 +102,8 @@ class Runs:
         stdout, stderr = (self.run_dir.parent / f"{node}.{len(self.nodes)}.{name}" for name in ("out", "err"))
         env = os.environ | {"DDP_RUN_DIR": str(self.run_dir)} | kw.pop("env", {})
         with stdout.open("wb") as out, stderr.open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ddprun", *place, *options, str(SCRIPTS / script), *args],
-                env=env,
-                stdout=out,
-                stderr=err,
-                **kw,
-            )
+            command = ["-m", "ddprun", *place, *options, str(SCRIPTS / script), *args]
+            process = forks.start(command, env=env, executed=self.executed, stdout=out, stderr=err, **kw)
         started = Node(process=process, folder=self.run_dir / f"node-{node}", stdout=stdout, stderr=stderr)
         self.nodes.append(started)
         return started
@@ -133,9 +132,10 @@ class Runs:
     def alive(self) -> list[str]:
         """Every living process of the run, however far it has gone from its parents."""
         found = []
+        forked = set(forks.descendants())
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                mine = process.environ().get("DDP_RUN_DIR") == str(self.run_dir)
+                mine = process in forked or process.environ().get("DDP_RUN_DIR") == str(self.run_dir)
                 if mine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(f"{process.pid}: {' '.join(process.cmdline())}")
         return found
@@ -149,9 +149,9 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
+def runs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """A run's folder; nothing of the run may outlive the test."""
-    runs = Runs(run_dir=tmp_path / "run")
+    runs = Runs(run_dir=tmp_path / "run", executed=request.path.name == "test_one_node.py")
     yield runs
     with contextlib.suppress(AssertionError):
         until(lambda: not runs.alive(), 20.0)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.terminal import Session
 
 from ddprun.console import Console
@@ -138,8 +139,9 @@ def test_one_rank_writes_the_bytes_that_python_writes(tmp_path, options) -> None
     """And ddprun's own lines apart. Unbuffered, as ddprun sets it: else text that Python buffers would come later."""
     script = str(SCRIPTS / "bytes.py")
     plain = subprocess.run([sys.executable, "-u", script], input=b"typed\n", capture_output=True, check=True)
-    command = [sys.executable, "-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, script]
-    ranked = subprocess.run(command, input=b"typed\n", capture_output=True, check=True)
+    command = ["-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, script]
+    ranked = forks.run(command, env=os.environ, given=b"typed\n")
+    assert ranked.returncode == 0
     assert ranked.stdout == plain.stdout
     own = [line for line in ranked.stderr.splitlines(keepends=True) if line.startswith(b"[node0] ")]
     assert b"".join(line for line in ranked.stderr.splitlines(keepends=True) if line not in own) == plain.stderr
@@ -154,8 +156,9 @@ def test_the_order_of_both_streams_is_kept_where_they_lead_to_one_place(tmp_path
     script = tmp_path / "both.py"
     script.write_text("import os\nfor number in range(500):\n    os.write(1 + number % 2, b'%d\\n' % number)\n")
     for options in ((), ("--nproc-per-node", "2", "--local-ranks-filter", "0")):
-        command = [sys.executable, "-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, str(script)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        command = ["-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, str(script)]
+        done = forks.run(command, env=os.environ, stderr=subprocess.STDOUT)
+        assert done.returncode == 0
         numbers = [line for line in done.stdout.splitlines() if line.isdigit()]
         assert numbers == [b"%d" % number for number in range(500)]
     assert (tmp_path / "run/node-0/rank-1.log").read_bytes().splitlines() == numbers
@@ -168,8 +171,8 @@ def test_several_ranks_are_told_apart_or_filtered(tmp_path) -> None:
     script.write_text(say)
 
     def lines(*options: str) -> tuple[list[str], list[str]]:
-        command = [sys.executable, "-m", "ddprun", "--nproc-per-node", "2", *options, str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+        done = forks.run(["-m", "ddprun", "--nproc-per-node", "2", *options, str(script)], env=os.environ, text=True)
+        assert done.returncode == 0
         own = [line for line in done.stderr.splitlines() if not line.startswith("[node0] ")]
         return sorted(done.stdout.splitlines()), sorted(own)
 
@@ -215,8 +218,8 @@ def test_a_rank_that_is_killed_at_a_prompt_leaves_the_terminal_as_it_was() -> No
 def test_one_of_several_ranks_is_debugged(tmp_path) -> None:
     """From a pipe: the others wait for it in a collective."""
     options = ("--nproc-per-node", "2", "--debug-rank", "1", "--run-dir", str(tmp_path / "run"))
-    command = [sys.executable, "-m", "ddprun", *options, str(SCRIPTS / "debug.py")]
-    done = subprocess.run(command, input="answer = 42\ncontinue\nAnn\n", capture_output=True, text=True, check=False)
+    command = ["-m", "ddprun", *options, str(SCRIPTS / "debug.py")]
+    done = forks.run(command, env=os.environ, given="answer = 42\ncontinue\nAnn\n", text=True)
     assert done.returncode == 0, done.stderr
     assert "[node0 rank0] the answer is 0" in done.stdout.splitlines()
     assert "(Pdb) (Pdb) the answer is 42\n" in done.stdout

@@ -1,10 +1,12 @@
-"""Real ranks as real processes, started by hand with the variables of a rank, and all gone at the end of a test."""
+"""Real ranks as real processes, started by hand with the variables of a rank, and all gone at the end of a test.
+
+They are forks (tests/forks.py), except where the start of a process is the point.
+"""
 
 import os
 import re
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.ddptrain import forked_ranks
+from tests import forks
 
 from ddptrain import distributed
 
@@ -42,18 +44,11 @@ class Ended:
 class World:
     """The ranks of one training, running."""
 
-    def __init__(self, command: Sequence[str], *, cwd: Path, environs: Sequence[Mapping[str, str]]) -> None:
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                cwd=cwd,
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for environ in environs
-        ]
+    def __init__(
+        self, command: Sequence[str], *, cwd: Path, environs: Sequence[Mapping[str, str]], executed: bool
+    ) -> None:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.ranks = [forks.start(command, cwd=cwd, env=environ, executed=executed, **pipes) for environ in environs]
 
     def wait_for(self, start: str) -> None:
         """Read rank 0's stdout up to the line that starts so."""
@@ -108,9 +103,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         node_size: int | None = None,
         command: Sequence[str] = ("-m", "ddptrain"),
         environ: Mapping[str, str] | None = None,
+        executed: bool = False,
     ) -> World:
         environs = _environs(size, node_size or size, environ or {})
-        worlds.append(World([*command, *options], cwd=tmp_path, environs=environs))
+        worlds.append(World([*command, *options], cwd=tmp_path, environs=environs, executed=executed))
         return worlds[-1]
 
     yield start_ranks
@@ -119,24 +115,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def train(start: Start, tmp_path: Path) -> Callable[..., list[Ended]]:
-    """Start ranks and wait for their end. Those of plain ddptrain are forks."""
-
-    def train_to_the_end(
-        *options: str,
-        size: int = 1,
-        node_size: int | None = None,
-        command: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-    ) -> list[Ended]:
-        if command or "PYTHONPATH" in (environ or {}):  # of modules, which a fork has already
-            words = command or ("-m", "ddptrain")
-            return start(*options, size=size, node_size=node_size, command=words, environ=environ).end()
-        environs = _environs(size, node_size or size, environ or {})
-        ended = forked_ranks.train(options, environs, tmp_path, TIMEOUT_S)
-        return [Ended(code=code, out=out, err=err) for code, out, err in ended]
-
-    return train_to_the_end
+def train(start: Start) -> Callable[..., list[Ended]]:
+    """Start ranks and wait for their end."""
+    return lambda *options, **how: start(*options, **how).end()
 
 
 def _environs(size: int, node_size: int, environ: Mapping[str, str]) -> list[dict[str, str]]:

@@ -1,4 +1,7 @@
-"""Every way to start ranks trains the same model: ddprun, torchrun, mp.spawn, by hand, one plain process."""
+"""Every way to start ranks trains the same model: ddprun, torchrun, mp.spawn, by hand, one plain process.
+
+What a test starts itself is a fork (tests/forks.py). The ranks of torchrun and mp.spawn are executed.
+"""
 
 import os
 import re
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.wording import Wording
 
 from ddpwire.run_files import read_node, read_outcome
@@ -34,9 +38,9 @@ Train = Callable[..., list]
 
 def ended(command: list[str], cwd: Path) -> str:
     """The stdout of a launcher that succeeds."""
-    done = subprocess.run([sys.executable, *command, *TINY], cwd=cwd, capture_output=True, text=True, timeout=200)
+    done = forks.run([*command, *TINY], cwd=cwd, env=os.environ, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 def fingerprint(output: str) -> str:
@@ -70,17 +74,10 @@ def test_spawn(expected: str, tmp_path: Path) -> None:
 def test_by_hand(expected: str, method: str, tmp_path: Path) -> None:
     where = f"tcp://127.0.0.1:{free_port()}" if method == "tcp" else f"file://{tmp_path / 'meet'}"
     ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ddptrain",
-                *TINY,
-                f"--rank={rank}",
-                f"--world-size={SIZE}",
-                f"--init-method={where}",
-            ],
+        forks.start(
+            ["-m", "ddptrain", *TINY, f"--rank={rank}", f"--world-size={SIZE}", f"--init-method={where}"],
             cwd=tmp_path,
+            env=os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -124,8 +121,7 @@ def test_a_master_where_nobody_listens(wording: Wording) -> None:
         port = server.getsockname()[1]
     rank_info = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ = {**os.environ, **rank_info, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "ddptrain", "--timeout=12"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = forks.run(["-m", "ddptrain", "--timeout=12"], env=environ, text=True, timeout=120)
     first, last = done.stderr.splitlines()
     wording(first, port=port)
     last, reason = last.split(f":{port}: ")
@@ -143,9 +139,10 @@ def test_mpi_is_refused_where_torch_has_none(train: Train, wording: Wording) -> 
 
 def spawned(cwd: Path) -> subprocess.Popen[str]:
     """Two ranks that train, in their second epoch."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddptrain", "--spawn=2", "--epochs=300"],
+    process = forks.start(
+        ["-m", "ddptrain", "--spawn=2", "--epochs=300"],
         cwd=cwd,
+        env=os.environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,9 +166,9 @@ def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path,
 
 
 def test_a_signal_to_one_rank_is_reported_as_a_stop_of_that_rank(tmp_path: Path, wording: Wording) -> None:
-    command = [sys.executable, "-m", "ddprun", "--nproc-per-node=2", f"--run-dir={tmp_path}", "-m", "ddptrain"]
+    command = ["-m", "ddprun", "--nproc-per-node=2", f"--run-dir={tmp_path}", "-m", "ddptrain", "--epochs=300"]
     with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen([*command, "--epochs=300"], cwd=tmp_path, stdout=out, stderr=out)
+        process = forks.start(command, cwd=tmp_path, env=os.environ, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + 240
         while "epoch  1/300" not in (tmp_path / "out").read_text():

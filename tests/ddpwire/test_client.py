@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+from tests import forks
 from tests.wording import Wording
 
 from ddpwire.events import read_events
@@ -29,10 +30,9 @@ def start() -> Iterator[Start]:
 
     def start_loop(*words: str, **environ: str) -> subprocess.Popen[str]:
         env = os.environ | {"OMP_NUM_THREADS": "1"} | environ
-        pipe = subprocess.PIPE
-        started.append(
-            subprocess.Popen([sys.executable, str(LOOP), *words], env=env, stdout=pipe, stderr=pipe, text=True)
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        executed = "ranks" not in words  # which import torch
+        started.append(forks.start([str(LOOP), *words], env=env, executed=executed, **pipes))
         return started[-1]
 
     yield start_loop

@@ -1,12 +1,14 @@
 """Each test here starts whole runs: it is marked e2e, has the system's programs, and fails if a process is left."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import processes_of
+from tests import forks
+from tests.e2e.driver import processes_of, wait_until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +31,9 @@ def nothing_left(tmp_path: Path, real_programs: None) -> Iterator[None]:
     left = {}
     for run in [path.name for path in folder.iterdir()] if folder.is_dir() else []:
         left |= processes_of(run)
+    with contextlib.suppress(AssertionError):  # what has been killed ends soon
+        wait_until(lambda: not forks.descendants(), "the end of the forks", timeout_s=10)
+    left |= {process.pid: str(process) for process in forks.descendants()}
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == {}

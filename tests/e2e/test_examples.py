@@ -10,6 +10,7 @@ from difflib import ndiff
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.e2e.driver import ROOT, outcome_of, wait_until
 from tests.wording import Wording
 
@@ -25,8 +26,9 @@ def one_thread(monkeypatch: pytest.MonkeyPatch, real_programs: None) -> None:
 
 
 def ddprun(run_dir: Path, *args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ddprun", "--run-id", run_dir.name, "--run-dir", str(run_dir), *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ["-m", "ddprun", "--run-id", run_dir.name, "--run-dir", str(run_dir), *args]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return forks.start(command, env=os.environ, **pipes)
 
 
 def free_port() -> int:
@@ -49,13 +51,9 @@ def test_a_script_that_spawns_its_ranks_and_chooses_their_address(tmp_path: Path
 def test_four_ranks_by_hand() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    script = [sys.executable, str(EXAMPLES / "by_hand.py"), "--world_size", "4", "--init_method", address]
-    ranks = [
-        subprocess.Popen(
-            [*script, "--rank", str(rank)], env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, stdout=-1, text=True
-        )
-        for rank in range(4)
-    ]
+    script = [str(EXAMPLES / "by_hand.py"), "--world_size", "4", "--init_method", address]
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [forks.start([*script, "--rank", str(rank)], env=env, stdout=-1, text=True) for rank in range(4)]
     output = "".join(rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0] * 4
     assert epochs_of(output, 4) == [(rank, epoch) for rank in range(4) for epoch in (1, 2)]

@@ -1,14 +1,15 @@
 """The guide to a run's weights: its commands and its Python, from top to bottom, on a real run."""
 
+import os
 import re
 import shlex
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from tests import forks
 from tests.e2e.driver import ROOT, ddpctl
 from tests.wording import Wording
 
@@ -22,9 +23,7 @@ ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
 
 
 def python(folder: Path, *blocks: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    return forks.run(["-c", "\n".join(blocks)], cwd=folder, env=os.environ, text=True, timeout=300)
 
 
 def test_the_guide_from_its_first_command_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,12 +36,11 @@ def test_the_guide_from_its_first_command_to_its_last(tmp_path: Path, monkeypatc
     (as_exported,) = ACCURACY.findall(printed[1])
     assert (tmp_path / "weights.safetensors").stat().st_size > 100_000
     # Predictions in float32 may differ in an image, or two of 360, from those of the training.
-    done = python(tmp_path, LOAD, PREDICT)
-    assert done.returncode == 0, done.stderr
-    assert abs(float(ACCURACY.findall(done.stdout)[0]) - float(as_exported)) < 0.6
-    # What torch.onnx begins with, which needs no package.
+    # And what torch.onnx begins with, which needs no package.
     program = "torch.export.export(classifier, (images[:2],), dynamic_shapes=({0: torch.export.Dim('batch')},))"
     done = python(tmp_path, LOAD, PREDICT, f"print({program}.module()(images[:5]).shape)")
+    assert done.returncode == 0, done.stderr
+    assert abs(float(ACCURACY.findall(done.stdout)[0]) - float(as_exported)) < 0.6
     assert done.stdout.splitlines()[-1:] == ["torch.Size([5, 10])"], done.stderr
     done = python(tmp_path, LOAD, PREDICT, ONNX)
     if not find_spec("onnxscript"):  # no development dependency: it brings 40 MB

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests import forks
 from tests.e2e.driver import ROOT, wait_until
 
 SCRIPTS = Path(__file__).parent / "torchrun_table"
@@ -69,6 +70,7 @@ class Case:
     env: Mapping[str, str] = field(default_factory=dict)
     ddprun_options: tuple[str, ...] = ()
     stop: signal.Signals | None = None  # sent to the launcher once the script is ready
+    executed: bool = False  # the launcher, in a session of its own; if not, it may be a fork (tests/forks.py)
 
 
 CASES = {
@@ -76,18 +78,21 @@ CASES = {
         command=("probe.py", "--epochs", "3", ""),
         stdin=STDIN,
         env={"EXTRA": "é=1", "PYTHONWARNINGS": "default::DeprecationWarning", "PET_NNODES": "1"},
+        executed=True,
     ),
     "output": Case(command=("./output.py",)),
-    "children": Case(command=("children.py",)),
+    "children": Case(command=("children.py",), executed=True),
     "two ranks": Case(
         command=("two_ranks.py",),
         options=("--nproc-per-node", "2"),
         ddprun_options=("--no-prefix",),
         env={"OMP_NUM_THREADS": "1"},
+        executed=True,
     ),
     "a script elsewhere, sys.exit(3)": Case(
         command=("elsewhere/above_torch.py", "x"),
         env={"PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1"},
+        executed=True,
     ),
     "a module, sys.exit('text')": Case(command=("end", "text"), options=("-m",)),
     "a package, sys.exit(300)": Case(command=("package", "300"), options=("-m",)),
@@ -105,7 +110,7 @@ CASES = {
         options=("--no-python",),
         stdin=b"from stdin\n",
     ),
-    "SIGTERM to the launcher": Case(command=("end.py", "wait"), stop=signal.SIGTERM),
+    "SIGTERM to the launcher": Case(command=("end.py", "wait"), stop=signal.SIGTERM, executed=True),
 }
 
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
@@ -182,20 +187,19 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
     """Run a case under a launcher in a folder of its own."""
     prepare(folder)
     launcher_words = [*LAUNCHERS[launcher], *(case.ddprun_options if launcher != "torchrun" else ())]
-    words = [sys.executable, "-m", *launcher_words, *case.options, *case.command]
+    words = ["-m", *launcher_words, *case.options, *case.command]
     with tempfile.TemporaryDirectory() as temporary:  # a short path, as sockets need it
         env = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
         env |= {"LANG": "C.UTF-8", "TMPDIR": temporary, **case.env}
-        env["PYTHONPATH"] = f"{os.environ['PYTHONPATH']}{os.pathsep}{folder}"  # for sitecustomize
-        with subprocess.Popen(
-            ["/bin/sh", "-c", 'LAUNCHER_PID=$$ exec "$@"', "sh", *words],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
+        env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if case.executed:
+            env["PYTHONPATH"] += f"{os.pathsep}{folder}"  # for sitecustomize
+            shell = ["/bin/sh", "-c", 'LAUNCHER_PID=$$ exec "$@"', "sh", sys.executable]
+            process = subprocess.Popen([*shell, *words], cwd=folder, env=env, start_new_session=True, **pipes)
+        else:
+            process = forks.start(words, cwd=folder, env=env, **pipes)
+        with process:
             try:
                 if case.stop:
                     ready = folder / "facts-0.json"
@@ -203,6 +207,7 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
                     process.send_signal(case.stop)
                 out, err = process.communicate(case.stdin, TIMEOUT_S)
             finally:
+                process.kill()
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
