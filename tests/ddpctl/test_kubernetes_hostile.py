@@ -15,7 +15,7 @@ from ddpctl.targets.kubernetes.pod import dump, literal
 pytestmark = pytest.mark.e2e
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 @given(CONFIGURATIONS)
 def test_no_configuration_breaks_the_renderer(configuration: tuple[dict[str, Any], dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -47,41 +47,6 @@ def test_a_script_chooses_its_temporary_folder(runs, tmp_path):
     assert f"at {folder}\n" in node.stdout.read_text()
 
 
-@pytest.mark.e2e
-def test_a_loader_s_workers_of_every_kind_and_ranks_of_ranks(tmp_path):
-    path = tmp_path / "children.py"
-    path.write_text(CHILDREN)
-    done, plain = run_ranks("fork", [[[str(path)], {}]], tmp_path)
-    assert plain == []
-    assert done == [["fork 28\nspawn 28\nforkserver 28\nall-reduced 3.0\nall-reduced 3.0\n", 0]]
-
-
-CHILDREN = """
-import os, tempfile
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.utils.data import DataLoader, Dataset
-class Numbers(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return torch.tensor(index)
-def rank_of_a_rank(rank, path):
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
-    total = torch.tensor(rank + 1.0)
-    dist.all_reduce(total)
-    os.write(1, f"all-reduced {total.item()}\\n".encode())
-    dist.destroy_process_group()
-if __name__ == "__main__":
-    for context in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=context)
-        print(context, sum(int(batch.sum()) for batch in loader))
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_of_a_rank, (folder + "/meet",), nprocs=2)
-"""
-
-
 def test_where_a_fork_would_be_another_program_it_is_executed_and_reported(wording, tmp_path):
     (tmp_path / "script.py").write_text("import gc, queue; print(queue.__file__, gc.get_freeze_count() > 0)")
     (tmp_path / "queue.py").touch()

@@ -170,6 +170,7 @@ def test_executed_ranks_that_start_ranks_of_their_own_are_told_so(runs, tmp_path
 def test_nothing_is_said_of_processes_whose_places_differ(runs, tmp_path, text, options):
     node, code, _ = own_places(runs, tmp_path, text, *options)
     assert (code, node.outcome().message) == (0, NOTHING), node.log(0) + node.log(1)
+    assert not any("started with exec" in line for line in node.said())  # without --exec they are forks
 
 
 @pytest.mark.e2e

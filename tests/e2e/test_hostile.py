@@ -37,8 +37,8 @@ def slow_python(tmp_path: Path) -> str:
 
 
 def test_ctrl_c_during_a_detached_launch_takes_everything_back(tmp_path: Path) -> None:
-    process = start("launch", "--detach", "--nodes", "8", "--name", "early", "--", IDLE)
-    wait_until(lambda: (tmp_path / "runs/early/node-3").exists() or process.poll() is not None, "the fourth node")
+    process = start("launch", "--detach", "--nodes", "4", "--name", "early", "--", IDLE)
+    wait_until(lambda: (tmp_path / "runs/early/node-1").exists() or process.poll() is not None, "the second node")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     if output.endswith("early\n"):  # it was quicker, and has said so: then the run is there, whole
