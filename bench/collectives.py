@@ -5,7 +5,7 @@
 Each repeat measures in the order loop, bench, bench, loop. The ratio compares the best figure of the loop with the best
 figure of bench, because other work on the machine can only make a call slower. The ratio counts only if the loop's
 figures are stable: the best of its first turns and the best of its second turns differ by at most 5 %. Repeats continue
-until then, at least --repeats times and at most 10 times as often. The exit code is 1 if a ratio that counts differs
+until then, at least --repeats times and at most 10 times as often. The exit code is 1 if such a ratio differs
 from 1 by more than 10 %, and 3 if the machine is too busy. Needs an idle machine.
 """
 

@@ -3,10 +3,10 @@
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
 Both ways train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo
-ranks of one thread each. They take turns, in reversed order each round. mp.spawn starts the tutorial's ranks, and its
-DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours. ddptrain.step_timing measures
-both. The first epoch of each turn does not count. "Not computing" is the time outside forward, backward and the
-optimizer: the start of workers, the input, and waiting for the other rank.
+ranks of one thread each. They take turns, and their order is reversed after each round. mp.spawn starts the tutorial's
+ranks, and its DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours.
+ddptrain.step_timing measures both. The first epoch of each turn does not count. "Not computing" is the time outside
+forward, backward and the optimizer: the start of workers, the input, and waiting for the other rank.
 """
 
 import contextlib

@@ -5,8 +5,8 @@
                                                    calls srun torchrun, take turns
     python bench/slurm.py scripts [--number 10000] [--checked 200]
                                                    checks generated scripts: all with bash -n, some with
-                                                   shellcheck and sbatch --test-only; a text that a shell runs
-                                                   because it is not quoted leaves a file
+                                                   shellcheck and sbatch --test-only. Their values are commands
+                                                   that create a file, if a shell runs them for lack of quotes
 
 Goals: the ratio is at most 1.05, no script is refused, and no such file exists. The exit code of `start` is 0 whatever
 the numbers are.

@@ -95,7 +95,7 @@ class Executor:
 
     @contextmanager
     def sorted_stdout(self) -> Iterator[None]:
-        """In the ``with`` block, sort lines that are streamed to stdout by their first word, with 64 MB of memory."""
+        """In the ``with`` block, sort the lines for stdout by their first word. 64 MB are kept in memory."""
         argv, keep = ("env", "LC_ALL=C", "sort", "-s", "-k1,1", "-S64M"), self._filter or bytes
         with suppress(BrokenPipeError), subprocess.Popen(argv, stdin=subprocess.PIPE) as sort:
             self.filter_stdout(lambda data: (b"", sort.stdin.write(keep(data)))[0])  # type: ignore[union-attr]

@@ -70,7 +70,7 @@ class RankProfile:
         return f"rank {self.rank} (node {self.node})"
 
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
-        """Return when the activity changes, to which activity, and whether the rank communicates after the change.
+        """Return each change of activity: the time, the new activity, and whether the rank communicates then.
 
         The last entry is the end of the window. Compute is the time in kernels of a GPU or, without a GPU, in
         operators outside the data loader.

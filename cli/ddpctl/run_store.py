@@ -175,7 +175,7 @@ def check_free(root: Path, name: str) -> None:
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     """Create and return a run's folder, with a checkpoint folder unless the run ``resumes`` another run.
 
-    Raises UsageError if a run has this name, or CannotWriteError.
+    Raises UsageError if a run has this name, and CannotWriteError if the folder cannot be written.
     """
     folder = root / name
     check_free(root, name)

@@ -106,7 +106,7 @@ def _login_flags(host: Host) -> list[str]:
 
 
 def config_of(home: Path) -> list[str]:
-    """Return options for OpenSSH. If ``home`` is not the user's home folder, only its configuration is read."""
+    """Return options for OpenSSH. If ``home`` is not the user's, they name its configuration."""
     if home == _own_home(home):
         return []
     config = home / ".ssh" / "config"

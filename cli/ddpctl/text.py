@@ -20,7 +20,7 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return lines without control characters: colours and overwritten text are removed, and the others escaped."""
+    """Return lines without control characters: colours and overwritten text are removed, all others are escaped."""
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 

@@ -388,7 +388,9 @@ def _virtual_local_rank(options: argparse.Namespace, environ: Mapping[str, str],
     if given and visible and len(visible.split(",")) < local_world_size:
         hint = "start fewer ranks, or name more GPUs"
         message = f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own"
-        raise config_error(f"{message}, but {CUDA_VISIBLE_DEVICES} names only {visible}", hint=hint)
+        number = len(visible.split(","))
+        why = f"{CUDA_VISIBLE_DEVICES}={visible} names only {number} GPU{'s' * (number > 1)}"
+        raise config_error(f"{message}, but {why}", hint=hint)
     return given
 
 

@@ -4,7 +4,8 @@ A signal handler in C (faulthandler) writes the stacks into a memory file, which
 descriptors. The handler works even while a thread holds the GIL. Processes that the rank forks (DataLoader workers)
 inherit the file. ddprun does not signal a process without this file, such as a program that the rank executes.
 
-A thread sends the flight recorder or a profile over a Unix socket beside the rank's heartbeat. It is started when the
+A thread sends the flight recorder's data or a profile over a Unix socket, which is in the folder of the rank's
+heartbeat. It is started when the
 rank creates its first process group, and without ``threading``, so that scripts do not see it.
 """
 

@@ -127,7 +127,10 @@ class SignedStore:
         return self._verify(key, bytes(self.wrapped.get(key)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Implement ``Store.compare_set``; an empty ``expected`` means a missing key. Raises NodeError as ``get``."""
+        """Implement ``Store.compare_set``; an empty ``expected`` means a missing key.
+
+        Raises NodeError for a value that no node of this run has signed.
+        """
         value = self._signature(key, value.encode()).decode() + value
         return self._verify(key, bytes(self.wrapped.compare_set(key, expected, value)))
 

@@ -39,7 +39,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return a spec for torch, but not for its submodules, which are in sys.modules again by then."""
+        """Return a spec for torch. Its submodules need none, because create_module puts them back into sys.modules."""
         if fullname != "torch" or self._is_used:
             return None
         real = self._spec

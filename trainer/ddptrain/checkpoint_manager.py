@@ -290,8 +290,8 @@ class CheckpointFinder:
         if found is None and count:
             raise TrainError(
                 Exit.DATA,
-                f"{self.directory.folder} contains no intact checkpoint (corrupt: {count})",
-                hint="to start at step 0, delete its files step-*, or give another --checkpoint-dir",
+                f"the folder {self.directory.folder} has no intact checkpoint (corrupt: {count})",
+                hint="to start at step 0, delete the files step-* in it, or give another --checkpoint-dir",
             )
         return found
 

@@ -138,7 +138,9 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     lines += [f"  {'total':15} {_gib(case.total()):>11}", ""]
     open_end = " plus the activations" if case.activations is None else ""
     if case.total() <= memory:
-        return "\n".join([*lines, f"it fits into {_gib(memory)}: {_gib(case.total())}{open_end}"])
+        fits = f"it fits into {_gib(memory)}: {_gib(case.total())}"
+        unknown = f"it needs {_gib(case.total())} of the {_gib(memory)}, and memory for the activations: unknown"
+        return "\n".join([*lines, unknown if open_end else fits])
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):
         outcome = "fits" if better.total() <= memory else "still too much"

@@ -43,7 +43,7 @@ KINDS: Mapping[str, str] = {
     "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: the loop's wait; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written, or ddprun could not copy it; message",
     "checkpoint_uploaded": "a checkpoint is in the object store, and was read back; seconds: duration; bytes; url",
-    "upload_failed": "a checkpoint could not be uploaded, and will be tried again; message",
+    "upload_failed": "the upload of a checkpoint failed, and will be tried again; message",
     "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: of steps",
     "not_finite": "a rank's loss or gradient is NaN or infinite for the first time; what: loss or gradient",
     "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",

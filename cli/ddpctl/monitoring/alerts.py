@@ -153,7 +153,7 @@ RANKS_ALIVE = Recording(
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
     expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
-    help="The model's floating-point operations a second, over all ranks; divided by the GPUs' peak, the utilisation.",
+    help="The model's floating-point operations a second on all ranks. Divided by the GPUs' peak: the utilisation.",
 )
 TRAINING = Recording(
     name="run:ddp_training:max",

@@ -149,14 +149,14 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
             around = inspect.getclosurevars(one)
         except (TypeError, ValueError):  # a variable of the closure has no value yet
             continue
-        for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
+        for kind, values in (("variable", around.nonlocals), ("global variable", around.globals)):
             used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
             waiting += values.values()
     return used
 
 
 def _imported(function: FunctionType) -> bool:
-    """Return whether a rank can import the function, so that its code is not serialized."""
+    """Return whether a rank can import the function. Then the function's code is not serialized."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 
@@ -166,7 +166,7 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
         try:
             dumps(value)
         except Exception as own:  # functions that use the value fail, too; the last is the innermost
-            why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
+            why, names = own, f"the {what} '{name}' (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
     return (
         f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create the value inside {called}, "

@@ -123,7 +123,7 @@ _REFUSED: Explanations = {
         "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
         "master: false",
     r"violates PodSecurity \"([^\"]+)\": (.*)":
-        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}: set profile: restricted, mount no path of a "
+        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}; set profile: restricted and mount no path of a "
         "machine, or use another namespace",
     r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
         lambda m: f"the namespace's quota '{m[1]}' is used up ({_quota(m[2], m[3], m[4])}): request less, or wait "

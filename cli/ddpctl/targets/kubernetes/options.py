@@ -227,7 +227,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
-        """Yield the key of each setting with which the job would fail, with an error message."""
+        """For each setting that would make the job fail, yield its key and an error message."""
         if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
             yield "job.name", problem
         yield from _of_sizes(job, self)

@@ -115,7 +115,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """Return the usable hosts in an order in which the first one has checkpoints to resume from, and notes.
+    """Return the usable hosts, first one that has checkpoints to resume from, and a list of notes for the user.
 
     If the run's own checkpoints cannot be used, this is the host with the newest copy of them. Raises UnavailableError
     if no host has checkpoints.

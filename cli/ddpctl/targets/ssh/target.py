@@ -416,7 +416,7 @@ def work_dir(options: SshOptions, run: str) -> str:
 
 
 def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
-    """Return the command that finds a free port on the host of node 0. ``address``: its address for other hosts."""
+    """Return the command that finds a free port on the host of node 0. ``address``: where others reach it."""
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
         text = f"{path_word(options.python)} {' '.join(words)}\n"
