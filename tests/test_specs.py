@@ -84,8 +84,8 @@ ddprun, and the ranks of ddptrain, write the events of a run to `events.jsonl` i
 
 `time` is the time of the event, or of the end of what it describes, in seconds since the epoch by the node's clock.
 `seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is the first start. Keys without
-a value are left out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training continues. A file
-of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
+a value are left out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training
+continues. A file of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
 
 | event | meaning; its other keys |
 |---|---|
