@@ -65,8 +65,9 @@ def descendants() -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    """Return whether a process has neither ended nor, as one without a command line, given back its memory to end."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.cmdline())
     return False
 
 

@@ -136,7 +136,7 @@ class Runs:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 mine = process in forked or process.environ().get("DDP_RUN_DIR") == str(self.run_dir)
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                if mine and forks.is_alive(process):
                     found.append(f"{process.pid}: {' '.join(process.cmdline())}")
         return found
 
