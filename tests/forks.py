@@ -72,7 +72,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a process reads at its start, but for what makes no difference: the way to the programs' packages."""
+    """Return what a process reads at its start, but for what makes no difference: the way to the programs' packages.
+
+    A missing OMP_NUM_THREADS counts as 1: no fork tests that ddprun sets it for its import of torch.
+    """
     found = {"OMP_NUM_THREADS": "1"} | {name: env[name] for name in env if name.startswith(READ_AT_START)}
     found.pop("OMP_WAIT_POLICY", None)
     if {*found.get("PYTHONPATH", "").split(os.pathsep)} <= {*PACKAGES, ""}:

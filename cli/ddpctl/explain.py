@@ -113,7 +113,7 @@ def explain_outcome(
             cause, rank, node = nan.cause, nan.rank, nan.node
     evidence = [*map(one_line, log.splitlines()[-LOG_LINES:])] if outcome.code else []
     frames = [(file, int(line), name) for file, line, name in FRAME.findall(last_error(log))]
-    if evidence and (place := place_of(frames[::-1])):
+    if evidence and cause != "node_lost" and (place := place_of(frames[::-1])):
         evidence.insert(0, f"raised at {place}")
     return Explanation(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
@@ -124,7 +124,7 @@ def explain_outcome(
 _OWN_CAUSES: Mapping[str, Cause] = {"oom": "oom", "node_lost": "node_lost"}
 _UNKNOWN = {
     "hang": "what the ranks did during the hang was not recorded",
-    "node_lost": "whether its ddprun was killed, or its machine or its network failed",
+    "node_lost": "why the node did not respond",
 }
 
 

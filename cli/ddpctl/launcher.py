@@ -202,7 +202,9 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             for line in filter(None, (*submission.table, *submission.note.splitlines())):
                 context.emit(f"  {line}")
             old = request.resumes
-            if old and not (old.handle and run_store.has_checkpoint(old)):
+            if old and not old.handle:
+                context.emit(f"  run '{old.name}' did not start: the new run begins without its checkpoints")
+            elif old and not run_store.has_checkpoint(old):
                 what = f"{old.checkpoint_dir} has no checkpoint of run '{old.name}'"
                 context.emit(f"  {what}: a training that resumes from there begins at step 0")
             context.emit(f"  logs         {run.logs_at}")

@@ -102,7 +102,7 @@ def _message_of(error: OSError) -> tuple[str, Exit]:
 _TORCHRUN = {
     "--nproc": "use --gpus",
     "--nnodes": "use --nodes",
-    "--max-restarts": "set max_restarts of the job in ddpctl.yaml",
+    "--max-restarts": "leave it out, because killed ranks start again anyway (max_restarts in ddpctl.yaml)",
     "--master-port": "use --port",
     **dict.fromkeys(("--node-rank", "--master-addr", "--rdzv", "--standalone"), "leave it out, because ddpctl sets it"),
 }

@@ -4,11 +4,11 @@ import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from ddpctl import run_store, targets
-from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, Host, Output, T, Verb, path_word
+from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
 from ddpctl.launcher import AppContext, clear, status, target_of
 from ddpctl.run_status import RunStatus
@@ -29,11 +29,11 @@ class Removal:
 
 
 def choose_removals(
-    context: AppContext, asked: tuple[Run, ...], every: tuple[Run, ...], *, force: bool = False
+    context: AppContext, asked: tuple[Run, ...], every: tuple[Run, ...]
 ) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
     """Return the runs that may be removed, and errors for the others. ``every``: the result of ``load_all``.
 
-    ``force``: a run may also be removed if its machines do not answer. Raises UsageError if a record is unreadable.
+    Raises UsageError if a record is unreadable.
     """
     if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
@@ -43,11 +43,11 @@ def choose_removals(
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
     for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
-        if error := _reason_to_keep(run, state, force=force):
+        if error := _reason_to_keep(run, state):
             refused.append(error)
         else:
             ended.append((run, state))
-    measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True, force=force))
+    measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
     removals: list[Removal] = []
     for (run, state), left in zip(ended, measured, strict=True):
         if isinstance(left, DdpctlError):
@@ -69,31 +69,23 @@ def choose_removals(
     return tuple(removals), tuple(refused)
 
 
-def remove_runs(
-    context: AppContext, removals: Sequence[Removal], *, force: bool = False
-) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
-    """Remove the runs and their records. Return the folders of each run, or the error.
-
-    ``force``: leave what is on machines that do not answer.
-    """
+def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
+    """Remove the runs and their records. Return the removed folders of each run, or the error."""
     left = [one.run for one in removals if targets.may_leave(one.run, one.state)]  # a job, pods, orphaned processes
     cleared = context.executor.perform(together([clear(run) for run in left]))
-    ignored = UnavailableError if force else ()
-    failed = {
-        run.name: error for run, error in zip(left, cleared, strict=True) if error and not isinstance(error, ignored)
-    }
+    failed = {run.name: error for run, error in zip(left, cleared, strict=True) if error}
     rest = [one.run for one in removals if one.run.name not in failed]
-    gone = iter(context.executor.perform(_disk_usage(rest, dry_run=False, force=force)))
+    gone = iter(context.executor.perform(_disk_usage(rest, dry_run=False)))
     return tuple(failed.get(one.run.name) or next(gone) for one in removals)
 
 
-def _reason_to_keep(run: Run, state: RunStatus, *, force: bool) -> DdpctlError | None:
-    if state.state == "unknown" and not force:
+def _reason_to_keep(run: Run, state: RunStatus) -> DdpctlError | None:
+    if state.state == "unknown":
         return UnavailableError(
             f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
-            f"if its machines no longer exist, use ddpctl rm --force {run.name}"
+            f"if its machines no longer exist, delete its record: {run.folder}"
         )
-    if not state.ended and state.state != "unknown":
+    if not state.ended:
         return UsageError(
             f"run '{run.name}' has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
         )
@@ -114,13 +106,8 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
     return users
 
 
-def _disk_usage(
-    runs: Sequence[Run], *, dry_run: bool, force: bool = False
-) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
-    """Measure the folders of each run on all machines and, unless ``dry_run``, remove them, the local folder last.
-
-    ``force``: leave the folders on machines that do not answer.
-    """
+def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
+    """Measure the folders of each run on all machines and, unless ``dry_run``, remove them, the local folder last."""
     names: dict[tuple[Host | None, str], list[str]] = {}
     roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
     failed: dict[str, DdpctlError] = {}
@@ -148,11 +135,11 @@ def _disk_usage(
         if run.name in failed:
             return failed[run.name]
         try:
-            there = [
-                read_disk_usage(answers[host, root], root, run.name, host, force=force)
-                for host, root in roots[run.name]
-            ]
+            there = [read_disk_usage(answers[host, root], root, run.name, host) for host, root in roots[run.name]]
             return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))
+        except UnavailableError as error:
+            hint = f"if this machine no longer exists, delete the run's record, {run.folder}"
+            return UnavailableError(error.message, hint=hint)
         except DdpctlError as error:
             return error
 
@@ -163,8 +150,7 @@ def _disk_usage(
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:
     """Return a script that measures the folders ``names`` in ``root`` and, unless ``dry_run``, removes them.
 
-    The script prints lines with a folder, a word and a value, separated by tabs. On an SSH host, it also removes the
-    claims of the removed runs (targets/ssh/claims.py), which are in a folder beside ``root``.
+    The script prints lines with a folder, a word and a value, separated by tabs.
     """
     # It starts only a few programs, even for many folders, unless a folder cannot be removed.
     return f"""\
@@ -201,23 +187,11 @@ done
 [ "$dry_run" ] || remove "$@" 2>/dev/null || for d; do
   [ ! -e "$d" ] || failure=$(remove "$d" 2>&1) || [ ! -e "$d" ] || say "$d" failed "$(printf %s "$failure" | tail -n 1)"
 done
-[ ! "$dry_run" ] || exit 0
-claims=../claims-$(uname -n)
-for d; do
-  shift
-  set -- "$@" "$claims/run-${{d#./}}".*
-done
-rm -f -- "$@" 2>/dev/null || true
 """
 
 
-def read_disk_usage(
-    output: Output, root: str, name: str, host: Host | None = None, *, force: bool = False
-) -> DiskUsage:
-    """Return the disk usage of the folder ``name`` from the output of ``disk_usage_script``. Raises DdpctlError.
-
-    ``force``: if the machine did not answer, raise no error, but set ``unreached``.
-    """
+def read_disk_usage(output: Output, root: str, name: str, host: Host | None = None) -> DiskUsage:
+    """Return the disk usage of the folder ``name`` from the output of ``disk_usage_script``. Raises DdpctlError."""
     words = re.findall(rf"(?m)^\./{re.escape(name)}\t(\w+)\t(.*)$", output.stdout)
     said = dict(words)
     usage = DiskUsage(
@@ -229,17 +203,9 @@ def read_disk_usage(
     )
     if "held" in said:
         raise UsageError(f"{usage} {run_store.HELD}")
-    if "failed" in said:
-        raise CannotWriteError(f"{usage} was not removed: {said['failed']}")
-    if output.returncode in (UNREACHED, TIMED_OUT):
-        if force:
-            return replace(usage, unreached=output.last_line())
-        raise UnavailableError(
-            f"{usage} was not removed: {output.last_line()}",
-            hint=f"if this machine no longer exists, use ddpctl rm --force {name}",
-        )
-    if output.returncode:
-        raise CannotWriteError(f"{usage} was not removed: {output.last_line()}")
+    if "failed" in said or output.returncode:
+        kind = UnavailableError if output.returncode == UNREACHED else CannotWriteError
+        raise kind(f"{usage} was not removed: {said.get('failed') or output.last_line()}")
     return usage
 
 

@@ -198,8 +198,9 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         reported = [report.state for report in alive if report.state]
         attempt = max((one.attempt for one in reported), default=1)
         why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
-        message += f", attempt {attempt}" if attempt > 1 else ""
-        message += _not_ended(reported) if state == "stopping" else f", because {why}" if why else ""
+        if attempt > 1:
+            message += f", attempt {attempt}" + (f", because {why}" if why and state != "stopping" else "")
+        message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
         return status(state=state, message=message)

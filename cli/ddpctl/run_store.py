@@ -422,7 +422,6 @@ class DiskUsage:
     size: int = 0  # bytes, without files that have several hard links, which are not freed
     checkpoints: int = 0  # how many of these bytes are checkpoints
     stays: tuple[str, ...] = ()  # the targets of its symbolic links, which are not removed
-    unreached: str = ""  # why its machine could not be asked, so that it is not removed; empty: it was asked
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path

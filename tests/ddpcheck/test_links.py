@@ -71,7 +71,7 @@ def test_other_work_on_the_machine_hides_no_slow_node() -> None:
 def test_nothing_is_reported_where_more_than_a_third_is_slow() -> None:
     slow = [Again(members=(one,), figures=((0.1, 1.0),)) for one in range(2)]
     quick = Again(members=(2,), figures=((1.0, 1.0),))
-    assert confirmed((*slow, quick), 6) == ((*slow,), "")
-    found, note = confirmed(slow, 5)
+    assert confirmed((*slow, quick), 6, "nodes") == ((*slow,), "")
+    found, note = confirmed(slow, 5, "nodes")
     assert found == ()
     assert note

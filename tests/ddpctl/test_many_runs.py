@@ -1,7 +1,6 @@
 """What ps, status and rm cost with many runs: processes, files and sessions on hosts, whatever the time."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl
-from tests.wording import Wording
 
 from ddpctl import run_store
 from ddpctl.command import UNREACHED, Command, Output
@@ -68,15 +66,13 @@ def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path)
         assert many["os.scandir"] - few["os.scandir"] == 40 * 4, "each folder of a run is read once"
 
 
-@pytest.fixture
-def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The sessions on each host. Every host is a shell of this machine with a home folder of its own, box9 is gone."""
-    counted: Counter[str] = Counter()
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host is a shell of this machine with a home folder of its own."""
+    sessions: Counter[str] = Counter()
 
     def session(_: Remote, command: Command) -> Output:
-        counted[str(command.host)] += 1
-        if str(command.host) == "box9":
-            return Output(returncode=UNREACHED, stderr="no route to host")
+        sessions[str(command.host)] += 1
         environ = {"HOME": str(tmp_path / str(command.host)), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=90
@@ -85,11 +81,6 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(Remote, "prepare", lambda *_: None)
     monkeypatch.setattr(Remote, "capture", session)
-    return counted
-
-
-@pytest.mark.parametrize("count", [2, 40])
-def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, sessions: Counter[str]) -> None:
     root, hosts = tmp_path / "runs", ("box1", "box2")
     options = {"hosts": [{"address": host} for host in hosts], "runtime": "none"}
     make_runs(root, count)
@@ -115,35 +106,34 @@ def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, session
     assert not [path for host in hosts for path in tmp_path.glob(f"{host}/.ddpctl/runs/*")]
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["ended", "unknown"])
-def test_a_run_of_a_host_that_is_gone_is_removed_with_force(
-    known: bool, tmp_path: Path, sessions: Counter[str], wording: Wording
+def test_a_run_whose_host_is_gone_is_kept_and_its_record_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, there = tmp_path / "runs", tmp_path / "box1/.ddpctl"
+    def session(_: Remote, command: Command) -> Output:
+        if str(command.host) == "box9":
+            return Output(returncode=UNREACHED, stderr="no route to host")
+        environ = {"HOME": str(tmp_path / "box1"), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=90
+        )
+        return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    monkeypatch.setattr(Remote, "prepare", lambda *_: None)
+    monkeypatch.setattr(Remote, "capture", session)
+    root, node = tmp_path / "runs", tmp_path / "box1/.ddpctl/runs/run-0/node-0"
     options = {"hosts": [{"address": "box1"}, {"address": "box9"}], "runtime": "none"}
     make_runs(root, 1)
     run = run_store.load(root, "run-0")
-    for node in range(2):
-        shutil.rmtree(Path(run.folder) / f"node-{node}")
-    place = {"checkpoint_dir": "box9:~/.ddpctl/runs/run-0/checkpoints", "handle": {"hosts": [0, 1], "logs": "there"}}
-    run_store.save(replace(run, kind="ssh", options=options, **place))
-    (there / "runs/run-0/node-0").mkdir(parents=True)
-    if known:
-        Outcome(code=1, cause="node_lost", message="node 1 is lost").write(there / "runs/run-0/node-0")
-    claims = there / f"claims-{os.uname().nodename}"
-    claims.mkdir()
-    for name in ("run-run-0.0", "run-run-01.0"):
-        (claims / name).touch()
+    for number in range(2):
+        shutil.rmtree(Path(run.folder) / f"node-{number}")
+    run_store.save(replace(run, kind="ssh", options=options, handle={"hosts": [0, 1], "logs": "there"}))
+    node.mkdir(parents=True)
+    Outcome(code=1, cause="node_lost", message="node 1 was lost").write(node)
     refused = ddpctl("rm", "run-0", DDPCTL_STATE_DIR=str(root))
     assert (refused.returncode, refused.stdout) == (69, "")
-    wording(refused.stderr)
-    dry = ddpctl("rm", "--force", "--dry-run", "run-0", DDPCTL_STATE_DIR=str(root))
-    assert (dry.returncode, Path(run.folder).exists(), len([*claims.iterdir()])) == (0, True, 2)
-    done = ddpctl("rm", "--force", "run-0", DDPCTL_STATE_DIR=str(root))
-    assert done.returncode == 0, done.stderr
-    wording(f"{done.stdout}{done.stderr}")
-    assert (Path(run.folder).exists(), (there / "runs/run-0").exists()) == (False, False)
-    assert [path.name for path in claims.iterdir()] == ["run-run-01.0"]
+    assert "box9" in refused.stderr
+    assert run.folder in refused.stderr
+    assert node.is_dir()
 
 
 def test_a_run_that_others_resumed_is_kept_for_them(tmp_path: Path) -> None:

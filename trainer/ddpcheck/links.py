@@ -118,18 +118,21 @@ def find_slow(
     """Return the repeated measurements of all suspects, those of the slow nodes and links, and why none is named."""
     suspects, *notes = suspected_nodes(figures, len(members))
     nodes = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
-    slow_nodes, note = confirmed(nodes, len(members))
+    slow_nodes, note = confirmed(nodes, len(members), "nodes")
     suspects, *more = suspected_links(figures, len(members), [one.members[0] for one in slow_nodes])
     pairs = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
-    slow_links, last = confirmed(pairs, len(figures))
+    slow_links, last = confirmed(pairs, len(figures), "links")
     return (*nodes, *pairs), (*slow_nodes, *slow_links), tuple(filter(None, (*notes, note, *more, last)))
 
 
-def confirmed(again: Sequence[Again], number: int) -> tuple[tuple[Again, ...], str]:
-    """Return those of ``number`` nodes or links that are slow. If no comparison is possible, also return the reason."""
+def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Again, ...], str]:
+    """Return those of ``number`` nodes or links that are slow. If no comparison is possible, also return the reason.
+
+    ``what``: the word for them in the reason, in the plural.
+    """
     slow = tuple(one for one in again if one.is_slow)
     if len(slow) > number / 3:
-        return (), f"{len(slow)} of {number} are slower than the others: too many to be compared, and none is named"
+        return (), f"{len(slow)} of {number} {what} are slower than the others: too many, so none of these is named"
     return slow, ""
 
 
@@ -142,7 +145,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
     best = {one: max(map(speed, links[one])) for one in links}
     slow = [one for one in best if best[one] < SLOW * statistics.median(best[k] for k in best if k != one)]
     if _too_many(len(slow), number):
-        return (), f"{len(slow)} of {number} look slower than the others: too many to be compared, and none is named"
+        return (), f"{len(slow)} of {number} nodes look slower than the others: too many, so no node is named"
     sound = {one: [pair for pair in links[one] if not {*pair} & {*slow} - {one}] for one in links}
     nodes = []
     for one in slow:
@@ -165,7 +168,7 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
             found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
     if _too_many(len(found), len(figures)):
-        return (), f"{len(found)} of {len(figures)} links look slower than the others: too many, and none is named"
+        return (), f"{len(found)} of {len(figures)} links look slower than the others: too many, so no link is named"
     return tuple(sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
 
 

@@ -152,8 +152,10 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
-        state = "stopping" if self._node.stop.requested else "starting"  # a rank may wait for the import of torch
-        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt)
+        is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
+        state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
+        failure = self.outcome.message if self._is_restart and self.outcome else ""
+        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure)
         if is_first and state == "starting":
             self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
@@ -337,7 +339,6 @@ class NodeAgent(SimpleElasticAgent):
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
             step = last_checkpoint(self._node.node_dir)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
-            journal.update(last_failure=outcome.message)
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 
@@ -413,6 +414,8 @@ class NodeAgent(SimpleElasticAgent):
             if not self._is_restart:
                 node.journal.update(state="stopping")
             node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S)
+        if node.stop.requested:
+            self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)
         self._recovery.end_phase("teardown")
         node.downtime.ended(time.monotonic(), hung=cause == "hang", beats=node.heartbeats.beats().values())

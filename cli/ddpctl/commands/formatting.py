@@ -151,7 +151,7 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def removed_lines(
     run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Collection[str] = (), has_files: bool = True
 ) -> list[str]:
-    """Return the lines of ``ddpctl rm`` about one run: the folders that are removed, left or kept.
+    """Return the lines of ``ddpctl rm`` about one run: the folders that are removed, and the folders that are kept.
 
     ``others`` are the folders that are removed with other runs. ``has_files`` is whether the run's checkpoints exist.
     """
@@ -160,8 +160,7 @@ def removed_lines(
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else f", {none}"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
-    lines = [f"run '{run.name}' {what}: {freed}"]
-    lines += [f"  left    {one} ({one.unreached})" if one.unreached else f"  folder  {one}" for one in found]
+    lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
     lines += [f"  kept    {path} (the target of a link in {one})" for one in found for path in one.stays]
     removed = {*others, *(name for one in found for name in one.names)}
     if has_files and run.checkpoint_dir and removed.isdisjoint(folders_above(run.checkpoint_dir)):

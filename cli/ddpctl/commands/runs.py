@@ -228,9 +228,6 @@ def rm(
         str | None,
         typer.Option("--older-than", metavar="AGE", help="All ended runs whose start is this long ago: 30d, 12h."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Leave what is on machines that do not answer. Remove the rest.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> None:
     """Remove ended runs, with their checkpoints.
@@ -251,17 +248,13 @@ def rm(
         asked = tuple(run for run in every if run.created < before)
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
-    removals, refused = removal.choose_removals(context, asked, every, force=force)
+    removals, refused = removal.choose_removals(context, asked, every)
     if refused and not older_than:  # of runs that are given by name, all are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
-    unsure = [one for one in removals if not one.state.ended]
-    for line in (
-        *map(str, refused),
-        *(f"it is unknown whether run '{one.run.name}' has ended: {one.state.message}" for one in unsure),
-    ):
-        context.emit(line)
+    for error in refused:
+        context.emit(str(error))
     folders = {name for one in removals for place in one.left for name in place.names}
-    gone = [one.left for one in removals] if dry_run else removal.remove_runs(context, removals, force=force)
+    gone = [one.left for one in removals] if dry_run else removal.remove_runs(context, removals)
     for one, found in zip(removals, gone, strict=True):
         if isinstance(found, DdpctlError):
             continue
