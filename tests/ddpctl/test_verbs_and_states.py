@@ -21,6 +21,7 @@ from tests.in_process import ddpctl as call
 
 from ddpctl import executor, launcher, run_store
 from ddpctl.command import UNREACHED, Command, Output, process_line
+from ddpctl.commands import explain
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import NodeState, Outcome
@@ -322,6 +323,7 @@ def test_every_verb_in_this_state(
     kind: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launcher, "SILENT_S", 0.0)
+    monkeypatch.setattr(explain, "ANSWER_S", 1.0)  # no node of a stand-in answers
     world = {"slurm": Slurm, "ssh": Ssh, "kubernetes": Kubernetes}[kind](tmp_path, monkeypatch)
     said, codes = TABLE[kind][state]
     found: dict[str, int | None] = {}
