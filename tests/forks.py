@@ -72,7 +72,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a process reads at its start, but for what makes no difference: the way to the programs' packages.
+    """Return the variables that a process reads at its start, except a PYTHONPATH of only our own packages.
 
     A missing OMP_NUM_THREADS counts as 1: no fork tests that ddprun sets it for its import of torch.
     """
@@ -155,7 +155,7 @@ class _Server:
 
 
 def serve(requests: socket.socket) -> list[str]:
-    """Fork for each request, until pytest ends. Return in each fork, with what it shall run."""
+    """Fork for each request, until pytest ends. Return only in the forks: the arguments of the program to run."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # see descendants()
@@ -180,15 +180,15 @@ def serve(requests: socket.socket) -> list[str]:
             pid = os.fork()
             if not pid:
                 requests.detach()
-                return become(request, descriptors)
+                return set_up_fork(request, descriptors)
             for descriptor in descriptors[:3]:
                 os.close(descriptor)
             statuses[pid] = descriptors[3]
             requests.send(str(pid).encode())
 
 
-def become(request: bytes, descriptors: Sequence[int]) -> list[str]:
-    """Make this process what the request says, as far as it would be so before its first line of Python."""
+def set_up_fork(request: bytes, descriptors: Sequence[int]) -> list[str]:
+    """Give this fork the arguments, environment, folder and files of a request. Return the arguments."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     argv, env, cwd = json.loads(request)

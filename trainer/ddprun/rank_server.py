@@ -5,8 +5,8 @@ descriptors. The handler works even while a thread holds the GIL. Processes that
 inherit the file. ddprun does not signal a process without this file, such as a program that the rank executes.
 
 A thread sends the flight recorder's data or a profile over a Unix socket, which is in the folder of the rank's
-heartbeat. It is started when the
-rank creates its first process group, and without ``threading``, so that scripts do not see it.
+heartbeat. It is started when the rank creates its first process group, and without ``threading``, so that scripts do
+not see it.
 """
 
 import _thread
