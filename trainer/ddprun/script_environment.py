@@ -1,7 +1,7 @@
-"""Which environment variables a script sets before it imports torch, and whether it may train, from its source.
+"""Reads from a script's source which environment variables it sets before it imports torch, and whether it may train.
 
 A forked rank already has torch, so a variable that is read during the import of torch has no effect if the script sets
-it. The ranks of such a script are executed instead of forked. The files are only read; nothing is executed.
+it. The ranks of such a script are executed instead of forked. This module only reads the script, and does not run it.
 """
 
 import ast
@@ -27,10 +27,11 @@ MAX_BYTES = 1 << 20  # a longer file is no script
 
 @functools.cache
 def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
-    """Return the relevant variables that ``script``, or a module in ``root``, sets before torch is imported.
+    """Return the variables that ``script``, or a module in ``root``, sets before torch is imported.
 
-    ``root`` is where Python looks for the script's own modules. Only the order of the source matters: all code above
-    the import counts, even code inside a function. The result is empty for a file that cannot be read or parsed.
+    Variables that are known to be read only later are left out. ``root`` is where Python looks for the script's own
+    modules. Only the order of the source matters: all code above the import counts, even code inside a function. The
+    result is empty for a file that cannot be read or parsed.
     """
     return tuple(dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name)))
 
@@ -38,7 +39,8 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
 def may_train(script: Path) -> bool:
     """Return whether ``script``, or a module that it imports, may create an optimizer or DDP.
 
-    The answer is False only if the source has neither word, and imports only the standard library, torch and NumPy.
+    The answer is True if the source contains "optim" or "DistributedDataParallel", or cannot be parsed. It is also True
+    if the source imports anything except the standard library, torch and NumPy.
     """
     tree = _parse(script)
     if tree is None or any(word in script.read_bytes() for word in (b"optim", b"DistributedDataParallel")):
@@ -50,16 +52,16 @@ def may_train(script: Path) -> bool:
 
 
 def is_read_later(name: str) -> bool:
-    """Return whether a variable is read only after torch is imported, or never."""
+    """Return True if a variable is known to be read only after the import of torch, or not to be read at all."""
     return name in READ_LATER or name.startswith(READ_LATER_PREFIXES)
 
 
 class _TorchIsImportedError(Exception):
-    """Raised at the import of torch, because variables that are set later have no effect on it."""
+    """Raised when the reader reaches the import of torch. Variables that are set later do not affect this import."""
 
 
 class _Reader:
-    """Reads a script, and its own modules that it imports, in the order of the source."""
+    """Reads a script, and those of its own modules that it imports, in the order of the source."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,7 +81,7 @@ class _Reader:
             self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements. Imports among them count only if ``runs`` is set, so not inside functions."""
+        """Read statements. Imports count only if ``runs`` is set. It is not set for statements inside a function."""
         for statement in body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 if runs:
@@ -116,7 +118,7 @@ class _Reader:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Return a source file's syntax tree, or None if there is an error, which the rank reports."""
+    """Return a source file's syntax tree, or None if there is an error. The rank itself reports the error."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:  # what is read from a pipe is lost to the rank
             return None
@@ -173,7 +175,7 @@ def _constant(node: ast.AST) -> str:
 
 
 def _keys(node: ast.AST) -> list[str]:
-    """Return the keys of a dict literal, or UNKNOWN for another expression."""
+    """Return the keys of a dict literal, or UNKNOWN for any other expression."""
     if isinstance(node, ast.Dict):
         return [_constant(key) if key else UNKNOWN for key in node.keys]
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict" and not node.args:

@@ -31,7 +31,7 @@ CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothi
 
 
 def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
-    """Decode a JSON value of the store with ``make``. Raises NodeError for a value that no ddprun writes."""
+    """Decode a JSON value of the store with ``make``. Raises NodeError for a value that ddprun would never write."""
     try:
         return make(json.loads(value))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -105,7 +105,10 @@ class TimeoutStore(Store):
 
 
 class SignedStore:
-    """A store that signs its values if the run has a secret, except counters. torch uses ``wrapped``, unsigned."""
+    """A store that signs all its values except counters if the run has a secret.
+
+    torch uses ``wrapped``, whose values are not signed.
+    """
 
     def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
         self.wrapped = store
@@ -127,7 +130,7 @@ class SignedStore:
         return self._verify(key, bytes(self.wrapped.get(key)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Implement ``Store.compare_set``; an empty ``expected`` means a missing key.
+        """Implement ``Store.compare_set``. An empty ``expected`` means a missing key.
 
         Raises NodeError for a value that no node of this run has signed.
         """

@@ -13,7 +13,7 @@ The control socket carries JSON lines. ddprun sends:
 The supervisor sends:
 
 - {"started": tag, "pid", "plain"}; "plain" is the reason why the rank was executed instead of forked (fork_server.py)
-- {"exited": tag, "status"}, with subprocess' return code
+- {"exited": tag, "status"}; "status" is a return code as in the module subprocess
 - {"cleared": true}, when no descendant is left
 """
 
@@ -157,13 +157,16 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
-    """End a child process that could not be started, with a shell's exit code."""
+    """Report that the rank's command cannot be started, and end this child process.
+
+    The exit code is 126 or 127, as in a shell.
+    """
     os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def serve(control: socket.socket, start: StartRank) -> None:
-    """Supervise ranks until the process at the other end of ``control`` and the ranks have ended."""
+    """Supervise ranks until the process at the other end of ``control`` has ended. Then kill all descendants."""
     processes.adopt_orphans()
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)

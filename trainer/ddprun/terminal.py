@@ -1,6 +1,6 @@
 """The stdin, stdout and stderr of a rank if those of ddprun are a terminal.
 
-ddprun reads a rank's output and writes it to the rank's log, so the rank's stdout and stderr are a pseudo-terminal with
+ddprun reads a rank's output and writes it to the rank's log. So the rank's stdout and stderr are a pseudo-terminal with
 the same size and modes as the terminal. A rank's stdin is the terminal itself.
 """
 
@@ -16,7 +16,7 @@ OUTPUT_FLAGS = 1  # their index in the result of termios.tcgetattr
 
 
 def open_pair(like: int) -> tuple[int, int]:
-    """Return ddprun's end and the rank's end of a pseudo-terminal, or of a pipe if ``like`` is no terminal."""
+    """Return ddprun's end and the rank's end of a pseudo-terminal, or of a pipe if ``like`` is not a terminal."""
     if os.isatty(like):
         with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
             return _open_terminal(like)
@@ -33,7 +33,7 @@ def _open_terminal(like: int) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Give ``target`` the size of ``source``; do nothing if one of the two is not a terminal."""
+    """Give ``target`` the size of ``source``. Do nothing if one of the two is not a terminal."""
     with suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(SIZE.size))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)
@@ -55,7 +55,7 @@ class TerminalModes:
 
 
 def open_stdin(*, own: bool) -> int:
-    """Return ddprun's stdin if ``own`` is set and ddprun is not in the background of a terminal, or else /dev/null."""
+    """Return ddprun's stdin if ``own`` is set and ddprun is not a background job. Otherwise return /dev/null."""
     # In the background, the kernel would let the rank read what is typed for the shell: the rank has its own session.
     if own and _in_foreground():
         return os.dup(0)

@@ -1,7 +1,8 @@
 """How a node ends: the signals that it receives, the stop of its ranks, and the kernel's OOM kills.
 
-``Signals`` calls functions when signals arrive, or when the lifeline ends. ``Stop`` ends the ranks with a signal, a
-grace period and SIGKILL. ``OomMonitor`` reads the kernel's count of OOM kills.
+``Signals`` calls functions when signals arrive, or when the lifeline closes. The lifeline is a pipe from the process
+that started ddprun. ``Stop`` ends the ranks with a signal, a grace period and SIGKILL. ``OomMonitor`` reads the
+kernel's count of OOM kills.
 """
 
 import contextlib
@@ -32,8 +33,9 @@ class Signals:
     """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive. The owner may replace these callbacks.
 
     Before ``listen`` is called, the main thread makes the calls, so that this process has one thread and may be forked.
-    Afterwards a second thread makes them. It gets the number of each signal at once, through ``set_wakeup_fd``, while
-    Python runs no signal handler as long as the main thread waits in C++. None of these signals kills ddprun by itself.
+    Afterwards a second thread makes them. It gets the number of each signal at once, through ``set_wakeup_fd``.
+    Python's own signal handlers do not run while the main thread waits in C++. None of these signals kills ddprun by
+    itself.
     """
 
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
@@ -72,7 +74,10 @@ class Signals:
             self._dispatch(number)
 
     def watch_lifeline(self, descriptor: int) -> None:
-        """Act as on SIGTERM when ``descriptor`` is at its end, because the process at the other end has ended."""
+        """Act as on SIGTERM when ``descriptor`` reaches the end of file.
+
+        This means that the process that started ddprun has ended.
+        """
         try:
             os.set_inheritable(descriptor, False)
         except (OSError, OverflowError):
@@ -195,7 +200,7 @@ class Stop:
 class OomMonitor:
     """Detects whether the kernel has killed a process of this node's memory cgroup.
 
-    cgroup v2 counts kills in memory.events, v1 in memory.oom_control; both count even if there is no limit.
+    cgroup v2 counts kills in memory.events, v1 in memory.oom_control. Both count even if there is no limit.
     """
 
     def __init__(self, root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
@@ -225,7 +230,10 @@ class OomMonitor:
 
 
 def prefer_as_oom_victim(pid: int) -> None:
-    """Make the kernel kill this rank or its children rather than ddprun, which also has torch in memory."""
+    """Make the kernel kill this rank or its children rather than ddprun when memory runs out.
+
+    ddprun is large, too, because it has torch in memory.
+    """
     own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))

@@ -28,7 +28,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
 
     def install(self) -> None:
-        """Remove torch from sys.modules, which must contain it, until the script imports torch."""
+        """Remove torch from sys.modules until the script imports it. torch must be in sys.modules before this call."""
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)

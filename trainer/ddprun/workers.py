@@ -30,13 +30,13 @@ KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """Raised if the supervisor and its ranks have ended, or if it was killed because it did not reply in time."""
+    """Raised if the supervisor and its ranks have ended. ddprun also kills a supervisor that does not reply in time."""
 
 
 class Workers:
-    """The rank processes of this node. The tag with which each was started identifies it."""
+    """The rank processes of this node. Each process is identified by the tag with which it was started."""
 
-    on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
+    on_exit: Callable[[str, int], None]  # tag, return code as in the module subprocess; called from a thread
     on_supervisor_lost: Callable[[], None]
     gives_up_start: Callable[[], bool]  # whether to stop waiting for the start of a rank
     on_exec_fallback: Callable[[str], None]  # why ranks are executed instead of forked; called once
@@ -46,7 +46,8 @@ class Workers:
         """Start the supervisor. The owner must set the callbacks before it starts the first rank.
 
         If ``fork`` is set, the supervisor forks the ranks, and is itself a fork of this process. So this process must
-        not have threads yet. The supervisor then imports before the first start what a rank of ``argv`` needs.
+        not have threads yet. Such a supervisor also imports the modules that a rank with the command ``argv`` needs. It
+        does this before it starts the first rank.
         """
         self.on_supervisor_lost = lambda: None
         self.gives_up_start = lambda: False
@@ -124,7 +125,7 @@ class Workers:
                 self._request({"do": "clear"})
 
     def continue_supervisor(self) -> None:
-        """Continue the supervisor if SIGSTOP stopped it, because it could not start ranks or report exits."""
+        """Continue the supervisor if SIGSTOP stopped it. A stopped supervisor starts no ranks and reports no exits."""
         if not self._lost and processes.is_stopped(self._pid):
             self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
             processes.kill(self._pid, signal.SIGCONT)
@@ -157,7 +158,7 @@ class Workers:
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, which also ends its ranks. Wait briefly until their exits are handled."""
+        """SIGKILL the supervisor, which also ends its ranks. Wait for a short time for their exits to be handled."""
         processes.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(queue.Empty):  # the supervisor or a rank is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:

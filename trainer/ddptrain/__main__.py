@@ -1,6 +1,6 @@
 """The entry point of a rank and of the subcommands: install signal handlers, parse the options, then import torch.
 
-The import of torch takes seconds. A signal may arrive before its end, and ``--help`` must not wait for it.
+The import of torch takes seconds. A signal may arrive during the import, and ``--help`` must not wait for the import.
 """
 
 import contextlib

@@ -144,7 +144,7 @@ class StopVote:
     def __init__(
         self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
     ) -> None:
-        self._timed_out = False  # --stop-after passed on this rank, before any signal
+        self._timed_out = False  # whether the time of --stop-after was up on this rank before any signal
         self._rank_info = rank_info
         self._signals = signals
         self._guard = guard
@@ -167,7 +167,10 @@ class StopVote:
 
     @property
     def requested_by(self) -> int | None:
-        """The rank that received the signal, or None if --stop-after passed. Valid once all ranks have agreed."""
+        """The rank that received the signal, or None if this rank stops because the time of --stop-after is up.
+
+        Valid once all ranks have agreed.
+        """
         if self._timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank

@@ -94,7 +94,10 @@ class Manifest:
 
 
 class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
-    """Raised if a checkpoint cannot be loaded. ``reason`` is a metric's label value, such as truncated or missing."""
+    """Raised if a checkpoint cannot be loaded.
+
+    ``reason`` is one word for the label of a metric, such as "truncated" or "missing".
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -132,7 +135,7 @@ def first_file(path: Path) -> Path:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the paths of those data files of a checkpoint that exist. Raises OSError."""
+    """Return the paths of a checkpoint's existing data files. Raises OSError."""
     return [file for file in (path, *sorted(path.parent.glob(f"{path.stem}.shard-*[0-9]"))) if file.exists()]
 
 
@@ -262,8 +265,8 @@ def finish_write(path: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raises UnusableCheckpoint. Raises OSError if the manifest cannot be read.
 
-    A manifest with a newer format number raises OtherFormat. If all else shows that the data has a format of this
-    version, the number is wrong, and the manifest is corrupt.
+    Raises OtherFormat if the format number is newer than those of this version. But if this version can read the data,
+    and the rest of the manifest matches the data, only the number is wrong. Then the manifest is corrupt.
     """
     file = manifest_path(path)
     try:

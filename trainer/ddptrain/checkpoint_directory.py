@@ -1,4 +1,7 @@
-"""The checkpoint directory of a training: its lock, and which checkpoints are kept. Only rank 0 uses the directory."""
+"""The checkpoint directory of a training: its lock, and which checkpoints are kept.
+
+Only rank 0 locks the directory and deletes checkpoints.
+"""
 
 import contextlib
 import errno
@@ -76,7 +79,7 @@ class CheckpointDirectory:
         return len(list(self.folder.glob(f"step-*.pt{SUFFIX_BAD}")))
 
     def set_aside(self, path: Path) -> str:
-        """Rename the files of a corrupt checkpoint. Return what was done, as the verb of a message."""
+        """Rename the files of a corrupt checkpoint. Return a phrase for a message, such as "is renamed to NAME"."""
         try:
             for file in (*data_files(path), manifest_path(path)):
                 if file.exists():
@@ -88,7 +91,8 @@ class CheckpointDirectory:
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:
         """Delete all checkpoints except the newest ``keep``, the best one and ``written``. Return how many are left.
 
-        The best one is deleted unless ``keep_best``. If ``keep`` is 0, none is deleted. Raises OSError.
+        The best one is an exception only if ``keep_best`` is set. If ``keep`` is 0, no checkpoint is deleted. Raises
+        OSError.
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
@@ -134,7 +138,10 @@ class CheckpointDirectory:
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
-    """Raise TrainError unless all ranks see the same folder, to which each one writes. Every rank must call this."""
+    """Raise TrainError unless all ranks see the same folder. Every rank must call this.
+
+    In a sharded training, the ranks write the shards of a checkpoint into this folder.
+    """
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
     def look() -> None:
@@ -156,8 +163,8 @@ def try_lock(descriptor: int) -> bool:
     """Lock a file. Return False if another process has locked it. Raises OSError if locks are not supported.
 
     The lock belongs to the open file (F_OFD_SETLK, fcntl(2)). It remains when another descriptor of the file is closed.
-    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. Both kinds exclude each
-    other.
+    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. A lock of one kind also
+    blocks a lock of the other kind.
     """
     whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     try:
@@ -185,7 +192,10 @@ def step_of(path: Path) -> int | None:
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first, else in the order of ``paths``."""
+    """Return the checkpoints whose accuracy is known, the most accurate first.
+
+    Checkpoints of equal accuracy are in the order of ``paths``.
+    """
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
@@ -225,7 +235,7 @@ def first_whole(
 
 
 def read_again(read: Callable[[], T]) -> T:
-    """Return the result of ``read``. Call it again after an error that may be temporary. Raises its errors."""
+    """Return the result of ``read``. Repeat the call after an error that may be temporary. Raises the last error."""
     tries = READ_TRIES
     while True:
         tries -= 1
@@ -245,7 +255,7 @@ def log_warning(message: str) -> None:
 
 
 def _may_be_best(path: Path) -> bool:
-    """Return whether the manifest cannot be read at present, so that this may be the best checkpoint."""
+    """Return True if the manifest cannot be read at present. In that case, the checkpoint may be the best one."""
     try:
         with contextlib.suppress(UnusableCheckpoint):
             read_manifest(path)

@@ -1,6 +1,6 @@
 """Saves checkpoints in the background, and selects and loads the checkpoint to resume from.
 
-Rank 0 reads and writes the checkpoints. In a sharded training, each rank writes its shard.
+Rank 0 reads and writes the checkpoints. In a sharded training, several ranks write, each of them one shard.
 """
 
 import contextlib
@@ -276,8 +276,8 @@ class CheckpointFinder:
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
 
-        A checkpoint that cannot be read keeps its name, because it may be complete. Without a complete one, none is
-        renamed.
+        A checkpoint that cannot be read keeps its name, because it may be complete. If no checkpoint is complete, no
+        checkpoint is renamed.
         """
         found, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
@@ -443,7 +443,10 @@ class CheckpointSaver:
             self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange the results of the writers. The process group limits this wait. It is no wait for the disk."""
+        """Exchange the results of the writers. The timeout of their process group limits this exchange.
+
+        During the exchange, ``wait_for_write`` does not count the disk as stuck.
+        """
         self._written_at = math.inf
         try:
             return shard.gather(value)

@@ -74,7 +74,10 @@ def flight_recorder_dump() -> Callable[[], Any] | None:
 
 
 def sharded_type() -> type | tuple[type, ...]:
-    """Return the type of sharded tensors, or () if torch.distributed.tensor (1 s to import) was not imported."""
+    """Return the type of sharded tensors, or () if torch.distributed.tensor was not imported.
+
+    This function does not import the module, because the import takes 1 s.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return () if module is None else module.DTensor
 
@@ -92,6 +95,6 @@ def storage_id(tensor: Tensor) -> int:
 
 
 def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return the ns of a step in which DDP's communication overlaps the backward pass, or 0 if this is unknown."""
+    """Return for how many ns per step DDP's communication overlaps the backward pass, or 0 if this is unknown."""
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))

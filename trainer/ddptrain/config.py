@@ -37,8 +37,8 @@ def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MI
     """Return a dataclass field for an option with the help ``text``. ``argument`` is passed to argparse.
 
     ``flag`` is given only if it differs from the field's name. ``shapes`` states whether the option affects the
-    weights. A checkpoint with another value of such an option cannot be resumed. The recipe must have an option without
-    a default.
+    weights. A checkpoint with another value of such an option cannot be resumed. If an option has no default, the
+    recipe or the command line must set it.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
@@ -433,7 +433,7 @@ _VARIABLES = {
 
 
 class Parser(commandline.Parser):
-    """A parser of command lines. It prints no error if it is ``quiet``, which it is on all ranks except rank 0."""
+    """A parser of command lines. On all ranks except rank 0, it is ``quiet``, so it prints no errors."""
 
     quiet = False
     source = ""  # the prefix of an error if the arguments are those of a recipe
@@ -442,7 +442,7 @@ class Parser(commandline.Parser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print the message unless ``quiet``, and exit with code 2."""
+        """Print the message unless ``quiet`` is set, and exit with code 2."""
         write_error(f"{self.prog}: {self.with_suggestion(message)}", os.environ)
         if self.quiet:
             self.exit(Exit.USAGE)
@@ -492,8 +492,9 @@ def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     """Return the options that affect the weights, keyed by name. A resumed training must have the same values.
 
-    ``batch_size`` is over all ranks. The number of epochs is left out, so that a training can be extended. Options that
-    change the rounding are included with ``--deterministic``. torch.load can read all values with weights_only.
+    ``batch_size`` is the batch size of all ranks together. The number of epochs is left out, so that a training can be
+    extended. Options that change the rounding are included only if ``--deterministic`` is given. torch.load can read
+    all values with weights_only=True.
     """
     groups = [getattr(options, name) for name in GROUPS]
     shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])

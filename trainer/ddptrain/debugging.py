@@ -13,7 +13,7 @@ RECORDS = 2000  # collectives that the flight recorder keeps
 
 
 def set_up(folder: Path = Path()) -> None:
-    """Turn the tools on; call this before the process group is created. The user's environment takes precedence."""
+    """Turn the tools on. Call this before the process group is created. The user's environment takes precedence."""
     given = {
         # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -31,7 +31,7 @@ def set_up(folder: Path = Path()) -> None:
 
 
 def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Write the last collectives of this rank to a file. gloo needs this; NCCL does it itself."""
+    """Write the last collectives of this rank to a file. Only gloo needs this. NCCL writes such files itself."""
     dump = compat.flight_recorder_dump()
     if dump is None:
         return

@@ -1,7 +1,7 @@
 """The ranks of a training: their numbers, their rendezvous, the exchange of values, their devices, and the DDP wrapper.
 
-There are two process groups. The default group always uses gloo. The ranks exchange values on the CPU with it, so that
-no GPU waits for them. ``World.data_group`` carries the gradients.
+There are two process groups. The default group uses gloo, or MPI with ``--backend mpi``. The ranks use this group to
+exchange values on the CPU, so that no GPU waits for the exchange. ``World.data_group`` carries the gradients.
 """
 
 import os
@@ -226,7 +226,7 @@ def _set_cpp_log_level(level: str) -> None:
 
 
 def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
-    """Choose the device, and create the group for the gradients. `join_ranks` comes before. Raises TrainError."""
+    """Choose the device, and create the group for the gradients. Call `join_ranks` first. Raises TrainError."""
     device = agree(rank_info, lambda: take_device(rank_info, device_name))
     check_same_devices(gather(rank_info, device.type))
     timeout = timedelta(seconds=options.timeout_s)  # a new group does not inherit it from the default one
@@ -388,7 +388,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the number of threads and the algorithms. OMP_NUM_THREADS has no effect if ``deterministic``."""
+    """Set the number of threads and the algorithms. OMP_NUM_THREADS has no effect if ``deterministic`` is set."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -438,7 +438,7 @@ def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
     """Return the model wrapped for training. A single rank needs no wrapper. Every rank must call this.
 
-    If ``deterministic``, the gradients are added in a fixed order. See `lay_out_buckets`. Raises TrainError.
+    If ``deterministic`` is set, the gradients are added in a fixed order. See `lay_out_buckets`. Raises TrainError.
     """
     if options.sync_bn:
         if world.device.type != "cuda":
@@ -497,11 +497,11 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
 
     DDP groups the gradients into buckets when it is created. After the first backward pass, it groups them again, in
     the order in which they became ready. The place of an element in its bucket determines in which order the all-reduce
-    adds the ranks' values. Without this call, the first step after a restart would add them in another order than the
-    same step without a restart. With three or more ranks, the last bits would differ.
+    adds the ranks' values. Without this call, a restart would change this order in the first step that follows. With
+    three or more ranks, the last bits of the sums would then differ from those of a training without a restart.
 
-    This function runs backward passes of the sum of one element of each parameter. So the layout depends only on the
-    model. Weights, buffers and random generators do not change, and no gradient is left.
+    This function computes the sum of one element of each parameter, and runs backward passes from this sum. So the
+    layout depends only on the model. Weights, buffers and random generators do not change, and no gradient is left.
     """
     module = ddp.module
     parameters = [one for one in module.parameters() if one.requires_grad]

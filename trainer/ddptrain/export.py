@@ -69,10 +69,10 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
-    """Return the checkpoint of SOURCE. In a folder, it is the newest complete one or, with ``best``, the most accurate
-    one.
+    """Return the checkpoint of ``source``. Raises TrainError.
 
-    Print a warning for each better one that cannot be used. Raises TrainError.
+    If ``source`` is a folder, return its newest complete checkpoint or, with ``best``, its most accurate one. Print a
+    warning for each newer or more accurate checkpoint that cannot be used.
     """
     from ddptrain.checkpoint import first_file  # imports torch
     from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning

@@ -52,7 +52,7 @@ class Normalisation:
 
 
 def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
-    """Return the normalisation of uint8 images. Integer counts make it bit-identical on all ranks."""
+    """Return the normalisation of uint8 images. It is computed from integers, so it is bit-identical on all ranks."""
     per_image = images_NHWC[0].numel()
     counted = images_NHWC[:: max(1, len(images_NHWC) * per_image // MAX_COUNTED_BYTES)]
     values = torch.arange(256)
@@ -73,9 +73,9 @@ def normalisation_of_imagenet(channels: int) -> Normalisation:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Images as bytes in a layout from which one indexing operation returns a batch of shifted, mirrored crops.
+    """Images as bytes. A single indexing operation returns a batch of shifted crops.
 
-    The images are already padded. If mirror images are stored as well, a flip only changes the index.
+    The images are already padded. If mirror images are stored as well, the same operation also mirrors crops.
     """
 
     squares_MHWC: Tensor  # M is N, or 2 N with mirror images: that of image i has the index N + i
@@ -112,10 +112,10 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device``, or on the device of the images if it is None.
+    """Return images as Pixels on ``device``, by default on the device of the images.
 
-    Images that need neither padding nor mirror images are not copied if they are already on the device. Other images
-    are copied in parts, so that the device needs little more memory than ``num_bytes_laid_out``.
+    Images are used without a copy if they are already on the device and need no padding and no mirror images. Padded or
+    mirrored images are copied in parts, so that the device needs little more memory than ``num_bytes_laid_out``.
     """
     num, height, width, channels = images_NHWC.shape
     device = device or images_NHWC.device
@@ -140,7 +140,10 @@ def num_bytes_laid_out(images_NHWC: Tensor, *, shift_px: int, mirrored: bool) ->
 
 
 def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, size_px: int) -> Tensor:
-    """Return which pixels are in each image's rectangle, which may exceed the image: bool, shape (B, 1, H, W)."""
+    """Return a bool tensor of shape (B, 1, H, W) that is True inside the rectangle of each image.
+
+    A rectangle may extend beyond its image.
+    """
     at = torch.arange(size_px, device=top_B.device)
     rows_BH = (at >= top_B[:, None]) & (at < bottom_B[:, None])
     columns_BW = (at >= left_B[:, None]) & (at < right_B[:, None])
@@ -157,7 +160,7 @@ def square_mask(bits_B: Tensor, streams: tuple[int, int], side_B: Tensor | int, 
 
 
 def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
-    """Return a mask with a random rectangle in a share ``fraction`` of the images."""
+    """Return a mask with a random rectangle in some images. Each image has one with the probability ``fraction``."""
     low, high = ERASE_AREA
     area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
     first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
@@ -174,8 +177,9 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
 
-    Each image is mixed with another image of the data set. A field contains the quantiles of a beta distribution (see
-    sampling.beta_table), or None if the method is not used. At least one method is used.
+    Each image is mixed with another image of the data set. Each field is for one of the two methods. It contains the
+    quantiles of a beta distribution (see sampling.beta_table), or None if that method is not used. At least one method
+    is used.
     """
 
     mixup: Tensor | None
@@ -183,7 +187,10 @@ class Mixing:
 
 
 def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off. None if both are off."""
+    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix), or None if both values are 0.
+
+    The value 0 turns a method off.
+    """
     tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
     return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
 
@@ -217,7 +224,7 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and labels. A mixed image has a second label (``others_B``). ``own_B`` is the weight of the first one."""
+    """Inputs and labels. A mixed image has a second label, ``others_B``. ``own_B`` is the weight of the first label."""
 
     inputs: Tensor  # images, of shape (B, C, H, W), or the bytes of a text, of shape (B, T)
     labels_B: Tensor

@@ -56,7 +56,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
-    """A training set and a test set. A model gets crops of ``crop_px`` pixels, or complete images if it is None."""
+    """A training set and a test set. A model gets complete images if ``crop_px`` is None, else crops of this size."""
 
     name: str
     classes: int

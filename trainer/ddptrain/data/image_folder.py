@@ -26,7 +26,7 @@ from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-HELD_OUT = 10  # one picture in this number is held out if there is no folder of test pictures
+HELD_OUT = 10  # one of this many pictures is held out if there is no folder of test pictures
 NUM_NAMED = 3  # how many of the skipped files the warning names
 MARGIN = 256 / 224  # the side of a cached square divided by the side of a crop: the usual ratio for ImageNet
 
@@ -77,7 +77,7 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the names of what is ignored: all that is neither a picture nor hidden."""
+    """Return the names of files and folders that are ignored because they are not pictures. Leave out hidden ones."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
     found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
@@ -127,7 +127,7 @@ def _side_px(options: DataOptions) -> int:
 def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     """Return the path of the cache file for these pictures. Raises TrainError if one of them is missing.
 
-    Its name contains a hash of the pictures' names, sizes and times of change, so a changed folder gets a new file.
+    Its name contains a hash of the pictures' names, sizes and modification times, so a changed folder gets a new file.
     """
     digest = hashlib.sha256()
     try:

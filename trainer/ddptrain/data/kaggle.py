@@ -29,11 +29,11 @@ _CIFAR = {  # the folder, two of its files, and its archive
 
 
 def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
-    """Return the options with ``folder`` set to the input folder that contains the data. Raises TrainError.
+    """Find the folder that contains the data. Return the options with ``folder`` set to it. Raises TrainError.
 
     Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``folder``
-    is a temporary folder for a download; for ``--data folder``, this is an error. Several such folders are an error,
-    too.
+    is set to a temporary folder for a download. ``--data folder`` has no download, so missing data is an error. It is
+    also an error if several folders contain the data.
     """
     session = kaggle.session(environ)
     is_known = options.name in _LAYOUT_CHECKS

@@ -162,7 +162,10 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch. torch detects a lost worker only after its time-out, so this time-out is short."""
+        """Return the next batch. torch detects a lost worker only when the wait for a batch times out.
+
+        So this wait is short, and the function repeats it until ``timeout_s`` has passed.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:

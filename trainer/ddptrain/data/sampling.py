@@ -67,7 +67,8 @@ def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
     """Seed torch's random generators, which dropout uses, for one optimizer step of one rank.
 
-    So a step uses the same random numbers after a restart as without it. Different ranks and steps use different ones.
+    So a step uses the same random numbers whether or not the training was restarted. Different ranks and steps use
+    different numbers.
     """
     bits = _mix(_mix(_mix(seed) + step) + rank) >> 1
     torch.default_generator.manual_seed(bits)
