@@ -56,9 +56,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tensors of a part of the checkpoint ``found``. Raises TrainError if it has no such part.
+    """Return the name and the tensors of a part of the checkpoint ``found``.
 
-    "auto" selects the averaged weights if there are any, otherwise the model's.
+    "auto" selects the averaged weights if there are any, otherwise the model's weights. Raises TrainError if the
+    checkpoint has no such part.
     """
     from ddptrain.checkpoint import whole  # imports torch
 
@@ -69,10 +70,10 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
-    """Return the checkpoint of SOURCE. In a folder, it is the newest complete one or, with ``best``, the most accurate
-    one.
+    """Return the checkpoint of ``source``. In a folder, it is the newest complete checkpoint.
 
-    Print a warning for each better one that cannot be used. Raises TrainError.
+    With ``best``, it is the most accurate checkpoint of the folder. Print a warning for each newer or more accurate
+    checkpoint that cannot be used. Raises TrainError.
     """
     from ddptrain.checkpoint import first_file  # imports torch
     from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
