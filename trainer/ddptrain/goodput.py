@@ -47,7 +47,7 @@ class Goodput:
 
 
 def steps_before(environ: Mapping[str, str]) -> int:
-    """Return the last step of earlier attempts, which ddprun sets in the environment, or 0 if there are none."""
+    """Return the last step of earlier attempts, as ddprun has set it in the environment, or 0 if there are none."""
     text = environ.get(names.STEPS_BEFORE, "")
     return int(text) if text.isdecimal() else 0
 
@@ -55,7 +55,7 @@ def steps_before(environ: Mapping[str, str]) -> int:
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
     """Return the seconds that ddprun counted as lost before this process was ``started``, keyed by cause.
 
-    The time since ddprun requested the process counts as start-up.
+    The time from ddprun's start request to the start of this process counts as start-up.
     """
     given: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
@@ -69,7 +69,10 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return the value of time.monotonic() when this process was started, or its current value if that is unknown."""
+    """Return the value of time.monotonic() at the start of this process.
+
+    If the start is unknown, return the present value.
+    """
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))

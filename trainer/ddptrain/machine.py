@@ -8,7 +8,10 @@ MB = 1e6
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free bytes of a GPU, or of the machine or container (the smaller number) for a CPU."""
+    """Return the free bytes of a GPU.
+
+    For a CPU, return the free bytes of the machine or of the container, whichever number is smaller.
+    """
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:

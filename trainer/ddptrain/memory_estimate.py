@@ -120,7 +120,10 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training on the fewest ranks (a power of two) that fit with FSDP, or None if none fit."""
+    """Return the training with FSDP on the smallest number of ranks with which it fits into ``memory``.
+
+    The number is a power of two. Return None if the training does not fit with any number up to MAX_RANKS.
+    """
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
     known = (one for one in trials if case.activations is None or one.activations is not None)

@@ -16,13 +16,17 @@ from ddpwire.metrics import Metric
 
 
 class Metrics:
-    """The metrics of a rank. Values of series that this rank does not write are ignored. Some are only for rank 0.
+    """The metrics of a rank. Some series are written only by rank 0.
 
-    A write takes some microseconds, so values that change in every step are collected until ``flush``.
+    Values of series that this rank does not write are ignored. A write takes some microseconds, so values that change
+    in every step are collected until ``flush``.
     """
 
     def __init__(self, folder: str = "", *, first: bool = False) -> None:
-        """Write to files in ``folder``, or nowhere if it is empty. ``first``: this is rank 0. Raises OSError."""
+        """Write to files in ``folder``, or nowhere if it is empty. ``first`` states whether this process is rank 0.
+
+        Raises OSError.
+        """
         self.enabled = bool(folder)
         self._folder = folder
         self._series: dict[tuple[str, ...], Any] = {}  # keyed by the metric's name and the labels' values
@@ -37,7 +41,10 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series with the value 0. Series of phases and communication are created when measured."""
+        """Create a metric's series with the value 0.
+
+        The series of phases and of communication are created later, when ``count`` gets their first value.
+        """
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
@@ -62,10 +69,10 @@ class Metrics:
             series.observe(value)
 
     def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
-        """Set the number of steps, and as ``labels`` the backend of the gradients, the device, the model and the
-        dataset.
+        """Set the number of steps and the labels of the training.
 
-        ``flops_per_sample`` is for a training step, or 0 if unknown.
+        ``labels`` are the backend that exchanges the gradients, the device, the model and the dataset.
+        ``flops_per_sample`` is the number of operations per sample in a training step, or 0 if it is unknown.
         """
         self._flops_per_sample = flops_per_sample
         self._set(catalogue.STEPS_PLANNED, num_steps)
@@ -79,7 +86,7 @@ class Metrics:
         self._unwritten_samples += samples
 
     def step_duration(self, seconds: float) -> None:
-        """Record the duration of any step."""
+        """Record the duration of an optimizer step."""
         self._unwritten_s.append(seconds)
 
     def flush(self) -> None:
@@ -99,7 +106,11 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Set the seconds since the start: per phase of a step, in productive steps, and lost per cause."""
+        """Record how the time since the start was spent.
+
+        These are the seconds in each phase of the steps, the seconds in productive steps, and the seconds lost to each
+        cause.
+        """
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -121,8 +132,8 @@ class Metrics:
     def time_totals(self) -> dict[str, float]:
         """Return this rank's seconds over all starts of the run, keyed by "productive" and by cause.
 
-        The values come from the files that ddprun collects, which include those of earlier processes. Without a folder,
-        the result is empty.
+        The values come from the files that ddprun collects. The files of earlier processes are among them. Without a
+        folder, the result is empty.
         """
         if not self.enabled:
             return {}
@@ -135,14 +146,14 @@ class Metrics:
         return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set the results of an epoch. Write collected values before, so that the exported step matches the loss."""
+        """Set the results of an epoch. First write the collected values, so that the exported step matches the loss."""
         self.flush()
         self._set(catalogue.LOSS, loss)
         self._set(catalogue.EVAL_ACCURACY, accuracy, "test")
         self._set(catalogue.GRAD_NORM, grad_norm)
 
     def skew(self, ratio: float, speed: float) -> None:
-        """Set the ratio of the slowest rank to the others, and this rank's speed."""
+        """Set the metrics of stragglers. ``ratio`` and ``speed`` are those of a ``straggler.Skew``."""
         self._set(catalogue.STRAGGLER_SKEW, ratio)
         self._set(catalogue.RELATIVE_SPEED, speed)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 - tensors carry their shape in their name
-"""The models: ddptrain's own ones and torchvision's classifiers, with pretrained weights.
+"""The models: ddptrain's own models and torchvision's classifiers. Also loads pretrained weights.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -67,13 +67,19 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers that are sharded one by one: the layers with parameters in the model's nn.Sequentials."""
+    """Return the layers that are sharded one by one.
+
+    These are the layers that have parameters and are in one of the model's nn.Sequentials.
+    """
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width. Unlike that of AdaptiveAvgPool2d(1), its backward is deterministic on CUDA."""
+    """The mean over height and width.
+
+    Its backward pass is deterministic on CUDA, unlike the backward pass of AdaptiveAvgPool2d(1).
+    """
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -107,7 +113,8 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with torchvision's parameter names.
 
-    The small stem is one 3x3 convolution. With ImageNet's stem, only 1x1 of an image of 32 px would be left.
+    The small stem is one 3x3 convolution. With ImageNet's stem, the layers would shrink an image of 32x32 pixels
+    to 1x1.
     """
 
     def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
@@ -278,7 +285,8 @@ def fetch_pretrained(options: ModelOptions) -> None:
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     """Load the weights into a model. Return the names of the modules that are not loaded. Raises TrainError.
 
-    The head has other classes and is not loaded, nor is a stem of another shape. All other modules must fit.
+    The head is not loaded, because the weights are for other classes. A stem of another shape is not loaded either. The
+    tensors of all other modules must have the same shapes as in the file.
     """
     path = weights_file(options)
     given = _read_weights(path)

@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
 
 
 def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of step ``step`` (counted from 0) of ``num_steps``. There is no state to save."""
+    """Return the learning rate of step ``step`` (counted from 0) of ``num_steps``."""
     peak = options.lr * (ranks if options.scale_lr else 1)
     if options.schedule == "one-cycle":
         return peak * one_cycle(step / num_steps)
@@ -87,7 +87,8 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 class WeightAverage:
     """An exponential moving average of the weights, which is evaluated in place of the weights.
 
-    ``average`` is a copy of the model. ``decay`` is the share of it that each step keeps, except in the first steps.
+    ``average`` is a copy of the model. ``decay`` is the share of the average that each step keeps. In the first steps,
+    the share is smaller.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:

@@ -33,8 +33,8 @@ class Sharding:
     def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
         """Shard a model, which is on the meta device, and load its weights. Every rank must call this.
 
-        ``weights`` is the complete model, on the CPU of rank 0, and None on the other ranks. ``compute`` is the dtype
-        in which weights are gathered for mixed precision, or None to keep their dtype.
+        On rank 0, ``weights`` is the complete model, on the CPU. On the other ranks, it is None. ``compute`` is the
+        dtype in which weights are gathered for mixed precision. If ``compute`` is None, they keep their own dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
@@ -44,7 +44,7 @@ class Sharding:
         model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
 
     def own_rows(self, state: Any) -> Any:
-        """Return a copy of the state for a checkpoint's shard: it has this rank's rows of each sharded tensor."""
+        """Return a copy of ``state`` for a checkpoint's shard, with only this rank's rows of each sharded tensor."""
 
         def rows_of(_path: tuple[Any, ...], tensor: Tensor) -> Any:
             return {"rows": tensor.to_local(), "shape": list(tensor.shape)} if isinstance(tensor, DTensor) else tensor
@@ -52,9 +52,10 @@ class Sharding:
         return map_tensors(state, rows_of)
 
     def distribute(self, part: Any, values: Any) -> Any:
-        """Return this rank's rows of the state ``values`` that rank 0 passes for ``part``. Every rank must call this.
+        """Return this rank's rows of the state of ``part``. Every rank must call this.
 
-        Only one complete tensor at a time is in memory.
+        Rank 0 passes the complete state as ``values``, and the other ranks pass None. The tensors are sent one by one,
+        to save memory.
         """
         rank_info, tensors = self.world.rank_info, []
 
@@ -114,7 +115,10 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter that has the same layout as a tensor in the state of a part, or None."""
+    """Return the parameter to which the tensor at ``path`` in the state of ``part`` belongs.
+
+    Return None if there is no such parameter.
+    """
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None

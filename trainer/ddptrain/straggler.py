@@ -1,9 +1,10 @@
-"""Finds stragglers, which are ranks that the other ranks wait for. It compares the ranks' own times for a step.
+"""Finds stragglers, which are ranks that the other ranks wait for. Compares the ranks' own times for a step.
 
-Every few steps, an all-reduce distributes one value per rank: the shortest time of its last steps. A rank that is slow
-has no fast steps, while another process on the rank's core slows down only some steps. The result is read a few steps
-later, so no rank waits for it. A rank is reported after several comparisons in a row in which it was slow (see
-`StragglerPolicy`), and again when it is no longer slow.
+A rank's own time does not include the time in which it waits for other ranks. Every few steps, an all-reduce
+distributes one value per rank: the shortest own time of its last steps. If a rank itself is slow, all its steps are
+slow, so its shortest time is long. Another process on the rank's core slows down only some steps, so the shortest time
+does not change. The result is read a few steps later, so no rank waits for it. A rank is reported after several
+comparisons in a row in which it was slow (see `StragglerPolicy`). It is reported again when it is no longer slow.
 """
 
 import math
@@ -40,13 +41,16 @@ class Skew:
 
 
 def compute_skew(own_s: Sequence[float], rank: int) -> Skew:
-    """Return the skew of the given times, one per rank. The median of an even number of times is the lower one."""
+    """Return the skew of the given times, one per rank.
+
+    If the number of times is even, the median is the lower of the two middle times.
+    """
     return Skew(ratio=max(own_s) / statistics.median_low(own_s), speed=min(own_s) / own_s[rank])
 
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerEvent:
-    """A report that a rank is slow, or that it is no longer slow (``ratio`` is then 0)."""
+    """A report that a rank is slow, or that it is no longer slow. In the second case, ``ratio`` is 0."""
 
     rank: int
     ratio: float = 0.0
@@ -70,7 +74,11 @@ class StragglerPolicy:
         self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
 
     def update(self, own_s: Sequence[float], *, seconds: float) -> list[StragglerEvent]:
-        """Return the events to report now. ``own_s`` has the time of each rank for steps of this duration."""
+        """Return the events to report now.
+
+        ``own_s`` has each rank's shortest own time among the last few steps. ``seconds`` is how long these steps took
+        together.
+        """
         self._seconds += seconds
         self._least_s = list(map(min, self._least_s, own_s))
         if self._seconds < COMPARISON_S:
@@ -128,9 +136,10 @@ class StragglerDetector:
         self._pending: dist.Work | None = None
 
     def after_step(self, step: int, own_s: deque[float]) -> Skew | None:
-        """Return the skew of the last all-reduce if there is a new one. Start the next all-reduce with ``own_s``.
+        """Return the skew of the last all-reduce, and start the next all-reduce with ``own_s``.
 
-        ``own_s`` has this rank's times for the steps since the last all-reduce. This function empties it.
+        This happens every EVERY_STEPS steps. After all other steps, return None. ``own_s`` has this rank's own times
+        for the steps since the last all-reduce. This function empties ``own_s``.
         """
         if step % EVERY_STEPS or len(self._times_s) == 1:
             return None
@@ -146,7 +155,7 @@ class StragglerDetector:
         return skew
 
     def read_answer(self, step: int) -> Skew | None:
-        """Return the skew of the pending all-reduce, or None. Call this also before the process group ends."""
+        """Return the skew of the pending all-reduce, or None. Also call this before the process group ends."""
         if self._pending is None:
             return None
         self._pending.wait()

@@ -39,7 +39,10 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The quality of a model's predictions on the test set: of image classes, or of a text's bytes."""
+    """The quality of a model's predictions on the test set.
+
+    A prediction is the class of an image or a byte of a text.
+    """
 
     num_correct: int
     num_predicted: int

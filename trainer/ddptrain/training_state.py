@@ -69,7 +69,7 @@ def choose_precision(options: MachineOptions, device: torch.device) -> Precision
 
 
 def same_precision(options: MachineOptions, world: World) -> MachineOptions:
-    """Return the options with a precision that all ranks support instead of ``auto``. Every rank must call this."""
+    """Return the options. Replace the precision ``auto`` with one that all ranks support. Every rank must call this."""
     if options.precision != "auto":
         return options
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
@@ -81,7 +81,10 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
 
 
 def lowest_precision(choices: Sequence[str]) -> str:
-    """Return the lowest precision of ``choices``, which has the fastest precision of each rank."""
+    """Return the precision in ``choices`` that all ranks support.
+
+    ``choices`` contains the fastest precision of each rank.
+    """
     return min(choices, key=("fp32", "fp16", "bf16").index)
 
 
@@ -288,7 +291,8 @@ def fingerprint(state: dict[str, Tensor]) -> str:
 def enable_recompute(model: nn.Module) -> None:
     """Turn on activation checkpointing: each block keeps only its inputs, and recomputes its activations.
 
-    A block is a child of the model, or a child of a child that is an nn.Sequential.
+    A block is a child of the model that has parameters. If a child of the model is an nn.Sequential, its own children
+    with parameters are blocks instead.
     """
     for child in model.children():
         for block in child.children() if isinstance(child, nn.Sequential) else (child,):
@@ -315,9 +319,10 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
 
 
 class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
-    """Counts the floating-point operations of matrix products, convolutions and attention. Others are negligible.
+    """Counts the floating-point operations of matrix products, convolutions and attention.
 
-    torch's own counter (torch.utils.flop_counter) is not used, because its import takes seconds.
+    All other operations are negligible. torch's own counter (torch.utils.flop_counter) is not used, because its import
+    takes seconds.
     """
 
     def __init__(self) -> None:
@@ -349,7 +354,7 @@ def count_flops(name: str, args: Any, result: Any) -> int:
 
 
 def step_flops(state: TrainingState) -> int:
-    """Return the floating-point operations of a training step per sample, or 0 if unknown."""
+    """Return the number of floating-point operations per sample in a training step, or 0 if it is unknown."""
     device, data = state.world.device, state.data
     if isinstance(data, TextDataset):
         inputs = torch.zeros(1, data.context, dtype=torch.int64, device=device)
@@ -364,7 +369,10 @@ def step_flops(state: TrainingState) -> int:
 
 
 def sample_flops(model: nn.Module, inputs: Tensor) -> int:
-    """Return the floating-point operations of a training step of this model per sample, or 0 if unknown."""
+    """Return the number of floating-point operations per sample in a training step of ``model``.
+
+    Return 0 if the model cannot process ``inputs``.
+    """
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
     counter = FlopCounter()

@@ -9,8 +9,9 @@
                 ddp.saved(path)
             ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
 
-The same lines work under ddprun, under torchrun and in a single process: if nothing reads the reports, they do nothing.
-torch is used only if the ranks have met through torch.distributed, prometheus_client only if ddprun collects metrics.
+The same lines work under ddprun, under torchrun and in a single process. A report has no effect if nothing reads it.
+torch is used only if the ranks have met through torch.distributed. prometheus_client is used only if ddprun collects
+metrics.
 """
 
 import atexit
@@ -44,8 +45,8 @@ def progress(
 ) -> None:
     """Report that this rank has finished optimizer step ``step`` (counted from 1), on ``samples`` samples of its own.
 
-    ``total`` is the number of the last step. Reading a tensor ``loss`` waits for the device, so pass it only now and
-    then.
+    ``total`` is the number of the last step. If ``loss`` is a tensor, reading it waits for the device, so pass it
+    only in some of the steps.
     """
     if step == 1 and not _last_step and os.environ.get(names.RANK) == "0":
         _report_start_over()
@@ -59,7 +60,8 @@ def progress(
 def saved(path: str | Path, *, step: int | None = None) -> None:
     """Report that the checkpoint of ``step`` (default: the last step) is completely on the disk.
 
-    Call this on the rank that wrote the checkpoint. If ``path`` does not exist, it only prints a warning on stderr.
+    Call this on the rank that wrote the checkpoint. If ``path`` does not exist, this function only prints a warning
+    on stderr.
     """
     step = _last_step if step is None else step
     try:
@@ -82,7 +84,7 @@ def heartbeat(step: int | None = None) -> None:
 
 
 def should_stop() -> bool:
-    """Return whether to save and stop now. Every rank must call this after every step. All get the same answer.
+    """Return whether to save and stop now. Every rank must call this after every step. All ranks get the same answer.
 
     Before the first call, a signal ends the process at once, because there is nothing to save.
     """
@@ -108,14 +110,17 @@ def stop() -> NoReturn:
 
 
 def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
-    """Create and return the folder for checkpoints: the launcher's, which all attempts share, or ``default``."""
+    """Create and return the folder for checkpoints.
+
+    This is the launcher's folder, which all attempts share. If the launcher has set no folder, it is ``default``.
+    """
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _report_start_over() -> None:
-    """If an earlier attempt took steps, report that this attempt repeats them from the first one."""
+    """If an earlier attempt took steps, report that this attempt starts again at the first step."""
     before = os.environ.get(names.STEPS_BEFORE, "")
     if before.isdecimal() and int(before):
         text = f"no checkpoint yet: the script starts again at its beginning; it had reached step {before}"

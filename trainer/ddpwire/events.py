@@ -1,8 +1,8 @@
-"""``events.jsonl``: what happened on a node, one JSON object per line, in the order in which it was written.
+"""``events.jsonl``: what happened on a node. Each line is a JSON object.
 
-The node's ddprun and its ranks write the file, each event with a single append. ddpctl reads it. A run's events are
-those of all its nodes, sorted by time. The size is bounded: a full file is renamed to ``events.1.jsonl`` and replaces
-the older file of that name.
+The lines are in the order in which they were written. The node's ddprun and its ranks write the file, each event with a
+single append. ddpctl reads the file. A run's events are those of all its nodes, sorted by time. The size is bounded: a
+full file is renamed to ``events.1.jsonl`` and replaces the older file of that name.
 """
 
 import contextlib
@@ -130,7 +130,8 @@ def read_events(*texts: str) -> tuple[Event, ...]:
 def strange_lines(text: str) -> int:
     """Return how many lines of a file are not events.
 
-    The last line, which may be incomplete, is not counted. Nor is a first line whose beginning was cut off.
+    The last line, which may be incomplete, is not counted. A first line whose beginning was cut off is not counted
+    either.
     """
     lines = text.split("\n")[0 if text.startswith("{") else 1 : -1]
     return sum(1 for line in lines if line.strip() and _event(line) is None)

@@ -1,9 +1,13 @@
 """A rank's heartbeat: its last step, and when that step ended. The rank writes it, and ddprun reads it.
 
-The heartbeat is a file of 24 bytes with three values: the last step (int64); the time of its end (float64,
-CLOCK_MONOTONIC, which all processes of a machine share); and 1 + the rank whose signal stopped the ranks (int64; 0: no
-signal; -1: the training is complete). The rank maps the file into its memory, so a write takes a microsecond, and the
-values remain after the rank has died.
+The heartbeat is a file of 24 bytes with three values:
+
+* the last step (int64)
+* the time at which that step ended (float64), on CLOCK_MONOTONIC, which all processes of a machine share
+* 1 + the number of the rank whose signal stopped the ranks (int64). 0 means that there was no signal, and -1 means that
+  the training is complete.
+
+The rank maps the file into its memory, so a write takes a microsecond, and the values remain after the rank has died.
 """
 
 import mmap
@@ -53,7 +57,7 @@ class Heart:
             _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
-        """Record that the last step was taken. A later stop is then not an early end of the training."""
+        """Record that the last step was taken. If the ranks are stopped later, the training is still complete."""
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
@@ -65,7 +69,7 @@ def read_beat(path: Path) -> Beat | None:
 
 
 def read_stopped_for(path: Path) -> int | None:
-    """Return the rank whose signal made this rank stop, or None if it recorded none."""
+    """Return the rank whose signal made this rank stop, or None if this rank has not recorded such a signal."""
     *_, stop = _read(path)
     return stop - 1 if stop > 0 else None
 

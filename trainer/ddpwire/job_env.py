@@ -1,7 +1,8 @@
 """Passes the variables of a job's ``env`` to a node's ddprun, through shells and container engines.
 
-A shell reserves some names (UID, PS4, and PATH during the search for a program), and a batch script has variables of
-its own. So the job's variables are packed into one variable. ddprun unpacks it before it does anything else.
+A shell uses some names itself. Examples are UID and PS4, and also PATH when the shell searches for a program. A batch
+script has variables of its own, too. So the job's variables are packed into one variable. Before it does anything else,
+ddprun unpacks this variable.
 """
 
 import json

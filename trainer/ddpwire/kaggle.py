@@ -1,7 +1,7 @@
 """A Kaggle session: whether this process is in one, where its folders are, and when it ends.
 
-Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. It kills a session that reaches its time limit and does not keep
-its output. So the ranks must save, and the notebook must end, before that.
+Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. Kaggle kills a session that reaches the time limit. The output of
+that session is lost. So the ranks must save, and the notebook must end, before the limit.
 """
 
 import os
@@ -48,7 +48,10 @@ def session(environ: Mapping[str, str]) -> Session | None:
 
 
 def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | None:
-    """Return when Kaggle kills the session, in seconds since the epoch, or None if unknown or outside Kaggle."""
+    """Return when Kaggle kills the session, in seconds since the epoch.
+
+    Return None if this process is not in a Kaggle session or the session's start is unknown.
+    """
     given = environ.get(STARTED, "")
     started = float(given) if given.isdecimal() else started
     if session(environ) is None or started is None:

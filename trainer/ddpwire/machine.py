@@ -25,7 +25,10 @@ MIG = "MIG-"  # how the entry of a GPU instance begins in CUDA_VISIBLE_DEVICES
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use according to its affinity mask and the cgroup's quota; at least 1."""
+    """Return how many cores this process may use according to its affinity mask and the cgroup's quota.
+
+    The result is at least 1.
+    """
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -56,15 +59,18 @@ def visible_devices(variable: str) -> tuple[str, ...]:
 
 
 def devices_of_rank() -> tuple[str, ...] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses; None if it is not set and all GPUs are visible."""
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses.
+
+    Return None if the variable is not set, which means that all GPUs are visible.
+    """
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if variable is None else visible_devices(variable)
 
 
 def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
-    """Map the index or UUID of each GPU that a rank sees to a function that returns the GPU's handle.
+    """Return a function for each GPU that a rank sees, keyed by the GPU's index or UUID.
 
-    The function raises NVML's error if the GPU is lost.
+    The function returns the GPU's handle. It raises NVML's error if the GPU is lost.
     """
     visible = devices_of_rank()
     devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
@@ -124,7 +130,7 @@ def resolve(host: str, *, timeout_s: float) -> str:
 
 
 def source_address(address: str) -> str:
-    """Return the address of this machine from which it reaches ``address``. Raises OSError if there is no route."""
+    """Return this machine's own address on the route to ``address``. Raises OSError if there is no route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # this sends nothing and only selects the route

@@ -1,9 +1,9 @@
 """The output of several sources on one stream: complete lines, and unfinished lines such as progress bars.
 
-A progress bar is a line whose states are separated by carriage returns. The text of a single source is passed on
-unchanged. If there are several sources, the last state of each progress bar is written at most once a second, and any
-other line is written when it is complete. If the line of one source is unfinished, the text of another source begins
-on a new line.
+A progress bar is a line whose states are separated by carriage returns. If there is only one source and its lines are
+not marked with a name, its text is passed on unchanged. Otherwise, the last state of each progress bar is written at
+most once a second, and any other line is written when it is complete. If the line of one source is unfinished, the text
+of another source begins on a new line.
 """
 
 import threading
@@ -40,7 +40,7 @@ class Source:
     def __init__(self, output: MergedOutput, mark: Callable[[bytes], bytes] | None) -> None:
         self._output, self._mark = output, mark
         self._rest = b""  # the unfinished line, as far as it is still needed
-        self._begun = False  # whether a part of it has been written
+        self._begun = False  # whether a part of the unfinished line has been written
         self._state = b""  # the last state of a bar that was written
         self._state_at = -STATE_INTERVAL_S
 

@@ -115,7 +115,8 @@ class ObjectStore:
         """Fetch the newest undamaged checkpoint, unless it is older than ``newest_here``.
 
         ``newest_here`` is the step of the folder's newest checkpoint, or None. Damaged checkpoints are removed from the
-        index, so that they are uploaded again. Raises StoreError if all are damaged and the folder has none.
+        index, so that they are uploaded again. Raises StoreError if all checkpoints in the store are
+        damaged and the folder has no checkpoint.
         """
         damaged: dict[int, StoreError] = {}
         for one in self.checkpoints():
@@ -137,9 +138,10 @@ class ObjectStore:
             self.write_index(one for one in self.checkpoints() if one["step"] not in damaged)
 
     def fetch(self, one: dict[str, Any], folder: Path) -> None:
-        """Fetch the files of a checkpoint that the folder lacks. A file gets its final name once it is verified.
+        """Fetch those files of a checkpoint that are missing in the folder or differ from the store's files.
 
-        If an earlier call left an incomplete file, only the rest of it is fetched.
+        A file gets its final name once it is verified. If an earlier call left an incomplete file, only the rest of the
+        file is fetched.
         """
         for file in one["files"]:
             part, target = folder / f"{file['name']}.fetched", folder / file["name"]
@@ -180,7 +182,10 @@ class ObjectStore:
 
 
 def _read_index(text: bytes) -> list[dict[str, Any]]:
-    """Return the index in ``text``. Raises ValueError, also if a file's name is a path (it could leave the folder)."""
+    """Return the index in ``text``. Raises ValueError if the text is not a valid index.
+
+    A file name that is a path is not valid, because the path could lead out of the folder.
+    """
     index = json.loads(text)
     try:
         for one in index:
@@ -219,7 +224,7 @@ class Uploader:
         threading.Thread(target=self._run, daemon=True, name="upload").start()
 
     def offer(self, step: int, paths: list[Path], accuracy: float | None) -> None:
-        """Queue a complete checkpoint for upload. It is skipped if it has been deleted when its turn comes."""
+        """Queue a complete checkpoint for upload. It is skipped if it has been deleted before its turn."""
         self._offered.put((step, paths, accuracy))
 
     def wait(self, stopping: Callable[[], bool]) -> int:

@@ -1,13 +1,13 @@
 """The files in a run's folder: where each file is, and how the programs read and write the files that they share.
 
-RUN/                       an array has a folder task-K/ per task; .targets/ is beside the runs' folders
+RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is beside the runs' folders
   run.json                 ddpctl's record (only ddpctl reads and writes it)
-  starts                   one line per start that a batch script makes (read_starts)
+  starts                   one line for each time that a batch script has started the run (read_starts)
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
     .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
   node-0/
-    ddprun.lock            the node's ddprun holds a lock on it until it ends
+    ddprun.lock            a file that the node's ddprun locks until it ends
     node.json              the node's state: pid, state, metrics address, ranks
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: earlier events
@@ -20,7 +20,7 @@ RUN/                       an array has a folder task-K/ per task; .targets/ is 
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the current attempt (ddpwire.heartbeat)
     heartbeat/rank-1.group     exists if ddprun forked rank 1 and rank 1 has made a process group
-    heartbeat/group...     a link for each place in a process group that a process has claimed (only ddprun uses it)
+    heartbeat/group...     each link names the process that has claimed a rank in a process group (only for ddprun)
     diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
     diagnosis.json         what the ranks did during the last ddpctl explain
     diagnosis-attempt-2.json   what the ranks did when one of them hung in attempt 2
@@ -86,7 +86,10 @@ def rank_log(rank: int) -> str:
 
 
 def timed_log(rank: int | None) -> str:
-    """Return the path of the log with the times of a rank's lines or, for None, of ddprun's own lines."""
+    """Return the path of the log that shows the times of a rank's lines.
+
+    If ``rank`` is None, it is the log of ddprun's own lines.
+    """
     return f"timed/{'ddprun' if rank is None else f'rank-{rank}'}.log"
 
 
@@ -133,8 +136,8 @@ def stacks_file(attempt: int) -> str:
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file so that a reader sees either the old content or all of ``data``, even after a crash.
 
-    Write a temporary file beside it, sync it, rename it and sync the folder. Raises OSError, and then no temporary file
-    is left.
+    Write a temporary file in the same folder, sync and rename it, and sync the folder. Raises OSError. In that case, no
+    temporary file is left.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -162,7 +165,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also if the file is not regular."""
+    """Open a file for reading. Raises OSError if the file cannot be opened or is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -184,7 +187,7 @@ def read_end(path: Path, max_bytes: int) -> str:
 
 
 def read_record(path: Path) -> bytes:
-    """Return the content of a JSON file. Raises OSError, also if the file is larger than ``MAX_BYTES``."""
+    """Return the content of a JSON file. Raises OSError if the file cannot be read or is larger than ``MAX_BYTES``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
@@ -192,7 +195,7 @@ def read_record(path: Path) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError, also if the value is nested too deeply."""
+    """Parse JSON. Raises ValueError if the text is not valid JSON or the value is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -213,10 +216,10 @@ def _known(kind: "type[NodeState | RankProcess | Outcome]", values: Mapping[str,
 
 
 def write_error(message: str, environ: Mapping[str, str]) -> None:
-    """Write the error that ends this rank into the file that the launcher has named. Do nothing if it named none.
+    """Write the error that ends this rank into the file that the launcher has named.
 
-    An empty message means that the rank chose its exit code and no exception ended it. An empty message never replaces
-    one that the file already has.
+    Do nothing if the launcher has named no file. An empty message means that the rank chose its exit code and no
+    exception ended the rank. An empty message never replaces a message that the file already has.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -327,7 +330,7 @@ def read_outcome(text: str) -> Outcome:
 # The outcome of a node whose ddprun was killed on request and could not write an outcome.
 KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
 
-# ---- ``starts``: each start of a run by Slurm, also after Slurm has requeued the run.
+# ---- ``starts``: each start of a run by Slurm, including the starts after Slurm has requeued the run.
 
 
 @dataclass(frozen=True, kw_only=True)
