@@ -205,8 +205,8 @@ _LAUNCH = "launch.lock"
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
     """Hold the lock of a launch. Yield a function that records what the launch does.
 
-    The lock and the record are in the file ``launch.lock`` of the run's folder. At the end, this file is removed.
-    After an error, it remains.
+    The function writes to the locked file ``launch.lock`` in the run's folder. At the end, this file is removed. After
+    an error, it remains.
     """
     path = folder / _LAUNCH
     with writing(path):
