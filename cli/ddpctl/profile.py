@@ -1,6 +1,7 @@
 """Evaluates a recording of all ranks. The results are a trace for Perfetto, shares of the time, and the slowest rank.
 
-All times refer to node 0's clock. The shares refer to the time span in which all ranks were recorded.
+All times refer to node 0's clock. The shares say how much of its time a rank spends in compute, communication or data
+loading. They refer to the time span in which all ranks were recorded.
 """
 
 import base64
@@ -24,7 +25,7 @@ from ddpwire.events import Event
 from ddpwire.run_files import parse_json
 
 MAX_TRACE_BYTES = 1 << 28
-SLOWER = 0.1  # share of the time for which the others must wait for a rank that is called slow
+SLOWER = 0.1  # a rank is called slow if the other ranks wait for it for at least this share of the time
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
@@ -205,9 +206,9 @@ def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapp
 def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) -> bytes:
     """Return a trace in Google's "Trace Event Format", as JSON that is compressed with gzip.
 
-    Each rank is a process, and the run's events are instant events. Times are in µs since the first rank began. The
-    events of a node are shown at its first rank. A flow connects an operator with its backward operator or its
-    kernel, or the calls of one collective by all ranks.
+    Each rank is a process, and the run's events are instant events. Times are in µs since the first recording began.
+    The events of a node are shown at its first rank. A flow connects an operator with its backward operator or its
+    kernel. Other flows connect the calls of the same collective on all ranks.
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)

@@ -1,4 +1,4 @@
-"""Selects the files of a project to send: all files that git does not ignore, except those in ``.ddpignore``.
+"""Selects the files of a project to send: all files except those that git or ``.ddpignore`` ignores.
 
 ``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, Python
 environments and caches. ``python -m ddpctl.project_files`` reads the output of the script LIST from stdin, and prints
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 IGNORE = ".ddpignore"
-RSYNC = "rsync  version 3."  # how the output of its --version begins; openrsync has no --info
+RSYNC = "rsync  version 3."  # how the output of rsync --version begins, but not that of openrsync, which has no --info
 _NAMED = 4  # how many of the omitted files are named
 _SECTION = "/"
-# Prints four sections: the tools for sending; the files to send; the files in .ddpignore; the files that git ignores.
-# NUL ends each name, and _SECTION ends each section.
+# Prints four sections: the tools for sending, the files that git does not ignore, the files that .ddpignore ignores,
+# and the files that git ignores. NUL ends each name, and _SECTION ends each section.
 LIST = f"""\
 end() {{ printf '{_SECTION}\\0'; }}
 printf '%s\\0' "$(rsync --version 2>/dev/null | head -n 1)" "$(command -v zstd)"; end
@@ -74,7 +74,10 @@ def look(names: str) -> dict[str, Any]:
 
 
 def _some(names: Sequence[str], why: str) -> list[str]:
-    """Return a line with the first names, the number of other names, and the reason; no line without names."""
+    """Return a line with the first names, the number of other names, and the reason.
+
+    Return no line if ``names`` is empty.
+    """
     if not names:
         return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -1,7 +1,7 @@
 """Fetches the files that a run has written (checkpoints, logs, weights), for all targets.
 
-Each place (a host or a pod) lists its files, and sends the missing files in one stream, with their SHA-256. A file that
-was interrupted is continued. A file gets its final name only if its checksum is right. The program
+Each place (a host or a pod) lists its files, and sends the missing files in one stream, with their SHA-256. An
+interrupted transfer continues where it stopped. A file gets its final name only if its checksum is right. The program
 ``python -m ddpctl.pull FOLDER`` reads and writes the files on this machine.
 """
 
@@ -74,8 +74,9 @@ class File:
 def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
     """Fetch the files that are missing in ``into``. Return one line for each place or file that was skipped.
 
-    If ``best``, fetch only the checkpoint with the highest accuracy. If several places have the same path, fetch it
-    from the first place. Raises UnavailableError if a transfer failed, and NoInputError if there are no files yet.
+    If ``best``, leave out all checkpoints except the one with the highest accuracy. If several places have a file with
+    the same path, fetch it from the first place. Raises UnavailableError if a transfer failed, and NoInputError if
+    there are no files yet.
     """
     whole: set[str] = set()  # the paths that this pull has fetched
     problem = ""

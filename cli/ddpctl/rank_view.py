@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpctl.text import one_line
 
-MIN_WAIT_S, PACES = 2.0, 5  # a longer wait counts; and how many times the usual time
+MIN_WAIT_S, PACES = 2.0, 5  # a wait is unusual if it is longer than MIN_WAIT_S, and than PACES times the usual time
 DEFAULT_GROUP = "0"
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
 SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")
@@ -54,7 +54,7 @@ class Collective:
 
     @property
     def name(self) -> str:
-        """The name of the collective in a sentence: ``all_reduce #8 of the default group``."""
+        """The name of the collective in sentences, such as ``all_reduce #8 of the default group``."""
         group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
         named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
         return one_line(f"{self.op} #{self.seq} of {group}{named}")
@@ -104,7 +104,7 @@ class RankView:
         return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
 
     def is_before(self, one: Collective) -> bool:
-        """Return whether the rank has certainly not entered a collective yet."""
+        """Return whether it is certain that the rank has not entered the collective ``one`` yet."""
         last = max((seq for group, seq in self.collectives if group == one.group), default=0)
         return last < one.seq and (not self.unknown or not self.state)
 
@@ -117,14 +117,17 @@ class RankView:
 
     @property
     def pace_s(self) -> float:
-        """The longest recent time between two collectives, in seconds. The time before the last one is not included."""
+        """The longest recent time from one collective to the next, in seconds.
+
+        The time before the last collective is not included.
+        """
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
 
     @property
     def moved_lately(self) -> bool:
-        """Whether no more time than is usual for this rank has passed since it entered its last collective."""
+        """Whether the rank entered a collective recently, compared with its usual time between two collectives."""
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
@@ -135,7 +138,7 @@ class RankView:
 
     @property
     def runs(self) -> bool:
-        """Whether the rank computed, executed different code in the samples, or often woke up."""
+        """Whether the rank computed, executed different code in different samples, or woke up often."""
         woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
         places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
         computes = not self.unknown and 2 * sum(one.get("state") == "R" for one in self.states) > len(self.states)
@@ -154,7 +157,10 @@ class RankView:
         return self.state in ("", "Z", "X")
 
     def doing(self, subject: str) -> str:
-        """Return what the rank does. ``it`` as ``subject`` returns ``it is sleeping at dataset.py:88 (read)``."""
+        """Return what the rank does, as a sentence that begins with ``subject``.
+
+        If ``subject`` is ``it``, an example is ``it is sleeping at dataset.py:88 (read)``.
+        """
         return f"{subject} {self._doing()}"
 
     def _doing(self) -> str:
@@ -195,7 +201,10 @@ class RankView:
 
 
 def has_file(stack: Sequence[Frame], path: str, functions: Sequence[str] = ()) -> bool:
-    """Return whether a frame's path ends with ``path``, and its function is in ``functions`` if there are any."""
+    """Return whether the stack has a frame whose path ends with ``path``.
+
+    If ``functions`` is not empty, the frame's function must also be in ``functions``.
+    """
     return any(file.endswith(path) and (not functions or name in functions) for file, _, name in stack)
 
 

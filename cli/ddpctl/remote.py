@@ -50,7 +50,11 @@ class Batch:
 
 
 def batches(commands: Sequence[Command]) -> list[Batch]:
-    """Group the commands into sessions. The captured scripts of a host share at most ``_SESSIONS`` sessions."""
+    """Group the commands into sessions.
+
+    On each host, the scripts whose output is captured share at most ``_SESSIONS`` sessions. Each other command has its
+    own session.
+    """
     groups: dict[Host | int, list[int]] = {}
     for index, command in enumerate(commands):
         shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
@@ -96,7 +100,7 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """Return a command line of OpenSSH's client with the same settings as this class's connections."""
+        """Return a command line for OpenSSH's client, with the same settings as the connections of this class."""
         assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
         return self._connector.openssh(host)
 

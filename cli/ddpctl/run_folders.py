@@ -1,7 +1,7 @@
-"""Creates records of runs that were started without ddpctl (sbatch, ddprun --run-dir) from their folders.
+"""Creates records of runs that were started without ddpctl (with sbatch, or with ddprun --run-dir).
 
-Such a folder has no ``run.json``. It contains the folders of nodes or array tasks and, from a batch script, the file
-``starts``.
+The data of a record comes from the files in the run's folder. Such a folder has no ``run.json``. It contains the
+folders of nodes or array tasks. If a batch script started the run, there is also a file ``starts``.
 """
 
 import json
@@ -27,9 +27,10 @@ FIRST_BYTES = 4096  # how much of an events file is read
 
 
 def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
-    """Return the run whose folder this is, or else the runs in its subfolders, newest first.
+    """Return the run in ``folder``. If ``folder`` is not the folder of a run, return the runs in its subfolders.
 
-    ``kind`` is the target kind of runs that no scheduler started. Raises NoInputError if the folder cannot be read.
+    The newest run is the first. ``kind`` is the kind of target for runs that were started without a scheduler. Raises
+    NoInputError if the folder cannot be read.
     """
     try:
         found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
@@ -39,7 +40,7 @@ def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
 
 
 def load(folder: Path, *, kind: str) -> Run:
-    """Return the run whose folder this is. Raises NoInputError if it is not the folder of a run."""
+    """Return the run in ``folder``. Raises NoInputError if ``folder`` is not the folder of a run."""
     found = load_all(folder, kind=kind) if _is_run(folder) else ()
     if not found:
         raise NoInputError(

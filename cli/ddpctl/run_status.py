@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining time at the current pace in seconds, or None if it is unknown."""
+        """The remaining time in seconds at the current pace, or None if it is unknown."""
         return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
 
 
@@ -115,7 +115,11 @@ class RunStatus:
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return ``end``, which was recorded earlier, with the nodes and the remains of this status."""
+        """Return ``end``, a status that was recorded earlier, updated with this newer status.
+
+        This updates the fields that say what still exists: ``nodes`` (if there are any), ``remains``, ``has_logs`` and
+        ``has_files``.
+        """
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
@@ -126,20 +130,23 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """The largest step and the largest other values of all nodes. None for an array, or if no node has progress."""
+        """The progress of the run: the largest step, epoch, loss and checkpoint step of all nodes.
+
+        None for an array of tasks, or if no node has progress.
+        """
         reported = [node.progress for node in self.nodes if node.progress]
         if self.outcome and self.outcome.step is not None:  # newer than the last row of a history
             reported.append(Progress(step=self.outcome.step))
         if self.tasks or not reported:
             return None
         farthest = max(reported, key=lambda one: one.step)
-        names = ("planned", "epoch", "loss", "checkpoint_step")  # of several losses the largest, as in the report
+        names = ("planned", "epoch", "loss", "checkpoint_step")  # the largest loss, as in the report
         known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
     def has_steps(self) -> bool:
-        """Return whether the ranks have reported a step since they started."""
+        """Whether the ranks have reported a step since they started."""
         return _have_steps(self.nodes)
 
     @property
@@ -153,7 +160,7 @@ def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
 
 
 def _not_ended(nodes: Iterable[NodeState]) -> str:
-    """Return the ranks that have not ended although they were asked to, as the end of a sentence."""
+    """Return the end of a sentence. It names the ranks that were asked to end but have not ended."""
     left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
     halted = [rank for rank, state in left.items() if state == "stopped"]
     which = f"{_ranks(halted)}: " if len(halted) < len(left) else ""
@@ -166,7 +173,7 @@ def _ranks(ranks: Collection[int]) -> str:
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """Parse the output of ``nodectl show``. Data that cannot be read, for example of another version, is skipped."""
+    """Parse the output of ``nodectl show``. Data that cannot be read is skipped, such as data from another version."""
     state = outcome = None
     with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
@@ -180,7 +187,10 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """Return the status of a run. ``young`` is whether the run's nodes may still have to start."""
+    """Return the status of a run.
+
+    ``young`` is true if the run was launched so recently that the start of its nodes may still be in progress.
+    """
     outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]

@@ -1,7 +1,7 @@
-"""Keeps the records of runs in the user's state directory, and measures their disk space.
+"""Keeps the records of runs in the user's state directory, and measures the disk space of runs.
 
-A record contains the request, and the target's data to find the run again. The target reports the run's status. The end
-of a run is recorded, because the target may no longer answer later.
+A record contains the request, and the data with which the target finds the run again. The target reports the run's
+status. The end of a run is recorded, because the target may be unable to report it later.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ HELD = "was not removed: a live node uses it"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The record of one run: the request, and the target's data to find the run again."""
+    """The record of one run: the request, and the data with which the target finds the run again."""
 
     name: str
     created: float  # seconds since the epoch
@@ -151,9 +151,10 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raise UsageError if a run has the name ``name``, or CannotWriteError if another file has the path of its folder.
+    """Check that a new run in the folder of runs ``root`` can have the name ``name``.
 
-    Remove the folder of an earlier launch that was killed before it wrote a record.
+    Raises UsageError if a run has this name, and CannotWriteError if a file exists where a folder is needed. If an
+    earlier launch with this name was killed before it wrote a record, its folder is removed.
     """
     folder = root / name
     with suppress(OSError):
@@ -202,7 +203,11 @@ _LAUNCH = "launch.lock"
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the launch's lock. Yield a function that records what the launch does. After an error, the file remains."""
+    """Hold the lock of a launch. Yield a function that records what the launch does.
+
+    The function writes to the locked file ``launch.lock`` in the run's folder. At the end, this file is removed. After
+    an error, it remains.
+    """
     path = folder / _LAUNCH
     with writing(path):
         file = path.open("wb", buffering=0)
@@ -276,7 +281,7 @@ def stopped_by(run: Run) -> str | None:
         return None
 
 
-# The end of a run is recorded, because the target may no longer answer later. If the nodes' folders are on this
+# The end of a run is recorded, because the target may be unable to report it later. If the nodes' folders are on this
 # machine, the record consists of the nodes' outcomes. Otherwise, a file contains the status that the target reported.
 
 _END = "end.json"
@@ -343,7 +348,7 @@ def unreadable(root: Path, runs: Collection[Run]) -> tuple[Path, ...]:
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """Return the run ``name``, or the newest run if ``name`` is None. Raises NoInputError.
 
-    Unless ``whole``, the beginning of a name is enough if only one run has it.
+    If ``whole`` is false, ``name`` can also be the beginning of a run's name. The beginning must be unique.
     """
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")
@@ -384,7 +389,7 @@ def read(folder: Path) -> Run | None:
     """Return the run whose record is in ``folder``, or None if the folder has no readable record."""
     try:
         text = read_record(folder / RECORD).decode()
-        if "\\u0000" in text:  # no path and no argument has one
+        if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)
         job = _job(record["job"])
@@ -419,7 +424,7 @@ class DiskUsage:
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
-    size: int = 0  # bytes, without files that have several hard links, which are not freed
+    size: int = 0  # bytes that a removal frees, so files with several hard links do not count
     checkpoints: int = 0  # how many of these bytes are checkpoints
     stays: tuple[str, ...] = ()  # the targets of its symbolic links, which are not removed
 
@@ -428,7 +433,7 @@ class DiskUsage:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The folder's path and, on this machine, also the path after symbolic links are resolved."""
+        """The folder's path. For a folder on this machine, also its path after symbolic links are resolved."""
         return frozenset({self.path} if self.host else {self.path, os.path.realpath(self.path)})
 
 

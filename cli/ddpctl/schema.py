@@ -28,7 +28,7 @@ class Text(str):
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a value in the file for an error message."""
+    """Return the kind of a value from ddpctl.yaml, as words for an error message."""
     return "keys and values" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
@@ -44,7 +44,7 @@ def is_null(value: Any) -> bool:
 
 
 def read_text(value: Any) -> Any:
-    """Return the text of a scalar, or a Python value unchanged. Raises ValueError, whose message omits the text."""
+    """Return the text of a scalar, or a Python value unchanged. Raises ValueError, with a message without the text."""
     if isinstance(value, dict | list):
         raise ValueError(f"takes text, not {kind_of(value)}")
     if value == "" and is_null(value):

@@ -29,7 +29,8 @@ _WORDS = (
 _NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a complete word, scanned only once, as lines may be long
 _SOUNDS = re.compile(_WORDS, re.IGNORECASE)
 _STRING = r"(?:[bru]{0,2}\"(?:\\.|[^\"\\\n])*+\"|[bru]{0,2}'(?:\\.|[^'\\\n])*+')"
-# A word of a shell. A \' in single quotes may end them, or be Python's: then the value extends to the line's end.
+# A word of a shell. In single quotes, \' ends the text in a shell, but is part of the text in Python. Then the end is
+# unclear, and the value extends to the end of the line.
 _WORD = r"(?:\\.|\"(?:\\.|[^\"\\\n])*+\"|'(?:\\[^'\n]|[^'\\\n])*+'|[^\s\"'\\])++(?:[\"'\\].*)?|[\"'\\].*"
 _NO_COUNT = r"(?!(?<=tokens)(?:\\*[\"'])?\s*+[=:]\s*+[\d.,_]+[kmgbt]?(?![\w.+/=-]))"  # tokens: 4096
 _NO_WORD = r"(?!(?:null|none|true|false)[ \t]*(?:[,;)}\]]|$))"
@@ -37,7 +38,7 @@ _FLAG = r"(?-i:--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z])"
 
 
 def exposed(job: JobSpec) -> str | None:
-    """Return a warning if a variable of ``job.env`` looks like a secret, or None."""
+    """Return a warning if a variable of ``job.env`` looks like a secret, otherwise None."""
     names = [name for name, value in job.env.items() if _looks_secret(name, value)]
     if not names:
         return None
@@ -48,7 +49,7 @@ def exposed(job: JobSpec) -> str | None:
 
 
 def exposed_arguments(job: JobSpec) -> str | None:
-    """Return a warning if an option of the script looks like a secret, or None."""
+    """Return a warning if an option of the script looks like a secret, otherwise None."""
     names = tuple(dict.fromkeys(name for name, value in _options(job.command) if _looks_secret(name, value)))
     if not names:
         return None
@@ -75,7 +76,10 @@ def _looks_secret(name: str, value: str) -> bool:
 
 
 def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
-    """Return the values of the job's secrets by name. Raises ConfigError if one is not set, or UnavailableError."""
+    """Return the values of the job's secrets, keyed by name.
+
+    Raises ConfigError if a secret is not set, and UnavailableError if a secret cannot be read.
+    """
     if not job.secrets:
         return {}
     outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
@@ -89,7 +93,10 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
 
 
 def make_store_secret(folder: str) -> str:
-    """Return a shell script that creates a random secret in ``folder``, a quoted path, unless it exists."""
+    """Return a shell script that creates a random secret in ``folder``, if there is none yet.
+
+    ``folder`` is a path that is already quoted for a shell.
+    """
     file = f"{folder}/{STORE_SECRET}"
     return f"""\
 mkdir -p {folder} && {{ [ -s {file} ] ||
@@ -136,7 +143,7 @@ def can_be_sought(value: str) -> bool:
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """Redact ``values`` in any notation, and the values of names that look like secrets."""
+    """Redact ``values`` in any notation, and other values whose name looks like the name of a secret."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)

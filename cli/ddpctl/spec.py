@@ -153,7 +153,7 @@ def _field(field: Any, hint: Any) -> Field:
 Device = Literal["auto", "cuda", "cpu"]
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
-# Users may not set the variables that give a node or a rank its place.
+# Users must not set these variables. ddpctl and ddprun set them for each node and rank.
 OURS = frozenset({
     names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
     names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_UID, names.USER,
@@ -174,7 +174,10 @@ def check_nodes(nodes: str) -> str:
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the names, which a shell must accept and ddpctl must not set, and the values. Raises ValueError."""
+    """Check the names and the values of environment variables. Raises ValueError.
+
+    A shell must accept each name. The names of variables that ddpctl and ddprun set are not allowed.
+    """
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', not starting with a digit")
@@ -411,5 +414,5 @@ class JobSpec:
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes that can join; all of them are started."""
+        """The largest number of nodes that can join. This number of nodes is started."""
         return int(self.nodes.split(":")[-1])

@@ -51,7 +51,7 @@ MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """Return the settings of a host according to ``ssh -G``, and the files that it read (``_FILES``).
+    """Return the settings of a host according to ``ssh -G``. The key ``_FILES`` has the files that OpenSSH has read.
 
     Several values of a key are separated by line breaks. Raises ConfigError.
     """
@@ -81,7 +81,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
     """Return a function that returns whether another host has the same settings as ``host``, except its name.
 
-    With it, ``ssh -G`` need not run for each of many hosts.
+    With this function, one run of ``ssh -G`` is enough for many hosts.
     """
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
     lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
@@ -106,7 +106,10 @@ def _login_flags(host: Host) -> list[str]:
 
 
 def config_of(home: Path) -> list[str]:
-    """Return options for OpenSSH. If ``home`` is not the user's, they name its configuration."""
+    """Return options for OpenSSH.
+
+    If ``home`` is not the user's home folder, the options name the configuration in ``home``.
+    """
     if home == _own_home(home):
         return []
     config = home / ".ssh" / "config"
@@ -227,7 +230,10 @@ class Connector:
     _shared: tuple[dict[str, str], Callable[[Host], bool]] | None = None
 
     def openssh(self, host: Host) -> list[str]:
-        """Return a command line of OpenSSH's client with the settings of ``open``. Raises ConfigError."""
+        """Return a command line for OpenSSH's client. It has the same settings as a connection from ``open``.
+
+        Raises ConfigError.
+        """
         settings = self._settings(host)
         known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
         words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
@@ -258,7 +264,7 @@ class Connector:
         return hop.connection
 
     def _prepare(self, host: Host, inner: tuple[str, ...]) -> _Hop:
-        """Return the connections to a host and its jump hosts, unopened. Raises NoConnectionError, ConfigError."""
+        """Return unopened connections to a host and its jump hosts. Raises NoConnectionError, ConfigError."""
         if host.address in inner or len(inner) > MAX_HOPS:
             raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
         settings = self._settings(host)
@@ -304,7 +310,7 @@ class Connector:
         return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
 
     def _jumps(self, settings: Mapping[str, str], inner: tuple[str, ...]) -> _Hop | None:
-        """Return the last jump host of a host, connected through the earlier ones, or None."""
+        """Return the last jump host of a host, or None. Its connection goes through the earlier jump hosts."""
         before: _Hop | None = None
         for jump in filter(None, settings.get("proxyjump", "").split(",")):
             user, _, place = jump.strip().removeprefix("ssh://").rpartition("@")

@@ -1,7 +1,7 @@
 """Starts and stops Prometheus and Grafana with docker compose, and writes their files.
 
-compose.yaml is the same on all machines. docker compose reads the values that differ from the file ``.env``. For a
-Kubernetes cluster, this module writes manifests of the dashboards.
+compose.yaml is the same on all machines. The values that differ between machines are in the file ``.env``, which docker
+compose reads. For Grafana on a Kubernetes cluster, this module creates a ConfigMap for each dashboard.
 """
 
 import os
@@ -175,7 +175,7 @@ def folder_of(root: Path) -> Path:
 
 
 def places(root: Path) -> Places | None:
-    """Return the URLs in the last ``.env``, or None if there is no such file."""
+    """Return the URLs of the servers, with the ports from ``.env``, or None if there is no such file."""
     try:
         lines = (folder_of(root) / ".env").read_text().splitlines()
     except OSError:
@@ -185,7 +185,11 @@ def places(root: Path) -> Places | None:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write the files. Raises UsageError if ``force`` is false and ddpctl did not write an existing file."""
+    """Write the files.
+
+    Raises UsageError if ``force`` is false and one of the files exists but was not written by ddpctl. Also raises it if
+    ``folder`` is a file.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: give the folder to write the configuration to")
     for name in files:

@@ -42,9 +42,9 @@ def launch(
     one rank for each GPU, unless ``ranks`` is given. ``ranks`` must divide ``gpus``.
 
     ``resume`` is the name of an earlier run. The new run continues from the checkpoints of that run. True means the
-    newest run of the same script, or of the same function in the same notebook or file. On Kaggle, this can also be a
-    run of an earlier notebook version, if the output of that version is an input of this notebook. The other arguments
-    mean the same as in ddpctl.yaml.
+    newest run of the same script, or of the same function in the same notebook or file. On Kaggle, the newest run can
+    also be from an earlier version of the notebook. The output of that version must then be an input of the notebook.
+    The other arguments mean the same as in ddpctl.yaml.
 
     Raises RankError if a rank fails. Its ``traceback`` is the traceback of the rank. Raises ConfigError if the call
     cannot be sent to the ranks or this machine cannot run it, and UsageError if an argument is wrong. If the cell is

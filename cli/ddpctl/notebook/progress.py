@@ -1,6 +1,6 @@
 """Shows the progress of a training in the cell: steps, loss, throughput and test accuracy.
 
-The numbers are from the history of the node. ddprun writes this file during the training and at its end. ddptrain
+The numbers come from the history of the node, a file that ddprun writes during the training and at its end. ddptrain
 reports the numbers, and other scripts can report them with ``ddpwire.script.progress``. In a notebook, one output of
 the cell is updated, without widgets. Outside a notebook, a line is printed from time to time and at the end.
 """
@@ -46,7 +46,10 @@ class Progress:
         self._read_at = -math.inf
 
     def update(self, *, last: bool = False) -> None:
-        """Read the history and show it. Unless ``last``, do nothing if the last call was less than ``DRAW_S`` ago."""
+        """Read the history and show it.
+
+        If the previous reading was less than ``DRAW_S`` ago, do nothing, except if ``last`` is true.
+        """
         if not last and time.monotonic() - self._read_at < DRAW_S:
             return
         self._read_at = time.monotonic()
@@ -60,7 +63,7 @@ class Progress:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """Return the points of a history. If an attempt repeats steps of an earlier one, only the later points remain."""
+    """Return the points of a history. If an attempt repeats earlier steps, only the later points remain."""
     points: list[Point] = []
     for row in rows:
         if step := int(row.get(metrics.LAST_STEP.name, 0)):

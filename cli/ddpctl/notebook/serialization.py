@@ -1,7 +1,7 @@
 """Serializes a function, its arguments and its source code with cloudpickle, for the ranks.
 
-If a value cannot be serialized, the error has its name. This module need not import torch: there can be tensors only if
-the kernel has already imported it.
+If a value cannot be serialized, the error message contains the name of the value. This module need not import torch.
+Values can be tensors only if the kernel has already imported torch.
 """
 
 import inspect
@@ -24,7 +24,10 @@ LARGE_BYTES = 200 << 20
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Serialize a call for the ranks. Raises UnavailableError without cloudpickle, ConfigError for a bad value."""
+    """Serialize a call for the ranks.
+
+    Raises UnavailableError if cloudpickle is not installed, and ConfigError if the call cannot be sent to the ranks.
+    """
     try:
         import cloudpickle
     except ImportError:
@@ -63,7 +66,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 def _dumps(pickler: Any, value: object) -> bytes:
     """Serialize a value with ``pickler`` (cloudpickle.Pickler), and keep the file names of the functions in it.
 
-    Since version 3.1.3, cloudpickle replaces these names by ``<dynamic-code>``. Errors of a rank name cells by them.
+    Since version 3.1.3, cloudpickle replaces these names with ``<dynamic-code>``. But the error messages of a rank need
+    the file names, to show in which cell an error occurred.
     """
     reduce_code = pickler.dispatch_table[CodeType]
 
@@ -105,7 +109,10 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """Return the path of the file with the function. For a cell, return the notebook or, if unknown, this folder."""
+    """Return the path of the file with the function.
+
+    For a function in a cell, return the path of the notebook, or the current folder if the notebook is unknown.
+    """
     file = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", "")
     if cell_of(file) == file and Path(file).is_file():
         return os.path.realpath(file)
@@ -136,7 +143,10 @@ def _device_of(value: object) -> str:
 
 
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """Return the kind, name and value of each outer variable that a function, or a function called by it, uses."""
+    """Return the kind, name and value of each outer variable that a function uses.
+
+    The outer variables of the functions that it uses are included.
+    """
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()
     waiting: list[Any] = [function]
@@ -156,7 +166,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _imported(function: FunctionType) -> bool:
-    """Return whether a rank can import the function. Then the function's code is not serialized."""
+    """Return whether a rank can import the function. The code of such a function is not serialized."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 

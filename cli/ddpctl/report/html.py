@@ -161,7 +161,10 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
-    """Return a table with a column for each node. Equal nodes share a column. Differences are highlighted."""
+    """Return a table with a column for each node. Nodes with equal values share a column.
+
+    Differences between the columns are highlighted.
+    """
     known = tuple(values)
     hosts: dict[int, str] = {}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
@@ -217,7 +220,10 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with a row for each event. Of more than ``MOST_EVENTS``, leave out the middle ones."""
+    """Return a table with a row for each event.
+
+    If there are more than ``MOST_EVENTS`` events, leave out those in the middle.
+    """
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:

@@ -166,7 +166,7 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Return the title, SVG and legend of each plot with values. ``begin`` is the start of the time axis."""
+    """Return the title, SVG and legend of each plot that has values. ``begin`` is the start of the time axis."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
@@ -231,7 +231,7 @@ def _key(drawn: Sequence[Line]) -> str:
 
 
 def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Return about ``number`` round numbers from ``low`` to ``high``, with equal distances."""
+    """Return evenly spaced, round values from ``low`` to ``high``. There are about ``number`` of them."""
     if not high > low:
         return [low]
     rough = (high - low) / number

@@ -87,7 +87,7 @@ class LogQuery:
     timestamps: bool = False  # each line begins with its time
 
     def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-        """Return the log files of these ranks of a node, or of the whole node if there are none.
+        """Return the log files of these ranks of a node. If ``ranks`` is empty, return those of the whole node.
 
         Each file name is mapped to the prefix that its lines get when they are printed.
         """
@@ -114,7 +114,7 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """Return the error for a log that does not exist. ``yet``: whether it may exist later."""
+    """Return the error for a log that does not exist. ``yet``: whether the log may exist later."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
         f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
@@ -152,7 +152,10 @@ class Target(ABC):
         """Return a script or manifests that run the job without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-        """Return the options with values of the current environment filled in, so that later verbs use the same."""
+        """Fill in the options with values of the current environment, and return them.
+
+        Later verbs then use the same values.
+        """
         yield ()
         return self.options
 
@@ -185,7 +188,10 @@ class Target(ABC):
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Return the name in the options of each node's machine, or nothing if the target does not choose machines."""
+        """Return the name of each node's machine, as it is written in the options.
+
+        Return nothing if the target does not choose machines.
+        """
         return ()
 
     def without(self, machines: Collection[str], job: JobSpec) -> Any:
@@ -207,7 +213,10 @@ class Target(ABC):
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield the commands that ``submit`` would run. An error about the machines is raised after all of them."""
+        """Yield the commands that ``submit`` would run.
+
+        An error about the machines is raised after all commands have been yielded.
+        """
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
@@ -223,21 +232,24 @@ class Target(ABC):
         return {}, ""
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the other folders that contain a folder of this run, in addition to the one with its record.
+        """Return the parent folders of all folders of this run, except the parent of the folder with the run's record.
 
-        Each item is a machine (None: this machine) and a folder there. ``~`` is the home folder on that machine.
+        Each item is a machine (None: this machine) and a parent folder there. ``~`` is the home folder on that machine.
         Raises ConfigError.
         """
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Save what ``timeline`` and ``report`` need, if it would be deleted with the nodes. Raises no DdpctlError."""
+        """Save the data that ``timeline`` and ``report`` need, if this data would be deleted with the nodes.
+
+        Raises no DdpctlError.
+        """
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the files of a run to the local folder ``into``. Return a line about each thing that is missing.
 
-        ``best``: copy only the checkpoint with the highest accuracy. Needs the capability "pull".
+        ``best``: leave out all checkpoints except the one with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
         raise ConfigError(f"run '{run.name}' needs no pull from a target of kind {run.kind}: its files are in {where}")
@@ -249,7 +261,7 @@ class Target(ABC):
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
         """Restart lost nodes on spare machines. A node is lost if its machine does not answer.
 
-        Nothing is restarted unless the run is in rendezvous, which means that it waits for its nodes.
+        Nodes are restarted only if the run is in rendezvous, which means that it waits for its nodes.
         """
         raise NotImplementedError
 
@@ -280,7 +292,10 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
 
 
 def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the kind to use if neither a flag nor a file names a kind. Also return the reason for the user."""
+    """Return the kind to use if neither a flag nor a file names a kind.
+
+    Also return the reason, as a text for the user.
+    """
     if job := environ.get("SLURM_JOB_ID"):
         return "slurm", f"inside Slurm's job {job}"
     return "local", "the default"
@@ -322,7 +337,7 @@ def capabilities(kind: str) -> frozenset[Capability]:
 
 
 def may_leave(run: Run, state: RunStatus) -> bool:
-    """Return whether an ended run may have left processes or objects of a cluster behind."""
+    """Return whether a run has ended, but may have left behind processes, or objects in a cluster."""
     return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 

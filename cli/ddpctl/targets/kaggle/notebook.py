@@ -1,6 +1,6 @@
 """Renders a plan as a Kaggle notebook, with the metadata that Kaggle's client needs to push the notebook.
 
-The notebook contains the job's script without changes and no credentials. It also runs in other Jupyter servers.
+The notebook contains the job's script unchanged. It contains no credentials. It also runs on other Jupyter servers.
 """
 
 import json

@@ -31,7 +31,7 @@ PUSH_S = 300.0
 PULL_S = 3600.0
 MAX_WORDS = 400  # the most characters of the client's own message
 NOBODY = "your-name"  # stands for an owner that is not known
-WAIT_S = 15  # between two checks of a session that waits, or that has not ended when its log has
+WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
 _PRINT = (
     'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
@@ -48,7 +48,10 @@ class KaggleTarget(Target):
     options: KaggleOptions
 
     def render(self, plan: Plan) -> str:
-        """Return the notebook. Raises ConfigError if the job needs a script or files (``files`` can include them)."""
+        """Return the notebook.
+
+        Raises ConfigError if the job needs a script or files. The method ``files`` can include them.
+        """
         if needed := self._needs(plan):
             raise ConfigError(
                 f"{either(needed, 'and')} must be copied into the notebook's folder: use "
@@ -154,7 +157,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of each run from Kaggle and, if its session has ended, also from its log."""
+        """Return the status of each run, as Kaggle reports it. If the session has ended, its log is read, too."""
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
@@ -193,7 +196,10 @@ class KaggleTarget(Target):
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
-        """Wait while the state of the run is in ``while_in``. Return early if Kaggle fails to answer several times."""
+        """Wait while the state of the run is in ``while_in``.
+
+        Return early if several queries in a row get no answer from Kaggle.
+        """
         tries = 0
         while True:
             (found,) = yield from self.status((run,), now=0.0)
@@ -203,7 +209,10 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError, because only the website can stop a session. Return True for a run without one."""
+        """Raise UnavailableError, because only the website can stop a session.
+
+        Return True if the run has no session.
+        """
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
@@ -303,9 +312,9 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Return the status ``found`` of an ended session, with the outcome or the error that its log contains.
+    """Return ``found``, the status of an ended session, with the outcome or the error from the session's log.
 
-    ``explained``: whether Kaggle has given a reason for the end, which then takes precedence over an error in the log.
+    ``explained``: whether Kaggle has given a reason for the end. This reason takes precedence over an error in the log.
     """
     text = plain(log)
     if outcomes := _OUTCOME.findall(text):
@@ -360,7 +369,10 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
-    """Return the error of a failed command of the client, or None if it succeeded. ``doing`` completes "cannot"."""
+    """Return an error if a command of the client failed, otherwise None.
+
+    ``doing`` follows the word "cannot" in the error message.
+    """
     pushed = PUSH_ERROR.search(output.stdout)
     if output.returncode == 0 and pushed is None:
         return None
