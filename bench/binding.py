@@ -1,8 +1,9 @@
-"""Measure whether it helps to bind each rank to its own cores: images/s of two ranks, bound and not bound, in turns.
+"""Measure whether it helps to bind each rank to its own cores.
 
     python bench/binding.py [--repeats 5] [--nproc 2] [--modes none exclusive] [-- ARGUMENTS OF ddptrain]
 
-The first mode is the baseline. The exit code is 0 whatever the numbers are.
+For each of --modes, ddprun runs ddptrain on --nproc ranks with --numa-binding MODE. The images/s of each mode are
+compared with those of the first mode. The modes take turns. The exit code is 0 whatever the numbers are.
 """
 
 import os
@@ -18,7 +19,7 @@ TIMEOUT_S = 300
 
 
 def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
-    """Return the rate that ddptrain prints at its end, of all ranks together."""
+    """Return the total images/s of all ranks, which ddptrain prints at its end."""
     command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
     with tempfile.TemporaryDirectory() as folder:  # so that no run continues from the checkpoint of another
         done = subprocess.run(

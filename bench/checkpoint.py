@@ -2,11 +2,13 @@
 
     python bench/checkpoint.py [--rounds 10] [--json FILE]
 
-"Blocked" is how long saving a checkpoint stops the loop. ddptrain is compared with torch.save of the same state, and
-with torch.save followed by fsync and rename. Without a thread, only the latter survives a power failure. The ways take
-turns, and each round reverses their order. Goals: a checkpoint blocks the loop for at most 25 % of the time of
-torch.save; metrics and logging take at most 50 us or 1 % of a step.
-The exit code is 0 whatever the numbers are.
+"Blocked" is how long saving a checkpoint stops the loop. ddptrain writes the checkpoint in a background thread. It is
+compared with two ways that block the loop until the file is written: torch.save of the same state, and torch.save
+followed by fsync and rename. Of these two, only the second survives a power failure. The three ways take turns, and
+each round reverses their order.
+
+Goals: a checkpoint blocks the loop for at most 25 % of the time of torch.save, and metrics and logging take at most
+50 us per step. The exit code is 0 whatever the numbers are.
 """
 
 import os
@@ -44,7 +46,7 @@ def with_fsync(state: object, path: Path) -> None:
 
 
 def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each round, by the name of what was timed."""
+    """Return the milliseconds of each round. The keys are the names of what was timed."""
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
     from ddptrain.config import CheckpointOptions
@@ -104,10 +106,10 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def watching() -> tuple[list[float], float]:
-    """Return two times in microseconds.
+    """Return a list of times and a single time, in microseconds.
 
-    The first is the time of each step for metrics, phases, heartbeat and progress. The second is the time in which
-    the guard checks a gradient."""
+    The list has, for each step, how long metrics, phases, heartbeat and progress took. The single time is how long the
+    guard takes to check the gradients of a step (a median)."""
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics

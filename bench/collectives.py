@@ -1,12 +1,14 @@
-"""Check the busbw of `ddpctl bench`: compare it with loops written by hand, on the same ranks, in turns.
+"""Compare the bus bandwidth (busbw) of `ddpctl bench` with that of a loop written by hand, on the same ranks.
 
     python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
 Each repeat measures in the order loop, bench, bench, loop. The ratio compares the best figure of the loop with the best
 figure of bench, because other work on the machine can only make a call slower. The ratio counts only if the loop's
-figures are stable: the best of its first turns and the best of its second turns differ by at most 5 %. Repeats continue
-until then, at least --repeats times and at most 10 times as often. The exit code is 1 if such a ratio differs
-from 1 by more than 10 %, and 3 if the machine is too busy. Needs an idle machine.
+figures are stable: the best of its first turns and the best of its second turns differ by at most 5 %. The measurement
+is repeated until the figures are stable: at least --repeats times, and at most ten times this number.
+
+The exit code is 1 if a ratio that counts differs from 1 by more than 10 %. It is 3 if the figures do not become stable,
+because the machine is too busy. Needs an idle machine.
 """
 
 import os
@@ -23,8 +25,9 @@ TOO_BUSY = 3
 
 
 def by_hand(name: str, size: int) -> float:
-    """Return the busbw in GB/s, with the time of the slowest rank. PERFORMANCE.md of nccl-tests defines S and the
-    factor.
+    """Return the busbw in GB/s, computed from the time of the slowest rank.
+
+    The busbw is size / time * factor, as defined in PERFORMANCE.md of nccl-tests.
     """
     import torch
     import torch.distributed as dist

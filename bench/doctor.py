@@ -1,11 +1,11 @@
-"""Check that ``ddpctl doctor`` names each fault with its node and its check, and reports nothing healthy as bad.
+"""Check that ``ddpctl doctor`` reports each fault on its node, and does not report a healthy node or link as bad.
 
     python bench/doctor.py [--sound 20] [--busy 2] [FAULT ...]
 
-The target is four SSH machines made of network namespaces. The faults are injected one at a time. For each,
+The target is four SSH machines made of network namespaces. The faults are injected one at a time. After each fault,
 ``ddpctl doctor`` checks the target (``ddpctl bench`` for the slow link). Then a healthy target is checked --sound times
-while busy loops run. The exit code is 1 if a fault is not named with its node, or if a healthy node or link is reported
-as bad. Needs root, iproute2 and iptables.
+while busy loops run. The exit code is 1 if a fault is not reported on its node, or if a healthy node or link is
+reported as bad. Needs root, iproute2 and iptables.
 """
 
 import contextlib
@@ -178,7 +178,7 @@ def examine(cluster: Lab, *words: str) -> dict[str, Any]:
 
 
 def bad_places(result: dict[str, Any]) -> set[Place]:
-    """Return each pair of a node and a check that is bad or, for a bench, the slow nodes and links."""
+    """Return each bad check with its node. For ``ddpctl bench``, return each slow node or link with its first node."""
     if result["check"] == "bench":
         return {(members[0], "slow " + "-".join(map(str, members))) for members in result["slow"]}
     return {(one["node"], one["check"]) for one in result["results"] if one["status"] == "bad"}
@@ -251,7 +251,7 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
 
 
 def show(title: str, found: set[Place], expected: set[Place], began: float) -> bool:
-    """Print a row of the table. Return whether exactly the fault was named."""
+    """Print a row of the table. Return whether exactly the expected places were reported."""
 
     def text(places: set[Place]) -> str:
         return ", ".join(f"node {node}: {check}" for node, check in sorted(places)) or "-"

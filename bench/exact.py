@@ -249,7 +249,7 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
 
 
 def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """Return, for each launch, the step at which a rank was killed and the final weights. The first launch is
+    """For each launch, return the step at which a rank was killed, and the final weights. The first launch is
     undisturbed.
     """
     dice = random.Random(seed)  # noqa: S311

@@ -1,4 +1,4 @@
-"""Count the causes that ``ddpctl explain`` names, and check that it names no rank of a healthy run.
+"""Count how often ``ddpctl explain`` names the right cause, and how often it finds a fault in a healthy run.
 
     python bench/explain.py [--wait 32] [--torchrun] [CASE...]
 
@@ -6,7 +6,8 @@ Each case launches a script of bench/explain_cases with 4 ranks on this machine 
 explain_cases/nodes.py run on two machines made of network namespaces, with 2 ranks each, and need root. CAUSES, the
 expected results, was written before the code that names the causes. NOT_INJECTED lists causes that were not tested.
 
-Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. The counts follow.
+Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. A healthy case
+counts as wrong if a fault is found in it, and as named otherwise. The last lines have the counts.
 """
 
 import contextlib
@@ -159,7 +160,7 @@ def judge(name: str, found: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the same ranks with torchrun, with a short time-out of the process group and with flight recorder dumps."""
+    """Start the same ranks with torchrun. The process group has a short time-out and dumps its flight recorder."""
     folder.mkdir()
     env = ENV | {
         "EXPLAIN_TIMEOUT_S": str(GROUP_TIMEOUT_S),
@@ -178,7 +179,11 @@ def by_torchrun(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) -> tuple[str, str]:
-    """Return torchrun's root cause, the last error line, and what torchfrtrace makes of the dumps."""
+    """Return two texts.
+
+    The first consists of torchrun's root cause, the last error line and the exit code. The second is the last line that
+    torchfrtrace prints about the dumps.
+    """
     text = (folder / "output").read_text(errors="replace")
     errors = [line for line in text.splitlines() if ERROR.match(line)]
     root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
@@ -194,7 +199,7 @@ def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) 
 
 
 def compare_with_torchrun(names: Sequence[str], wait_s: float) -> None:
-    """Print what torchrun and torchfrtrace say of each case."""
+    """Print what torchrun and torchfrtrace report about each case."""
     with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
         for first in range(0, len(names), AT_ONCE):
             with contextlib.ExitStack() as stack:

@@ -1,15 +1,17 @@
-"""Measure what ``ddpctl explain`` costs in each step: the thread in each rank that answers, and torch's flight
-recorder.
+"""Measure what support for ``ddpctl explain`` costs in each training step.
+
+Each rank has a thread that answers ``ddpctl explain``, and torch's flight recorder is on. Both cost time.
 
     python bench/explain_cost.py [--pairs 30] [--steps 800] [--recorded-steps 3000] [--json FILE]
 
 A pair consists of two launches of a plain DistributedDataParallel script with 2 gloo ranks under ddprun: one with the
-thread and the flight recorder, one without. Every second pair runs in reversed order. The ranks measure steps after a
-warm-up: the CPU time of a step on both ranks, and the median wall time on rank 0. Needs an idle machine. The exit code
-is 1 if the 95 % interval of a ratio (bootstrap of the pairs' mean) ends above the goal of 1.02.
+thread and the flight recorder, and one without them. Every second pair runs in reversed order. After a warm-up, the
+ranks measure the CPU time of a step (the sum of both ranks) and the median wall time of a step (on rank 0). Each of
+these two times gives one ratio per pair. Needs an idle machine. The exit code is 1 if the 95 % bootstrap interval of
+the mean ratio ends above the goal of 1.02.
 
 With --recorded-steps, steps are also measured while ``ddpctl profile`` records, and while the trace is written. There
-is no goal for these.
+is no goal for these times.
 """
 
 import json
@@ -48,7 +50,7 @@ def step(way: str, steps: int) -> dict[str, float]:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean: percentiles of the means of resampled values."""
+    """Return the 95 % bootstrap interval of the mean."""
     draw = random.Random(0)  # noqa: S311
     means = sorted(statistics.fmean(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]

@@ -2,10 +2,10 @@
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-prints a table. --write puts it into docs/faults.md. Rows 1, 3 and 4 run --times times (59 times with --long), spread
-over their variants, and each other row once. With --torchrun, rows 1, 3, 9 and 15 also run once with unmodified
-torchrun. Needs root on Linux, because the machines are network namespaces. The exit code is 1 if any result of ddprun
-is not as expected.
+Prints a table. --write also puts the table into docs/faults.md. Rows 1, 3 and 4 run --times times (59 times with
+--long), spread over their variants. Each variant of the other rows runs once. With --torchrun, the first variant of
+each of the rows 1, 3, 9 and 15 also runs once with unmodified torchrun. Needs root on Linux, because the machines are
+network namespaces. The exit code is 1 if any result of ddprun is not as expected.
 """
 
 import json
@@ -43,7 +43,7 @@ class Tried:
 
 
 def times(row: Row, asked: int) -> int:
-    """Return how often a variant of a fault is tried. The variants of one row share the number of tries of the row."""
+    """Return how often a variant of a fault is tried. The tries of a row are spread over its variants."""
     ways = sum(other.number == row.number for other in ROWS)
     return math.ceil(asked / ways) if row.number in REPEATED else 1
 
@@ -127,7 +127,7 @@ def as_dict(tried: Tried) -> dict[str, object]:
 
 
 def read(path: Path) -> list[Tried]:
-    """Return the results of an earlier call."""
+    """Return the results of an earlier run of this benchmark."""
     rows = {row.title: row for row in ROWS}
     return [
         Tried(

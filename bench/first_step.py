@@ -1,6 +1,4 @@
-"""A DDP training of random data: each rank writes the file DIR/ATTEMPT.RANK after its first step and continues to
-train.
-"""
+"""Train on random data with DDP. After its first step, each rank writes the file DIR/ATTEMPT.RANK and continues."""
 
 import os
 import sys

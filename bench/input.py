@@ -1,10 +1,15 @@
-"""Measure the time to prepare an image (crop, flip, normalise) with one thread, in turns.
+"""Measure the time to prepare an image (crop, flip, normalize) with one thread.
 
     python bench/input.py [--rounds 5] [--seconds 1] [--device cpu] [--json FILE]
 
-Three ways are compared: PIL with one sample at a time, as in the tutorials; torchvision's v2 transforms on tensors; and
-ddptrain's batches. Prints microseconds of CPU time per image (with --device cuda, of GPU time for ddptrain). Goal: PIL
-takes at least 15 times as long as ddptrain.
+These ways take turns:
+
+- PIL with one sample at a time, as in the tutorials
+- torchvision's v2 transforms on tensors
+- ddptrain's batches, with three sets of options
+
+Prints the microseconds of CPU time per image. With --device cuda, ddptrain's time is GPU time. Goal: PIL takes at least
+15 times as long as ddptrain.
 """
 
 import time

@@ -5,16 +5,16 @@ Compares the final weights with those of an undisturbed run, and counts the repe
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
     python bench/kills.py --soak 600 [--ranks 3]
 
-The exit code is 1 if the weights differ.
+The exit code is 1 if the weights differ, or if the run ends before all kills.
 
---soak S: run a training that takes about S seconds if undisturbed. It saves a checkpoint every 2 s, and one of its
-ranks is killed every 20 s. The exit code is 0 only if all of this is true:
+--soak S: run a training that would take about S seconds without the kills. It saves a checkpoint every 2 s, and one of
+its ranks is killed every 20 s. The exit code is 0 only if all of this is true:
 
 - the training finishes
-- its effective training time ratio is at least 0.6: the time that its steps take undisturbed, divided by the time since
-  its first step
-- it has no more open files at the end than at the beginning
-- it continues after the last kills about as soon as after the first ones
+- its effective training time ratio is at least 0.6. This ratio is the time that its steps take without kills, divided
+  by the time from its first step to its end
+- ddprun has no more open files before the last three kills than before the first three
+- after the last three kills, the training takes at most three times as long to continue as after the first three
 
 The ratio is meaningful only on an idle machine.
 """

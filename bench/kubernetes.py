@@ -2,14 +2,13 @@
 
     python bench/kubernetes.py [--configurations N]
 
-Prints how many configurations were refused, and how many were rendered as each kind of object. An assertion fails, and
-names the configuration, in each of these cases:
+Prints how many configurations were refused, and how many were rendered as each kind of object. In each of these cases,
+an assertion fails and names the configuration:
 
 - rendering ends with a traceback
 - the configuration is refused, but the error does not name its line
 - a schema or Pod Security refuses the manifest
-- a text is changed by the manifest
-- the arguments would not reach the container byte for byte
+- an argument or an environment variable would reach the container with a changed value
 
 Needs no cluster.
 """

@@ -79,7 +79,7 @@ def write_json(path: Path | None, result: object) -> None:
 
 
 def write_table(page: Path, script: str, text: str) -> None:
-    """Replace the table in a page that ``bench/SCRIPT --write`` has made."""
+    """Replace the table that an earlier ``bench/SCRIPT --write`` has written into a page."""
     begin = f"<!-- made by bench/{script} --write -->\n"
     before, _, rest = page.read_text().partition(begin)
     page.write_text(f"{before}{begin}\n{text}\n{TABLE_END}{rest.partition(TABLE_END)[2]}")

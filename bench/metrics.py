@@ -2,7 +2,8 @@
 
     python bench/metrics.py
 
-Needs an idle machine. The first table has the CPU time of a rank's main thread, without the wait for another rank.
+Needs an idle machine. The first table has the CPU time of a rank's main thread. The wait for another rank is not
+counted.
 """
 
 import json
@@ -145,7 +146,7 @@ def get(url: str) -> str:
 
 
 def crowd(url: str, until: float) -> int:
-    """Make a hundred scrapes at once every second, and leave one request incomplete. Return how many were answered."""
+    """Make a hundred scrapes at once every second. One other request stays open. Return the number of answers."""
     host, port = url.split("/")[2].split(":")
     answered = []
     with socket.create_connection((host, int(port))) as hanging:
@@ -161,7 +162,7 @@ def crowd(url: str, until: float) -> int:
 
 
 def steps_of(url: str) -> tuple[float, float]:
-    """Return the total duration in seconds, and the number, of rank 0's steps so far."""
+    """Return the total duration (in seconds) and the number of rank 0's steps so far."""
     values = dict(line.rsplit(" ", 1) for line in get(url).splitlines() if line.startswith("ddp_step_duration"))
     return (
         float(values['ddp_step_duration_seconds_sum{rank="0"}']),
@@ -170,7 +171,7 @@ def steps_of(url: str) -> tuple[float, float]:
 
 
 def a_crowd() -> tuple[list[float], list[float], int]:
-    """Return milliseconds per step without scrapes, the same with scrapes, and the number of answered scrapes.
+    """Return the milliseconds per step without scrapes and with scrapes, and the number of answered scrapes.
 
     Time windows without scrapes and with scrapes take turns."""
     with tempfile.TemporaryDirectory() as folder:

@@ -2,11 +2,12 @@
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
-prints a table. --write puts it into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux, because the
-machines are network namespaces.
+Prints a table. --write also puts the table into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux,
+because the machines are network namespaces.
 
-Needs an idle machine. If the machine is idle only for minutes at a time, split the work: --results keeps the results in
-a file, so that nothing is measured again, and --for stops after S seconds:
+Needs an idle machine. If the machine is idle only for minutes at a time, split the work. --results keeps the results in
+a file, so that nothing is measured twice. --for starts no new measurement after S seconds. In the following commands,
+QUIETLY stands for a program that waits until the machine is idle, and then runs the command that follows it:
 
     until QUIETLY python bench/misconfigured.py --torchrun --results FILE --for 100; do sleep 1; done
     python bench/misconfigured.py --torchrun --results FILE --write
@@ -35,7 +36,7 @@ UNFINISHED = 75
 
 
 class Results:
-    """The results of each case by launcher, and how long importing torch took during the measurements."""
+    """The results of each case with each launcher, and how long importing torch took during the measurements."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

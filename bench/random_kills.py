@@ -2,12 +2,18 @@
 
     python bench/random_kills.py [--runs 30] [--seed 0] [--epochs 15] [--limit 180] [--only ROLE] [--json F]
 
-Each run draws from its seed which process gets the signal (ddpctl, its log reader, a ddprun, the process that forks its
-ranks, a rank, a child of a rank), which signal (SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later) and when. Some
-runs are ended by `ddpctl stop` instead. `--seed 7 --runs 1` repeats the run of seed 7. The benchmark waits for the end
-of the run, and compares the exit code of launch, `status --json` and `timeline --json` with what was done. It finds the
-processes of a run by a variable in their environment. The exit code is 1 if ddpctl reported anything false, if a
-process was left, or if a launch did not end.
+The seed of a run determines three things:
+
+- the process that gets the signal: ddpctl, its log reader, a ddprun, the process that forks the ranks of a ddprun, a
+  rank, or a child of a rank
+- the signal: SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later
+- the moment
+
+Some runs are ended by `ddpctl stop` instead of a signal. `--seed 7 --runs 1` repeats the run of seed 7.
+
+The benchmark waits for the end of the run. Then it compares what was done with the exit code of `ddpctl launch` and the
+output of `status --json` and `timeline --json`. It finds the processes of a run by a variable in their environment. The
+exit code is 1 if ddpctl reported anything false, if a process was left, or if a launch did not end.
 """
 
 import argparse
@@ -51,7 +57,7 @@ ALLOWED = {
 
 
 def processes(mark: str) -> dict[int, tuple[int, str, str]]:
-    """Return the parent, state and command, by pid, of each process that has ``mark`` in its environment."""
+    """Return the parent, state and command of each process that has ``mark`` in its environment. The keys are pids."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -88,7 +94,7 @@ def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) 
 
 
 class Run:
-    """One launch, and the output of other commands about it."""
+    """One launch, the signal to one of its processes, and the check of what ddpctl reports."""
 
     def __init__(self, root: Path, number: int, args: argparse.Namespace) -> None:
         self.name, self.root, self.limit_s = f"kill{args.seed + number}", root, args.limit
@@ -123,7 +129,7 @@ class Run:
         return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def rank_pids(self) -> dict[int, int]:
-        """Return the rank of each rank process that runs now, by pid."""
+        """Return the number of each rank that runs now. The keys are pids."""
         found = {}
         for path in (self.root / "runs" / self.name).glob("node-*/node.json"):
             try:
@@ -159,7 +165,7 @@ class Run:
         return f"SIG{self.signal} to {self.role} {pid}" + (f" (rank {ranks[pid]})" if pid in ranks else "")
 
     def judge(self) -> tuple[str, list[str]]:
-        """Return a line about the run, and what ddpctl reported wrongly."""
+        """Send the signal and wait for the end. Return a line about the run, and a list of what was wrong."""
         began, wrong = time.monotonic(), []
         sent = self.send()
         try:
@@ -198,7 +204,7 @@ class Run:
         return line, wrong
 
     def compare(self, sent: str, code: int | None, status: dict, timeline: dict) -> list[str]:
-        """Return which statements of status, timeline and the exit code are false."""
+        """Compare status, timeline and exit code with what was done. Return a sentence for each false report."""
         state, told, said = status["state"], status["code"], status["message"][:200]
         step = (status.get("progress") or {}).get("step")
         cause = (status.get("outcome") or {}).get("cause")

@@ -2,8 +2,8 @@
 
     python bench/recording.py [--svg docs/pictures/launch.svg] [--epochs 6] [--steps 900]
 
-types commands into bash in a pseudo-terminal, as a person does, and writes an SVG picture of what the terminal showed.
-The script is examples/loop_after.py, on CPU ranks. The shell ends with this program.
+Types commands into bash in a pseudo-terminal, as a person does. Writes an SVG picture of what the terminal showed. The
+training script is examples/loop_after.py, and its ranks use the CPU.
 """
 
 import fcntl

@@ -2,7 +2,7 @@
 objects.
 
 There are four gloo ranks on this machine. Rank 0 has a state of 1 GiB (a model and Adam's moments). For each rank,
-prints the increase of its peak memory, and the seconds.
+prints by how much its peak memory grew, and how many seconds the transfer took.
 """
 
 import sys
@@ -32,7 +32,7 @@ def memory_mib(field: str) -> float:
 
 
 def state(mib: int) -> dict[str, Any]:
-    """Return a model of a third of ``mib``, and Adam's two moments of each parameter."""
+    """Return a state of ``mib`` MiB. A third is the model, and the rest is Adam's two moments of each parameter."""
     tensors = [torch.randn(MIB // 4) for _ in range(mib)]
     parameters, first, second = tensors[::3], tensors[1::3], tensors[2::3]
     moments = {

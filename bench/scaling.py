@@ -2,10 +2,10 @@
 
     python bench/scaling.py [--ranks 1,2,4] [--links none,1gbit,100mbit] [--options all] [--rounds 3] [--json FILE]
 
-The first table is for 1, 2 and 4 ranks on the loopback. The second (as root) is for two ranks on two machines made of
-network namespaces, with a token bucket that limits their link in both directions. The options of DDP take turns, in
-reversed order each round.
-The model is ResNet-18 (45 MB of gradients) on small images, so that the link matters.
+The first table is for 1, 2 and 4 ranks on the loopback. The other tables need root. They are for two ranks on two
+machines made of network namespaces, one table for each of --links. A token bucket limits the link in both directions.
+The options of DDP take turns, and each round reverses their order. The model is ResNet-18 (45 MB of gradients) on small
+images, so that the link matters.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> 
 
 
 def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Return the rates by link and options. Each round reverses the order of the options."""
+    """Return the rates for each link and each set of options. Each round reverses the order of the options."""
     links: dict[str, dict[str, list[float]]] = {link: {name: [] for name in args.options} for link in args.links}
     with machines(2, prefix="scale") as pair:
         for link, rates in links.items():

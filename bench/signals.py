@@ -2,8 +2,8 @@
 
     python bench/signals.py [--moments 50] [--seed 0]
 
-Each time, the exit code must be 143, no process may be left, and ddprun must end within the grace period plus 5 s.
-Prints one line for each moment. The exit code is 1 if any of this was not the case.
+Three conditions must be met at each moment: the exit code is 143, ddprun ends within the grace period plus 5 s, and no
+process is left. Prints one line for each moment. The exit code of the benchmark is 1 if a condition was not met.
 """
 
 import contextlib

@@ -1,15 +1,15 @@
 """Test the target slurm on a Slurm cluster of namespaces (tests/cluster/slurm_lab.py). Needs root, slurm-wlm and munge.
 
-    python bench/slurm.py start [--repeats 3]      measures the time from sbatch to the first step of 2 nodes x
-                                                   2 ranks: a rendered script and a handwritten one, which
-                                                   calls srun torchrun, take turns
+    python bench/slurm.py start [--repeats 3]
     python bench/slurm.py scripts [--number 10000] [--checked 200]
-                                                   checks generated scripts: all with bash -n, some with
-                                                   shellcheck and sbatch --test-only. Their values are commands
-                                                   that create a file, if a shell runs them for lack of quotes
 
-Goals: the ratio is at most 1.05, no script is refused, and no such file exists. The exit code of `start` is 0 whatever
-the numbers are.
+`start` measures the time from sbatch to the first step of 2 nodes x 2 ranks. A script rendered by ddpctl and a
+handwritten script take turns. The handwritten script starts torchrun with srun. Goal: the rendered script takes at most
+1.05 times as long. The exit code is 0 whatever the numbers are.
+
+`scripts` generates scripts. It checks all of them with bash -n, and --checked of them with shellcheck and
+sbatch --test-only. The values in the scripts are commands that create a file. A shell runs such a command if the script
+does not quote the value. Goals: no script is refused, and no such file exists.
 """
 
 import os
@@ -93,7 +93,7 @@ def start(repeats: int) -> None:
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """Return a random job, with texts that a shell would run if they were not quoted."""
+    """Return a random job. Its values are commands that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)

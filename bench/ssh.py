@@ -1,14 +1,14 @@
 """Measure how long ddpctl's commands take on many SSH hosts, compared with Fabric's group call and `xargs -P ssh`.
 
 Each host is an sshd on one of 127.0.1.1, .2, ..., with a key in known_hosts. A script replaces ddprun there: it holds
-the node's lock, writes node.json and a line of output, and ends on a signal. The row `connect and run` runs `true` on
-all hosts, in the way in which ddpctl's commands run a command. Fabric's group call (which checks no host key) and
+the node's lock, writes node.json and a line of output, and ends on a signal. For the row `connect and run`, ddpctl runs
+`true` on all hosts, with the code that all of its commands use. Fabric's group call (which checks no host key) and
 OpenSSH's client run `true`, too. In another row, ~/.ssh/config has a Host block for each host, so ddpctl calls `ssh -G`
-for each.
+for each host.
 
-Every measurement starts a new process with new connections. A turn runs all measurements, and every second turn
-reverses their order. For a ratio, a time is divided by Fabric's time in the same turn, and the median over all turns is
-taken. CPU time is the client's.
+Every measurement starts a new process with new connections. A turn runs all measurements. Every second turn reverses
+the order of the rows that run `true`. Each turn gives a ratio: a time, divided by Fabric's time in the same turn. The
+table shows the median of these ratios. CPU time is the client's.
 
     python bench/ssh.py --hosts 64 --turns 5
 """

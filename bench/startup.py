@@ -1,13 +1,13 @@
 """Measure the time until the ranks train, and until they train again after a rank gets SIGKILL.
 
-First, two nodes with two ranks each on the loopback start the same script with ddprun, `ddprun --exec` and torchrun, in
-turns, until each rank has finished its first step. Then, only with ddprun, the time is measured from the SIGKILL of a
-rank until all ranks have finished a step again.
+First, ddprun, `ddprun --exec` and torchrun take turns. Each starts the same script on the loopback, as two nodes with
+two ranks each. The time is measured until the last rank has finished its first step. Then ddprun starts the script, and
+random ranks get SIGKILL. The time is measured from each SIGKILL until all ranks have finished a step again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 
-Goals: the ratio is at most 0.45, and the ranks train again after at most 0.5 s. The exit code is 0 whatever the numbers
-are.
+Goals: ddprun takes at most 0.45 times as long as torchrun until the first step, and the ranks train again after at most
+0.5 s. The exit code is 0 whatever the numbers are.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[su
 
 
 def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]) -> list[tuple[float, int]]:
-    """Wait for the first step of each rank in an attempt. Return the time of each, and the rank's pid."""
+    """Wait for the first step of each rank in an attempt. For each rank, return the time of that step, and the pid."""
     files = [folder / f"{attempt}.{rank}" for rank in WORLD]
 
     def are_there() -> bool:
@@ -86,7 +86,7 @@ def time_first_step(launcher: str) -> tuple[float, float]:
 
 
 def time_recoveries(kills: int) -> list[float]:
-    """Return the seconds from each SIGKILL of a random rank to the last rank's next first step."""
+    """Kill random ranks. For each SIGKILL, return the seconds until all ranks have finished a step again."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         nodes = launch("ddprun", Path(folder), steps=STEPS_FOR_EVER, restarts=kills)

@@ -1,10 +1,12 @@
 """Measure the time to send a project to several SSH hosts with ddpctl, rsync and `tar | ssh`.
 
-Each tool sends the project once, and again after one change. The time of ddpctl is the part of a launch that sends the
-project: its process and its connections exist already. Each host is an sshd on this machine. Every turn starts new
-processes and runs all tools, every second turn in reversed order. Each tool sends to all hosts in parallel. Half of the
-files are text, and half cannot be compressed. For a ratio, a tool's time is divided by the time of the best other tool
-in the same turn, and the median over all turns is taken.
+Each tool sends the project once, and again after one change. For ddpctl, only the part of a launch that sends the
+project is measured. When this part begins, ddpctl is already running and connected to the hosts. Each host is an sshd
+on this machine. Every turn runs all tools with new processes. Every second turn reverses the order of the tools. Each
+tool sends to all hosts in parallel. Half of the files are text, and half cannot be compressed.
+
+Each turn gives a ratio: a tool's time, divided by the shortest time of rsync and `tar | ssh` in the same turn. The
+table shows the median of these ratios.
 
     python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
 """
@@ -146,7 +148,7 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
 def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """Return the seconds of each turn by tool: of the first sending, and of that after one change."""
+    """For each tool and turn, return two times in seconds: the first transfer, and the transfer after one change."""
     found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,

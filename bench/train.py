@@ -3,9 +3,9 @@ images.
 
     python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
 
-One process (or each of two gloo ranks), with one thread, trains one model in all these ways. They take turns, in
-reversed order each round. On a GPU, CUDA events measure the time, and the unit is images per second. The goals are in
-train_table.py. The exit code is 0 whatever the numbers are.
+A process with one thread trains a model in all these ways. With --ranks 2, there are two such processes, which are gloo
+ranks. The ways take turns, and each round reverses their order. On a GPU, CUDA events measure the time, and the unit is
+images per second. The goals are in train_table.py. The exit code is 0 whatever the numbers are.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def way(name, setting):
 
 
 def timed(steps, count, device):
-    """Return the seconds that ``count`` steps take: CPU time of all threads or, on a GPU, its time."""
+    """Return the seconds for ``count`` steps: CPU time of all threads or, on a GPU, the time between CUDA events."""
     import torch
 
     if device == "cuda":
@@ -106,7 +106,7 @@ def timed(steps, count, device):
 
 
 def worker(args) -> None:
-    """Run one rank, which trains one model in all ways, in turns."""
+    """Run one rank. It trains one model in all ways, which take turns."""
     import dataclasses
 
     import torch

@@ -26,9 +26,10 @@ class Result:
 
 
 def run(case: Case, launcher: str, prefix: str) -> Result:
-    """Start a job with a mistake. Return the speaker's message, its exit code and the seconds until its end.
+    """Start a job with a mistake. Wait until the launcher of the node ``case.speaker`` ends, at most BOUND_S seconds.
 
-    The time counts from the start of the last node."""
+    Return the message and the exit code of this launcher, and the seconds until its end. The time counts from the start
+    of the last node."""
     with (
         lab.machines(2, prefix=prefix) as machines,
         tempfile.TemporaryDirectory() as folder,
@@ -72,7 +73,7 @@ def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[lis
 
 @contextlib.contextmanager
 def started(command: list[str], output: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process while the block runs. Its children are not ended here, but when the machine is removed."""
+    """Run a process while the block runs. The children of the process end later, when the machine is removed."""
     with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=env) as process:
         try:
             yield process

@@ -1,9 +1,10 @@
 """A plain DistributedDataParallel script for bench/explain_cost.py: steps.py with|without|recorded STEPS FOLDER.
 
-Writes the CPU seconds of a step and the median of its wall time. The first steps are not counted. With ``recorded``,
-each rank records itself for one second every 4 s, as it does for ``ddpctl profile``. The script then writes three
-medians each of the wall time and of the main thread's CPU time: without a recording, during one, and while its trace is
-written.
+Writes the mean CPU time and the median wall time of a step, in seconds. The first steps are not counted.
+
+With ``recorded``, each rank records itself for one second every 4 s, as it does for ``ddpctl profile``. The script then
+also writes the median wall time and the median CPU time of the main thread. Each of these has three values: without a
+recording, during a recording, and while the trace is written.
 """
 
 import json

@@ -20,9 +20,7 @@ EATER_BYTES = 1 << 30
 
 
 def moment(experiment: Experiment) -> int:
-    """Return the step at which a fault is injected. After a later step, the training would be too short to read
-    counters.
-    """
+    """Return the step at which a fault is injected. Enough steps remain after it to read the counters."""
     return experiment.dice.randint(1, 38)
 
 
@@ -105,7 +103,7 @@ def machine_is_lost_for_good(experiment: Experiment) -> None:
 
 
 def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
-    """Return a network partition of ``seconds``. A node that ends meanwhile is started again, as by a scheduler."""
+    """Return a network partition of ``seconds``. A node that ends during this time is started again."""
 
     def act(experiment: Experiment) -> None:
         job = experiment.job
@@ -137,7 +135,7 @@ def cable_is_jolted(experiment: Experiment) -> None:
 
 
 def link_is_slow(experiment: Experiment) -> None:
-    """Limit the link from machine 1 to 2 Mbit/s. The training must become slower, but must not fail."""
+    """Limit the outgoing bandwidth of machine 1 to 2 Mbit/s. The training becomes slower, but it must not fail."""
     experiment.train_until(moment(experiment))
     experiment.now()
     bucket = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "32kb", "latency", "200ms")

@@ -79,7 +79,7 @@ class Experiment:
         self.result = replace(self.result, gone_s=max(time.time() - began, self.result.gone_s or 0.0))
 
     def counters(self) -> dict[str, object]:
-        """Compare the counters of the nodes: restarts by reason, and unwanted exits by cause."""
+        """Return two counters of each node: restarts by reason, and unwanted exits by cause."""
         with ThreadPoolExecutor() as asked:  # at once: the run may be over soon
             pages = list(asked.map(self.job.metrics, BOTH))
         restarts = [counted("ddp_restarts_total", page) for page in pages]
@@ -93,8 +93,9 @@ class Experiment:
         self.is_gone(lambda: [pid for node in nodes for pid in self.job.machines[node].pids()])
 
     def succeeds(self, *, codes: Sequence[Sequence[int]], restarts: object, exits: object) -> None:
-        """Wait for the end and expect the weights of an undisturbed run. ``codes``: the exit codes of each node's
-        starts.
+        """Wait for the end, and expect the weights of an undisturbed run.
+
+        ``codes`` has the expected exit codes of each node, one for each time that the node was started.
         """
         if self.job.launcher != "ddprun":
             return
@@ -132,7 +133,7 @@ class Experiment:
 
 
 def undisturbed(folder: Path) -> str:
-    """Return the sha256 of the weights that a run without a fault ends with."""
+    """Return the sha256 of the final weights of a run without a fault."""
     with fault_job.start_job(folder, prefix="calm") as job:
         job.start()
         job.until(job.has_ended, "the end of an undisturbed run", 2 * END_S)
@@ -143,6 +144,6 @@ def undisturbed(folder: Path) -> str:
 
 
 def counted(name: str, page: str) -> dict[str, int]:
-    """Return the values of a counter by the value of its only label, without those that are 0."""
+    """Return the value of a counter for each value of its only label. Zeros are left out."""
     samples = re.findall(rf'^{name}{{\w+="(\w+)"}} (\S+)$', page, re.M)
     return {label: int(float(value)) for label, value in samples if float(value)}

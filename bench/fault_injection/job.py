@@ -1,7 +1,7 @@
 """A training on two machines with two ranks each, and what can be observed from outside its processes.
 
-The job starts one ddprun (or torchrun) per node. Like a scheduler, it starts a node again if a retry may help after the
-node's exit code. rows.py defines the faults and the expected results.
+The job starts one ddprun (or torchrun) per node. While it is ``tended``, it acts like a scheduler: it starts a node
+again if the node's exit code means that a retry may help. rows.py defines the faults and the expected results.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Job:
-    """One run. While ``tended`` is true, nodes that have ended are started again."""
+    """One run. While ``tended`` is true, a node that has ended is started again if a retry may help."""
 
     machines: tuple[lab.Machine, ...]
     folder: Path
@@ -92,7 +92,7 @@ class Job:
         return measuring.clean_environ() | ours | self.environ.get(node, {})
 
     def tend(self) -> None:
-        """Record which nodes have ended. If the job is ``tended``, start each of them again if a retry may help."""
+        """Record which nodes have ended. While the job is ``tended``, start those again for which a retry may help."""
         for node, process in list(self.processes.items()):
             if self.processes.get(node) is not process:  # restarted meanwhile
                 continue
@@ -105,7 +105,7 @@ class Job:
                 self.start(node)
 
     def tend_from_now(self) -> None:
-        """From now on, start each node again when it ends, as a scheduler does."""
+        """Start the nodes that have ended. From now on, start a node again when it ends and a retry may help."""
         self.tend()
         self.tended = True
         for node in range(NODES):
@@ -139,7 +139,7 @@ class Job:
         return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
 
     def pids(self, rank: int) -> list[int]:
-        """Return the pids of the processes that were this rank, the latest last."""
+        """Return the pids of all processes that this rank has had. The latest is the last."""
         paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
         return [int(path.suffix[1:]) for path in paths]
 
@@ -176,7 +176,7 @@ class Job:
                 process.kill()
 
     def said_by(self, node: int) -> Path:
-        """Return the path of the stderr output of a node's launcher and ranks, over all starts of the node."""
+        """Return the file with the stderr of a node's launcher and ranks. Each start of the node appends to it."""
         return self.folder / f"said-by-{node}"
 
     def words(self, node: int) -> list[str]:

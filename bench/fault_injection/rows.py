@@ -1,7 +1,7 @@
 """The table of faults and their limits, and the function that injects one of them once.
 
-The rows have the numbers of docs/restarts.md. tests/cluster injects each fault a few times, and bench/faults.py as
-often as its options say.
+The rows are numbered as in docs/faults.md. tests/cluster/test_faults.py injects most faults once. bench/faults.py
+injects each fault once or, as its options say, several times.
 """
 
 import hashlib

@@ -2,12 +2,13 @@
 
 Every tenth step, and the last step before a stop, saves a checkpoint. Each start continues from the last checkpoint.
 
-Each process of a rank appends "TIME STEP" for each step to OUT/steps/RANK.PID. At the end, rank R writes the sha256 of
-the weights to OUT/weights/R. The data, and so the weights, depend only on the steps.
+For each step, each process of a rank appends a line "TIME STEP" to OUT/steps/RANK.PID. At the end, rank R writes the
+sha256 of the weights to OUT/weights/R. The data depend only on the number of the step. Therefore, restarts do not
+change the final weights.
 
-With --workers N, batches come from N DataLoader workers. With --do DEED@STEP, the rank --rank does this at that step of
-every start: raise (an exception), segv (a segmentation fault), eat (allocate memory until it is killed), kill (send
-itself SIGKILL) or exit-N (exit with code N).
+With --workers N, batches come from N DataLoader workers. With --do DEED@STEP, the rank given by --rank does DEED each
+time that it reaches step STEP. DEED is raise (an exception), segv (a segmentation fault), eat (allocate memory until it
+is killed), kill (send itself SIGKILL) or exit-N (exit with code N).
 """
 
 import ddpwire.script as ddp  # isort: skip

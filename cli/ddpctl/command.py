@@ -96,7 +96,7 @@ class Output:
     stderr: str = ""
 
     def last_line(self, otherwise: str = "") -> str:
-        """Return the last line of stderr. If stderr is empty, return ``otherwise``, or else the exit code."""
+        """Return the last line of stderr. If stderr is empty, return ``otherwise`` or, by default, the exit code."""
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
@@ -133,7 +133,7 @@ def process_line(command: Command) -> str:
 
 
 def brief(command: Command) -> str:
-    """Return the arguments for an error message, cut to ``BRIEF`` characters."""
+    """Return the command's arguments as text for an error message, cut to ``BRIEF`` characters."""
     line = shlex.join(command.argv)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
 

@@ -160,7 +160,7 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """Report the errors of a job as a whole, and of its combination with the target's options (``problems``).
+    """Report the errors that the methods ``problems`` of the job and of the target's options find.
 
     An error is reported at its key in the file or, if the file does not contain the key, at the target. Errors of
     flags are returned. ``flags`` maps each field or option to the flag that set it.
@@ -228,7 +228,10 @@ class _File:
         return found
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
-        """Return ``value`` if it is a mapping. Otherwise return an empty mapping; report an error unless it is null."""
+        """Return ``value`` if it is a mapping.
+
+        Otherwise return an empty mapping and, if ``value`` is not null, report an error.
+        """
         if isinstance(value, dict):
             return value
         if not is_null(value):

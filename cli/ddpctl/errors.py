@@ -10,7 +10,8 @@ class DdpctlError(Exception):
     """The base class of ddpctl's errors. The class itself is used for an internal error of ddpctl.
 
     The message is one line with the cause, the given value, and the allowed values. It is empty if the error was
-    already reported. The hint says what the user can do. The fields are values for code that handles the error.
+    already reported. The hint says what the user can do. ``fields`` has values for the code that handles the error,
+    such as the number of GPUs that were found.
     """
 
     code: int = Exit.SOFTWARE  # ddpctl's exit code

@@ -47,7 +47,7 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class Executor:
-    """Runs the commands of verbs. ``has_stdin`` is whether commands may read the stdin of this process."""
+    """Runs the commands of verbs. ``has_stdin`` says whether commands may read the stdin of this process."""
 
     def __init__(self, environ: Mapping[str, str], *, has_stdin: bool = True) -> None:
         self._environ = environ
@@ -95,7 +95,7 @@ class Executor:
 
     @contextmanager
     def sorted_stdout(self) -> Iterator[None]:
-        """In the ``with`` block, sort the lines for stdout by their first word. 64 MB are kept in memory."""
+        """In the ``with`` block, sort the lines for stdout by their first word. This uses about 64 MB of memory."""
         argv, keep = ("env", "LC_ALL=C", "sort", "-s", "-k1,1", "-S64M"), self._filter or bytes
         with suppress(BrokenPipeError), subprocess.Popen(argv, stdin=subprocess.PIPE) as sort:
             self.filter_stdout(lambda data: (b"", sort.stdin.write(keep(data)))[0])  # type: ignore[union-attr]
@@ -328,7 +328,7 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
 
 
 def _messages(commands: tuple[Command, ...]) -> str:
-    """Return the different messages to print before these commands, one per line."""
+    """Return the messages to print before these commands, one per line. Equal messages are printed only once."""
     return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
 
 

@@ -196,7 +196,7 @@ def last_error(log: str) -> str:
 
 
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
-    """Explain what the ranks do if the run has not ended or was killed because of a hang."""
+    """Explain what the ranks do. If the run was killed because of a hang, explain what they did before the kill."""
     reasons = (_stopped, _network, _mismatch, _missing, _no_group, _straggler, _slow_data, _send_recv)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
@@ -259,7 +259,11 @@ def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None: 
 
 
 def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find two nodes whose data is not acknowledged, or is in transit in nearly all samples."""
+    """Find two nodes between which the network has failed or is slow.
+
+    It has failed if data is sent again several times without an acknowledgment. It is slow if data is in transit in
+    nearly all samples.
+    """
     links = [(view, link) for view in ranks for one in view.states for link in one.get("links", ())]
     nodes = {here: f"node {view.node}" for view, (here, *_) in links}
     cut: set[frozenset[str]] = set()
@@ -286,7 +290,10 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the only rank that is not waiting in send or recv. gloo does not record how long the ranks wait."""
+    """Find out whether the ranks wait in send or recv, and name the rank that does not, if there is exactly one.
+
+    gloo does not record how long the ranks wait.
+    """
     waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
     others = [view for view in ranks if view not in waiting and not view.waits_in]
     if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
@@ -306,8 +313,8 @@ def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -
 def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
     """Return the ranks that wait longer than usual, each with its collective and its waiting time in seconds.
 
-    An ``all_`` collective that a rank has completed is skipped: all ranks have entered it. A rank can appear to wait
-    in it, because the ranks are not sampled at the same time.
+    An ``all_`` collective is skipped if any rank has completed it, because then all ranks have entered it. Other ranks
+    can still appear to wait in it, because the ranks are not sampled at the same time.
     """
     entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
     waits = ((view, view.waits_in) for view in ranks)
@@ -379,12 +386,12 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _absence(view: RankView, done: str, doing: str) -> str:
-    """Return the beginning of a sentence about what a rank has not ``done``, or has ended without ``doing``."""
+    """Return how a sentence begins, such as ``rank 1 has not entered`` or ``rank 1 has ended without entering``."""
     return f"{view.who} has ended without {doing}" if view.has_ended else f"{view.who} has not {done}"
 
 
 def _activity(view: RankView) -> str:
-    """Return the end of that sentence: what the rank does instead, unless it has ended."""
+    """Return how the sentence of ``_absence`` ends: with what the rank does instead or, after its end, with nothing."""
     return "" if view.has_ended else f"; {view.doing(f'rank {view.rank}')}"
 
 
@@ -406,7 +413,11 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
-    """Return, for each collective that all ranks have entered, the times and the ranks in order of time."""
+    """Return when each rank entered each collective. A collective that a rank has not entered yet is left out.
+
+    Each collective has one pair of a time and a rank for each rank, in order of time. Only collectives of the default
+    process group count.
+    """
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
@@ -459,7 +470,7 @@ def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    """Find out whether the ranks mostly wait for their data loaders outside collectives."""
+    """Find out whether the ranks mostly wait for their data loaders while they are not in a collective."""
     stacks = [stack for view in ranks for stack in view.stacks if stack]
     own = [stack for stack in stacks if not has_file(stack, COLLECTIVES)]
     num_waits = sum(has_file(stack, LOADER) for stack in own)

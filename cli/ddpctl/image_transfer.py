@@ -1,8 +1,9 @@
 """Copies a container image to hosts without a registry (``ddpctl image ship``): survey, pack, send, check, load.
 
 The output of `docker save` is split into blobs: one for each compressed layer and one for the image's configuration.
-Each host stores the blobs under the SHA-256 of their content, so that no blob is sent twice, and combines them. A host
-needs sh, tar, sha256sum, and zstd or gzip. If one host fails, the transfers to the other hosts continue.
+Each host stores the blobs under the SHA-256 of their content, so that no blob is sent twice. Then each host loads the
+image from its blobs. A host needs sh, tar, sha256sum, and zstd or gzip. If one host fails, the transfers to the other
+hosts continue.
 """
 
 import json
@@ -182,7 +183,7 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send a part of a blob that begins at byte ``start``, and return where the part ends. Raises UnavailableError."""
+    """Send the next part of a blob, from byte ``start`` on. Return where the part ends. Raises UnavailableError."""
     length = min(PART_BYTES, blob.size - start)
     part = FilePart(path=blob.path, start=start, length=length)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
@@ -313,7 +314,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send a blob, or only its rest after an interruption. Return the number of bytes sent."""
+        """Send a blob or, after an interruption, only the part that is missing. Return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

@@ -238,8 +238,8 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     ``tail`` is how many earlier lines to print. The status has no message if the log ends with the same message.
 
     The first Ctrl-C sends SIGINT to the ranks, and the second kills them. If this process has ``launched`` the run,
-    SIGTERM also stops it, and SIGHUP does if the run is tethered to ddpctl. Otherwise, these signals raise
-    interrupts.Terminated, and the run continues.
+    SIGTERM to this process also stops the run. SIGHUP then stops it only if it is tethered to ddpctl. In all other
+    cases, these two signals raise interrupts.Terminated, and the run continues.
     """
     target = target_of(run)
     ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
@@ -298,8 +298,8 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 class Stopper:
     """Handles Ctrl-C for an attached run. The first Ctrl-C makes the run save and stop, and the second kills it.
 
-    ``first`` is the signal that the first Ctrl-C sends; a target that cannot send INT sends TERM. ``ends_on`` are the
-    signals to ddpctl that also stop the run. Other signals are raised again.
+    ``first`` is the signal that the first Ctrl-C sends. A target that cannot send INT sends TERM instead. ``ends_on``
+    are the signals to ddpctl that also stop the run. For other signals, the exception is raised again.
     """
 
     def __init__(
@@ -361,9 +361,10 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
 
 
 def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
-    """Make the ddpctl process that launches a run undo the launch. Return None if the launch had finished.
+    """Tell the ddpctl process that is launching a run to undo the launch, and wait for this.
 
-    Raises UnavailableError if that process is on another machine, or does not end.
+    Return None if the launch had finished. Raises UnavailableError if that process is on another machine, or does not
+    end.
     """
     if launch.host != os.uname().nodename:
         raise UnavailableError(
@@ -485,7 +486,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
-    """Add the data in the run's local folder to its status: an unfinished launch, its end, and who stopped it."""
+    """Add data from the run's local folder to its status: how the run ended, who stopped it, an unfinished launch."""
     # No answer, or nothing left to ask.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):

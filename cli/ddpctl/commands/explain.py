@@ -55,7 +55,10 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its ranks' answers or, after its end, its files. Raises UnavailableError without an answer."""
+    """Explain a run from its ranks' answers or, after its end, from its files.
+
+    Raises UnavailableError if no node answers.
+    """
     from ddpctl import explain as explaining
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
@@ -123,9 +126,10 @@ def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -
 def ask(
     context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
 ) -> "tuple[ProbeResult, ...]":
-    """Send ``request`` to each node, and wait at most ``timeout_s`` seconds for the answers, which are in ``file``.
+    """Send ``request`` to each node, and wait at most ``timeout_s`` seconds for the answers.
 
-    Returns the last ``max_bytes`` bytes of each answer. Raises UnavailableError if no node answers.
+    The nodes write their answers to ``file``. Returns the last ``max_bytes`` bytes of each answer. Raises
+    UnavailableError if no node answers.
     """
     from ddpctl import launcher
     from ddpctl.node_probe import Probe
@@ -177,8 +181,8 @@ def profile(
 ) -> None:
     """Record a trace of what all ranks of a run do.
 
-    The run continues. You can open the trace in https://ui.perfetto.dev. The command also prints, for
-    each rank, the shares of the time in which it computes, communicates and waits for data. It names the slowest rank.
+    The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints how
+    much of the time the rank computes, communicates and waits for data. It names the slowest rank.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling
@@ -211,7 +215,10 @@ def profile(
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Return the ranks' profiles, the events, and messages about unknown facts. Times are on the clock of node 0."""
+    """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0.
+
+    For example, if a node did not answer, it is not known what its ranks did.
+    """
     from ddpctl.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) -> None:
     """List SSH machines, their GPUs, and the run on each GPU.
 
-    The table shows since when the run has had the GPU, and how busy the GPU is. Below the table are the launches that
+    The table shows how long the run has had the GPU, and how busy the GPU is. Below the table are the launches that
     wait for a GPU, in the order of the queue.
     """
     from ddpctl import targets

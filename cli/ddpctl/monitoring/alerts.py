@@ -85,7 +85,7 @@ RUN_OF_NODE = Recording(
 
 
 def with_run(series: str) -> str:
-    """Return an expression that adds the labels in IDENTITY to a series. Put a comparison in parentheses."""
+    """Return an expression that adds the labels in IDENTITY to a series. A comparison must come in parentheses."""
     return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
 
 
