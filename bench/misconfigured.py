@@ -5,12 +5,8 @@
 Prints a table. --write also puts the table into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux,
 because the machines are network namespaces.
 
-Needs an idle machine. If the machine is idle only for minutes at a time, split the work. --results keeps the results in
-a file, so that nothing is measured twice. --for starts no new measurement after S seconds. In the following commands,
-QUIETLY stands for a program that waits until the machine is idle, and then runs the command that follows it:
-
-    until QUIETLY python bench/misconfigured.py --torchrun --results FILE --for 100; do sleep 1; done
-    python bench/misconfigured.py --torchrun --results FILE --write
+Needs an idle machine. --results keeps the results in a file, so that no measurement is repeated. --for starts no new
+measurement after S seconds. With both, the work can be split: repeat the same command until it prints the table.
 """
 
 import concurrent.futures

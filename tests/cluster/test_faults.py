@@ -1,8 +1,9 @@
-"""Faults of a training on two machines of two ranks each (docs/restarts.md).
+"""Faults of a training on two machines of two ranks each (docs/faults.md).
 
-The scenarios are the benchmark's (bench/fault_injection/rows.py), which does them more often. Each says besides that
-the weights are an undisturbed run's, that nothing is left, and what the nodes' outcomes, exit codes and counters are.
-The benchmark judges the seconds as well; a test does not, since they depend on what else the machine does.
+The faults are those of the benchmark (bench/fault_injection/rows.py), which injects them more often. Each test also
+compares the weights with those of an undisturbed run, looks for processes that are left, and checks the outcome, the exit
+code and the counters of each node. The benchmark also judges the seconds. A test does not, because they depend on what
+else runs on the machine.
 """
 
 import json
