@@ -34,7 +34,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What ``replace_lost`` returns: which lost nodes of a run it has restarted on spare machines."""
+    """What ``replace_lost`` returns about the lost nodes that it has restarted on spare machines."""
 
     handle: Mapping[str, Any]  # the run's handle, updated if any nodes were restarted
     nodes: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class LogQuery:
     timestamps: bool = False  # each line begins with its time
 
     def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-        """Return the log files of these ranks of a node, or of the whole node if there are none.
+        """Return the log files of these ranks of a node, or of the whole node if ``ranks`` is empty.
 
         Each file name is mapped to the prefix that its lines get when they are printed.
         """
@@ -152,7 +152,7 @@ class Target(ABC):
         """Return a script or manifests that run the job without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-        """Return the options with values of the current environment filled in, so that later verbs use the same."""
+        """Return the options with values from the current environment, so that later verbs use the same values."""
         yield ()
         return self.options
 
@@ -185,7 +185,10 @@ class Target(ABC):
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Return the name in the options of each node's machine, or nothing if the target does not choose machines."""
+        """Return the name of each node's machine, as written in the options.
+
+        Return nothing if the target does not choose machines.
+        """
         return ()
 
     def without(self, machines: Collection[str], job: JobSpec) -> Any:
@@ -207,7 +210,7 @@ class Target(ABC):
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield the commands that ``submit`` would run. An error about the machines is raised after all of them."""
+        """Yield the commands that ``submit`` would run. An error about machines is raised after the last command."""
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
@@ -223,7 +226,7 @@ class Target(ABC):
         return {}, ""
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the other folders that contain a folder of this run, in addition to the one with its record.
+        """Return the folders that contain a folder of this run, except the folder that contains its record.
 
         Each item is a machine (None: this machine) and a folder there. ``~`` is the home folder on that machine.
         Raises ConfigError.
@@ -231,7 +234,10 @@ class Target(ABC):
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Save what ``timeline`` and ``report`` need, if it would be deleted with the nodes. Raises no DdpctlError."""
+        """Save the files for ``timeline`` and ``report``, if these files would be deleted with the nodes.
+
+        Raises no DdpctlError.
+        """
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -249,7 +255,7 @@ class Target(ABC):
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
         """Restart lost nodes on spare machines. A node is lost if its machine does not answer.
 
-        Nothing is restarted unless the run is in rendezvous, which means that it waits for its nodes.
+        Nodes are restarted only if the run is in rendezvous, which means that it waits for its nodes.
         """
         raise NotImplementedError
 

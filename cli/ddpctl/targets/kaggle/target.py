@@ -154,7 +154,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of each run from Kaggle and, if its session has ended, also from its log."""
+        """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
@@ -203,7 +203,7 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError, because only the website can stop a session. Return True for a run without one."""
+        """Raise UnavailableError, because only the website can stop a session. Without a session, return True."""
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
@@ -360,7 +360,10 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
-    """Return the error of a failed command of the client, or None if it succeeded. ``doing`` completes "cannot"."""
+    """Return the error of a failed command of the client, or None if it succeeded.
+
+    ``doing`` follows the word "cannot" in the message.
+    """
     pushed = PUSH_ERROR.search(output.stdout)
     if output.returncode == 0 and pushed is None:
         return None
