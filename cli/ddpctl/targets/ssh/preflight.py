@@ -249,7 +249,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
 
 
 def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """For each host that is the same machine as an earlier host, yield its position and an error message."""
+    """Yield the position and an error message for each host that is the same machine as an earlier host."""
     names: dict[str, str] = {}
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         machine = fact.get("machine")
@@ -258,7 +258,7 @@ def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """For each host that lacks the image or has another image than the first host, yield its position and a message."""
+    """Yield the position and an error for each host whose image is missing or differs from the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
