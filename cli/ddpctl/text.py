@@ -20,7 +20,10 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return lines without control characters: colours and overwritten text are removed, all others are escaped."""
+    """Return lines without control characters.
+
+    Colors and overwritten text are removed, tabs become spaces, and all other control characters are escaped.
+    """
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 

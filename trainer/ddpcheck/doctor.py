@@ -51,7 +51,7 @@ class Report:
 
 
 def main(_: object) -> dict[str, Any] | None:
-    """Check this node. On node 0 also collect the results of all nodes, and return them."""
+    """Check this node. On node 0, also collect and return the results of all nodes."""
     if int(os.environ.get(names.LOCAL_RANK, "0")):
         return None
     began = time.monotonic()

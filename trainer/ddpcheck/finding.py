@@ -59,10 +59,10 @@ class Finding:
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding per node: bad if a value differs from the most frequent one.
+    """Yield one finding per node: bad if a value differs from the most frequent value.
 
-    Of equally frequent values, the first one counts. A driver must have the same branch (570 of 570.86.15). If only the
-    rest of its version differs, the finding is a warning.
+    If several values are equally frequent, the first one counts. A driver must have the same branch (570 of 570.86.15).
+    If only the rest of its version differs, the finding is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
     usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}

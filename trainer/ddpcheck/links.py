@@ -1,17 +1,17 @@
 """Measures the links: every pair of nodes exchanges data. A slow link is measured again alone before it is reported.
 
 The pairs meet in a round-robin tournament: in each round, every node measures one pair (if the number of nodes is odd,
-one node waits). If there is only one node, its ranks are the pairs. In an exchange, data goes there and back. The
+one node waits). If there is only one node, its ranks form the pairs. In an exchange, data goes there and back. The
 figure of a pair is the best of 4 to 10 exchanges, because other work on the machine can make an exchange slower, but
 never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if its figure is below half of the median of the other links of its first node, and also below
-  half of that of its second node.
+* A link is suspected if its figure is below half of two medians: the median of the other links of its first node, and
+  the median of the other links of its second node.
 * With fewer than 3 nodes, no node is suspected.
 * A suspect is measured three more times, and nothing else is measured meanwhile. Each time, the best other links of
-  its nodes are then measured, too, one after the other, and the slowest of them counts. The suspect is reported only
-  if its best figure is below half of the median of these slowest figures.
+  its nodes are then measured, too, one after the other. The suspect is compared with the slowest of them. It is
+  reported only if its best figure is below half of the median of these slowest figures.
 * If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
   pairs). Then no comparison is possible, and nothing is reported.
 """
@@ -115,7 +115,10 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 def find_slow(
     ranks: Ranks, members: Sequence[int], figures: Figures
 ) -> tuple[tuple[Again, ...], tuple[Again, ...], tuple[str, ...]]:
-    """Return the repeated measurements of all suspects, those of the slow nodes and links, and why none is named."""
+    """Return the repeated measurements of all suspects, those of the slow nodes and links, and notes.
+
+    A note says why no node or no link can be named as slow.
+    """
     suspects, *notes = suspected_nodes(figures, len(members))
     nodes = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
     slow_nodes, note = confirmed(nodes, len(members), "nodes")
@@ -126,9 +129,9 @@ def find_slow(
 
 
 def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Again, ...], str]:
-    """Return those of ``number`` nodes or links that are slow. If no comparison is possible, also return the reason.
+    """Return the suspects that are slow. If too many are slow for a comparison, return no suspect, and the reason.
 
-    ``what``: the word for them in the reason, in the plural.
+    ``number``: the number of all nodes or links. ``what``: ``nodes`` or ``links``, for the reason.
     """
     slow = tuple(one for one in again if one.is_slow)
     if len(slow) > number / 3:
@@ -137,7 +140,10 @@ def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Aga
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return the members of ``number`` that may be slow. If no comparison is possible, also return the reason."""
+    """Return the nodes that may be slow. If no comparison is possible, return no node, and the reason.
+
+    ``number``: the number of all nodes.
+    """
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
@@ -158,7 +164,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
     """Return the links that may be slow, the slowest first, without links of ``slow`` nodes.
 
-    If so many links are slow that no comparison is possible, return no link, and the reason.
+    If too many links are slow for a comparison, return no link, and the reason.
     """
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
@@ -173,9 +179,10 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
 
 
 def _too_many(suspected: int, number: int) -> bool:
-    """Return whether suspects need not be measured again, because more than a third of ``number`` will be slow.
+    """Return whether there are too many suspects. Then they are not measured again, and none is reported.
 
-    Other work on the machine makes some measurements slow. So up to half of them are measured again, if they are few.
+    More than a third of ``number`` is too many. But other work on the machine makes some measurements slow. So up to
+    ``MAX_SUSPECTS`` suspects are allowed, if they are at most half of ``number``.
     """
     return suspected > max(number / 3, min(number / 2, MAX_SUSPECTS))
 

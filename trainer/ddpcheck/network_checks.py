@@ -2,7 +2,7 @@
 
 ``blame`` decides which node is at fault if a check fails between two nodes.
 
-Each node opens a TCP and a UDP port, and tries those of all other nodes. So each pair is tried in both directions.
+Each node opens a TCP and a UDP port, and tries the ports of all other nodes. So each pair is tried in both directions.
 """
 
 import contextlib
@@ -147,7 +147,8 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
     """Return the failed pairs of each node at fault. As few nodes as possible are blamed.
 
     If there are more than two nodes, each node that no other node reaches is blamed. Then, as long as pairs remain, the
-    node in most of them is blamed. If several nodes are in equally many, a node that others cannot reach is preferred.
+    node that is in most of these pairs is blamed. If several nodes are in equally many pairs, a node that others cannot
+    reach is preferred.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -219,7 +220,7 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
     """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes.
 
-    Warning: they differ by more than 2 s. Bad: by more than 30 s.
+    Warning: a clock differs by more than 2 s. Bad: it differs by more than 30 s.
     """
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():

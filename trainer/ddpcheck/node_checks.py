@@ -100,7 +100,7 @@ def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
 
 
 def check_interfaces(address: str) -> Finding:
-    """Check the interfaces. Warning: two have the same subnet, or only some of the InfiniBand ports are active."""
+    """Check the interfaces. Warning: two of them share a subnet, or only some InfiniBand ports are active."""
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
     for name, owned in psutil.net_if_addrs().items():

@@ -15,7 +15,7 @@ TIMEOUT_S = 180.0  # for one operation of the process groups
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """All ranks, as one of them sees them. ``nodes`` and ``hosts`` have one entry for each rank."""
+    """What this rank knows about itself and all ranks. ``nodes`` and ``hosts`` have one entry for each rank."""
 
     rank: int
     device: torch.device
@@ -41,7 +41,7 @@ class Ranks:
         return float(longest)
 
     def barrier(self) -> None:
-        """Wait until every rank has called this and has no work left on its GPU."""
+        """Wait until every rank has called this method and has no work left on its GPU."""
         self.synchronize()
         dist.barrier()
 
@@ -58,7 +58,7 @@ class Ranks:
 
 
 def join() -> Ranks:
-    """Meet the other ranks at MASTER_ADDR: with NCCL if every rank has a GPU of its own, otherwise with gloo."""
+    """Meet the other ranks at MASTER_ADDR. Use NCCL if every rank has its own GPU, and otherwise gloo."""
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", timeout=timeout)
     local_rank, node = (int(os.environ.get(name, "0")) for name in (names.LOCAL_RANK, names.GROUP_RANK))

@@ -160,7 +160,10 @@ class CheckpointManager:
         return self._saver.uploader if self._saver else None
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save in the middle of an epoch, after this step. False if this rank does not write."""
+        """Return whether to save in the middle of an epoch, after this step.
+
+        With a sharded model, each rank returns the answer of rank 0. Otherwise, a rank that does not write returns False.
+        """
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)

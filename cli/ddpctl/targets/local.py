@@ -1,7 +1,8 @@
-"""The target ``local``: all nodes run on this machine. Each node is a ddprun process, and they communicate by loopback.
+"""The target ``local``: all nodes run on this machine.
 
-The nodes divide the machine's GPUs among themselves. On a machine without GPUs, the ranks use the CPU and gloo. The
-command ``python -m ddprun.nodectl`` prints the state and the logs of nodes, sends signals and finds a free port.
+Each node is a ddprun process. The nodes communicate over the loopback interface. Each node gets a share of the
+machine's GPUs. On a machine without GPUs, the ranks use the CPU and gloo. The command ``python -m ddprun.nodectl``
+prints the state and the logs of nodes, sends signals and finds a free port.
 """
 
 import json
@@ -260,7 +261,7 @@ def _asked(job: JobSpec) -> str:
 
 
 def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Return the error for a Python that cannot start the ranks. ``output`` is that of the check for torch."""
+    """Return the error for a Python that cannot start the ranks. ``output``: the output of the check for torch."""
     if output.returncode == Exit.SCRIPT:
         what, hint = f"{python} has no torch", f"install it with {python} -m pip install 'ddpctl[train]'"
     elif output.returncode == TIMED_OUT:

@@ -1,7 +1,7 @@
 """Combines the histories of the nodes into the metrics of the run over time.
 
-For a counter, the value of the run is the sum over the nodes. For a gauge, it is the maximum. If a counter of a node
-falls, ddprun was started again, and the counter began at 0.
+For a counter, the value of the run is the sum over the nodes. For a gauge, it is the maximum. If ddprun is started
+again on a node, the counters of this node begin at 0 again.
 """
 
 import bisect
@@ -33,7 +33,10 @@ class History:
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """Return at most ``number`` evenly spaced times from the first row to the last, but no more than rows."""
+        """Return at most ``number`` evenly spaced times from the first row to the last.
+
+        Return fewer times if every node has fewer rows.
+        """
         number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
             return ()
@@ -41,7 +44,7 @@ class History:
         return tuple(self.begin + index * step for index in range(number))
 
     def gauge(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the maximum over the nodes at each moment. Before the first value, it is None."""
+        """Return the maximum over the nodes at each moment. Before the first value, the maximum is None."""
         lines = [_held(rows, name, moments) for rows in self.nodes.values()]
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
@@ -55,7 +58,7 @@ class History:
         ) if lines else ()  # fmt: skip
 
     def total(self, name: str) -> float:
-        """Return the sum over the nodes of the last value of a series."""
+        """Return the last value of a series, summed over the nodes."""
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
     @property
@@ -66,12 +69,12 @@ class History:
         return metrics.goodput(self.total(metrics.PRODUCTIVE.name), sum(map(self.total, lost)))
 
     def last(self, name: str) -> float | None:
-        """Return the maximum over the nodes of the last value of a series, or None if there is no value."""
+        """Return the highest of the nodes' last values of a series, or None if there is no value."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)
                          for rows in self.nodes.values()])  # fmt: skip
 
     def first_time(self, name: str) -> tuple[float, float] | None:
-        """Return the time and the first value of a series, or None if there is no value."""
+        """Return the time of the first value of a series, and the value. Return None if there is no value."""
         found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
         return min((one for one in found if one), default=None)
 

@@ -1,7 +1,7 @@
 """Computes what ``ddpctl top`` shows: the state and the speed of a run, from two scrapes of its nodes' metrics.
 
-A rank's own step time is the duration of a step without the time in which the rank waits for other ranks. It is large
-for a slow rank, and small for a rank that waits for a slow rank.
+A rank's own step time is the duration of a step without the time in which the rank waits for other ranks. This time is
+long for a slow rank, and short for a rank that waits for a slow rank.
 """
 
 import statistics
@@ -38,14 +38,14 @@ NUM_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The samples of one node. Each is a pair of labels and a value, keyed by the name of the series."""
+    """The samples of one node, keyed by the name of the series. Each sample consists of its labels and its value."""
 
     node: int
     time: float  # the node's clock, in seconds since the epoch
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Return the values of the samples that have ``labels``, keyed by the value of another label, ``label``."""
+        """Return the values of the samples with ``labels`` in a series, keyed by the value of their label ``label``."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())
@@ -75,7 +75,7 @@ def read_metrics(seen: ProbeResult) -> Reading | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """The speed of one rank in the last seconds. An unknown value is None."""
+    """The speed of one rank in the last few seconds. An unknown value is None."""
 
     rank: int
     node: int
@@ -137,7 +137,7 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "goodput": of_ranks.goodput(
             sum(_sums(now, of_ranks.PRODUCTIVE.name)), sum(_sums(now, of_ranks.UNPRODUCTIVE.name))
         ),
-        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # every node counts for the whole run
+        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # each node's counter covers the whole run
         "steps_lost": int(max(_sums(now, of_ranks.STEPS_LOST.name), default=0)),
         "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
@@ -200,7 +200,7 @@ def _marked(row: RankRow, typical: float | None) -> RankRow:
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
-    """Return the mean duration of the steps since ``before``. If there are none, return the mean of all steps."""
+    """Return the mean duration of the steps since ``before``. If no step has ended since, use all steps."""
     name = of_ranks.STEP_DURATION.name
     for earlier in (before, None):
         seconds = _grown(now, earlier, f"{name}_sum", rank)
@@ -223,7 +223,7 @@ def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]
 
 
 def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
-    """Return the increase of a rank's counter since ``before``. If the counter was reset to 0, return its value."""
+    """Return the increase of a rank's counter since ``before``. If the counter was reset, return its new value."""
     after = now.by("rank", name, **labels).get(rank, 0.0)
     earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
     return after - earlier if after >= earlier else after
@@ -239,7 +239,11 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
-    """Return the seconds between the last steps of the two readings, or since the last step if that is longer."""
+    """Return the seconds from a rank's last step in ``before`` to its last step in ``now``.
+
+    If the time since its last step is longer, return that time. If no step ended between the readings, return the time
+    between the readings.
+    """
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
         return now.time - before.time
@@ -285,7 +289,10 @@ class Watcher:
         self._last: Snapshot | None = None
 
     def probe(self) -> Snapshot:
-        """Take a snapshot, or return the last one if no node answers. Raises DdpctlError if there is no last one."""
+        """Take a snapshot. If the target does not answer, return the previous snapshot.
+
+        Raises DdpctlError if there is no previous snapshot.
+        """
         try:
             self._last = self._probe()
         except UnavailableError as error:  # the network may fail for a short time
@@ -378,7 +385,7 @@ class Watcher:
 
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
-    """Estimate the remaining seconds from the average time of a step so far, without the time in a queue."""
+    """Estimate the remaining seconds from the average time of a step so far. Time in a queue is not counted."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
@@ -400,7 +407,10 @@ def _requeued_s(history: History) -> float:
 
 
 def _counted(history: History, name: str) -> int:
-    """Return the value of a counter, summed over its labels. Every node counts for the whole run."""
+    """Return the value of a counter of the run, summed over its labels.
+
+    The counter of each node covers the whole run. So the highest value is returned, and not the sum over the nodes.
+    """
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

@@ -1,8 +1,8 @@
 """Computes how the time of a run was spent, as a list of phases, and selects the events that matter to a user.
 
-A phase lasts until the last node has left it. A failure costs the phase ``lost``, which lasts from the last step before
-the failure until the ranks have reached that step again. If a queue starts a run again, each start has its own phases,
-and between two starts the phase is ``queue``.
+A phase lasts until the last node has left it. After a failure, the run is in the phase ``lost``. This phase begins with
+the last step before the failure, and ends when the ranks have reached that step again. If a queue starts a run again,
+each start has its own phases. Between two starts, the phase is ``queue``.
 """
 
 import json
@@ -85,7 +85,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list)
 
     def turn(self, phase: str, at: float) -> None:
-        """Begin a phase at the time ``at``, or at the begin of the current phase if ``at`` is earlier."""
+        """Begin a phase at the time ``at``, or at the beginning of the current phase if ``at`` is earlier."""
         at = max(at, self.since)
         if at > self.since:
             self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
@@ -106,7 +106,7 @@ def phase_spans(
     """Return the spans of the run in order.
 
     ``placed`` has the times at which each node got a machine, if they are known. ``queued`` is whether the target has a
-    queue. If the run is active, the spans end at ``now``, otherwise at the last event or metric.
+    queue. If the run is active, the spans end at ``now``. Otherwise they end at the last event or metric.
     """
     spans: list[Span] = []
     since, starts = created, split_starts(events, placed)
@@ -134,7 +134,10 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """Split the events into the starts of the run. If one node joins a running run again, this is not a new start."""
+    """Split the events into groups, one group for each start of the run.
+
+    A single node that joins the running run again does not begin a new group.
+    """
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []
@@ -149,7 +152,10 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
-    """Return whether each node of a start has ended, starts again in ``following``, or got another machine later."""
+    """Return whether a start of the run is over.
+
+    It is over if each of its nodes has ended, has started again in ``following``, or got another machine later.
+    """
     last = {event.node: event for event in start if event.event in OF_NODES}
     then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
     return bool(last) and all(
@@ -171,7 +177,11 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when all nodes of a start had ended. If one did not, return the last event or metric until ``before``."""
+    """Return the time at which the last node of a start ended.
+
+    If a node has not reported its end, return the time of the last event or metric. Metrics after ``before`` are
+    ignored.
+    """
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -216,7 +226,7 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
 
 
 def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
-    """Return the seconds of each phase and its share of the time outside the queue. The queue has the share None."""
+    """Return the seconds of each phase and its share of the time outside the queue. The share of the queue is None."""
     seconds = phase_totals(found)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
@@ -243,13 +253,16 @@ def _is_later(phase: str, following: str) -> bool:
 
 
 def _last_step(history: History, before: float) -> float:
-    """Return the time of the last step in the history until ``before``, or ``before`` if there is none."""
+    """Return the time of the last step in the history up to the time ``before``, or ``before`` if there is none."""
     known = [(time, step) for time, step in _steps(history) if time <= before]
     return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first row with the highest step
 
 
 def _caught_up(history: History, event: Event) -> float:
-    """Return when the ranks reached the last step before the failure again. ``event`` is their first step after it."""
+    """Return the time at which restarted ranks again reached the last step before the restart.
+
+    ``event`` is the first step of the ranks after the restart.
+    """
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
@@ -282,7 +295,10 @@ def _seconds(value: object) -> float:
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
-    """Insert ``parts`` into ``whole``: restores into the phase import, and the other spans into training."""
+    """Insert the spans in ``parts`` into the spans in ``whole``.
+
+    Restores are inserted into the phase ``import``, and all other parts into the phase ``training``.
+    """
     found: list[Span] = []
     for span in whole:
         at = span.begin
@@ -315,7 +331,7 @@ class Timeline:
 
     @property
     def begin(self) -> float:
-        """The time from which times are counted: the end of the first wait in a queue, or the launch."""
+        """The time at which the timeline begins: the end of the first wait in a queue, or the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
@@ -363,7 +379,10 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return the rank or node whose log shows why a run failed, and the end of the log, or two empty strings."""
+    """Return the rank or node whose log shows why a run failed, and the end of this log.
+
+    Return two empty strings if the run has not failed, or if there is no such log.
+    """
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
@@ -395,7 +414,7 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events that matter to a user, ordered by time. An event that all nodes report is returned once."""
+    """Return the events that matter to a user, ordered by time. An event that all nodes report is listed once."""
     found: list[Event] = []
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):

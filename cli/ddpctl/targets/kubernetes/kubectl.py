@@ -38,7 +38,7 @@ class Kubectl:
         return Command(argv=(*self.argv, REQUEST_TIMEOUT, *arguments), timeout_s=timeout_s, **rest)
 
     def view(self) -> Command:
-        """Return the command that prints the context's configuration. It does not contact the cluster."""
+        """Return the command that prints the context's configuration. The command does not contact the cluster."""
         context = ("--context", self.context) if self.context else ()
         return Command(argv=("kubectl", *context, "config", "view", "--minify", "-o", "json"), probe=True)
 
@@ -47,13 +47,13 @@ class Kubectl:
         return self.run("get", "--raw", path, probe=True)
 
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
-        """Return the command that creates the objects in a YAML text. ``dry_run``: only let the cluster check them."""
+        """Return the command that creates the objects in a YAML text. ``dry_run``: the cluster only checks them."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
         return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
 
     def get(self, what: str, *rest: str) -> Command:
-        """Return the command that prints objects as JSON. It prints nothing if there are no such objects."""
+        """Return the command that prints objects as JSON, or prints nothing if there are no such objects."""
         return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
 
     def events_of(self, name: str) -> Command:
@@ -72,7 +72,7 @@ class Kubectl:
 
 
 def items(output: Output) -> list[dict[str, Any]]:
-    """Return the objects that ``get`` has printed: those of a list, one object, or none."""
+    """Return the objects in the output of ``get``. The output may be a list of objects, one object or empty."""
     if not output.stdout.strip():
         return []
     answer = json.loads(output.stdout)
@@ -149,7 +149,7 @@ _REFUSED: Explanations = {
 
 
 def explain(text: str, explanations: Explanations) -> str | None:
-    """Return the explanation with the first pattern that matches the text, or None if no pattern matches."""
+    """Return the first explanation whose pattern matches the text, or None if no pattern matches."""
     for pattern, sentence in explanations.items():
         if match := re.search(pattern, text, re.M):
             return sentence(match) if callable(sentence) else sentence.format(m=match)
@@ -159,7 +159,7 @@ def explain(text: str, explanations: Explanations) -> str | None:
 def error_of(output: Output) -> DdpctlError:
     """Return the error of a failed command.
 
-    It is a ConfigError if the cluster or kubectl has refused the request, and otherwise an UnavailableError.
+    The error is a ConfigError if the cluster or kubectl has refused the request. Otherwise it is an UnavailableError.
     """
     if output.returncode == NOT_FOUND:
         return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
@@ -197,8 +197,8 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
 def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str, str]]:
     """Return the kind of workload to use, the reason for it, and a note for the user, which may be empty.
 
-    If the options do not name the kind, it is the first one that the cluster serves. Raises ConfigError or
-    UnavailableError.
+    If the options do not name a kind, choose the first kind that the cluster serves: PyTorchJob, TrainJob or Job.
+    Raises ConfigError or UnavailableError.
     """
     if options.workload != "auto":
         workload = WORKLOADS[options.workload]

@@ -1,8 +1,8 @@
-"""The manifests of a run's objects: its job, as each of the three kinds of workload, and the objects that it needs.
+"""Builds the manifests of a run: the manifest of its job, and the manifests of the objects that the job needs.
 
-The kinds are PyTorchJob (kubeflow.org/v1, of the training-operator), TrainJob (trainer.kubeflow.org/v1alpha1, of
-Kubeflow Trainer) and Indexed Job (batch/v1). Every pod gets the variables that ddprun needs. A manifest sets those that
-the operator does not set.
+A job is one of three kinds of workload: PyTorchJob (kubeflow.org/v1, of the training-operator), TrainJob
+(trainer.kubeflow.org/v1alpha1, of Kubeflow Trainer) or Indexed Job (batch/v1). Every pod gets the variables that ddprun
+needs. The operator sets some of these variables, and the manifest sets the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,7 +91,7 @@ def metadata_of(draft: Draft) -> Object:
 
 
 def backoff_limit(draft: Draft) -> int:
-    """Return the total number of restarts that all pods may have."""
+    """Return how many restarts are allowed for all pods together."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 
@@ -157,7 +157,7 @@ def _job_restart(draft: Draft) -> str:
 
 
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
-    """Return the fields that all Jobs have: the pod template, and which failures of a pod end the job.
+    """Return the fields that all Jobs have: the pod template, and the rules for failed pods.
 
     An eviction or deletion of a pod does not count as a failure.
     """

@@ -79,7 +79,7 @@ def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """Return the toleration for a text ``KEY[=VALUE][:EFFECT]``, as it is in a pod's spec."""
+    """Return the toleration for a text ``KEY[=VALUE][:EFFECT]``, in the form that a pod's spec needs."""
     key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
     spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
     return spelled | ({"effect": effect} if effect else {})

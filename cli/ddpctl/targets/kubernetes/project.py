@@ -1,8 +1,8 @@
 """A program that reads the files of a project: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
-The target starts it in the project's folder. It prints JSON: ``files`` (path → text) and ``left_out`` (paths that match
-a pattern but look like secrets). stdin contains all paths of the project, each followed by NUL, as ``git ls-files -z``
-prints them. If stdin is empty, the program searches the folder.
+The target starts the program in the project's folder. The program prints JSON: ``files`` (path → text) and
+``left_out`` (paths that match a pattern but look like secrets). stdin contains all paths of the project, each followed
+by NUL, as ``git ls-files -z`` prints them. If stdin is empty, the program searches the folder.
 """
 
 import json
@@ -30,7 +30,7 @@ SECRETIVE = (
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
-    """Return whether a pattern matches the path or only the file's name."""
+    """Return whether one of the patterns matches the file's path or the file's name."""
     return path in globs or any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
 
 
@@ -40,7 +40,10 @@ def is_secretive(path: str) -> bool:
 
 
 def is_configuration(name: str, text: str) -> bool:
-    """Return whether a file is a configuration of ddpctl. Ranks do not need it, and it contains names of accounts."""
+    """Return whether a file is a configuration of ddpctl.
+
+    Ranks do not need such a file, and it contains names of accounts.
+    """
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     if name.rpartition("/")[2] == FILE_NAME:

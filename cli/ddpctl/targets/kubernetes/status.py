@@ -113,7 +113,7 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
 
 
 def is_lost(pod: Object, now: float) -> bool:
-    """Return whether a deleted pod still exists long after its grace period, as it does if its machine is lost."""
+    """Return whether a deleted pod still exists after it should have ended. This happens if its machine is lost."""
     if "deletionTimestamp" not in pod["metadata"]:
         return False
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
@@ -194,7 +194,10 @@ def _unconfigured(message: str) -> str:
 
 
 def _ended(ended: Object) -> str:
-    """Return the exit code of a container with its last line of output or, without output, the code's meaning."""
+    """Return a message about how a container ended: its exit code, and the last line of its output.
+
+    If the container printed nothing, the message contains the meaning of the exit code instead.
+    """
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         return "killed, out of memory: increase memory, or use a smaller batch or fewer workers"
@@ -220,7 +223,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
 
 
 def newest_first(events: Sequence[Object]) -> list[Object]:
-    """Return the events in the order of time, the most recent one first."""
+    """Return the events sorted by time, the most recent event first."""
     return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
 
 
@@ -244,7 +247,7 @@ def has_ended(job: Object | None) -> bool:
 
 
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
-    """Return the pod of each node, or the newest pod if the node has several."""
+    """Return the pod of each node. If a node has several pods, return the newest one."""
     found: dict[int, Object] = {}
     for pod in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
         found[workload.node(pod["metadata"], master)] = pod
@@ -254,7 +257,7 @@ def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
     """Return the names of the objects whose events are needed to explain the run's state.
 
-    They are pods whose status does not say why they wait, and the job if some of its pods do not exist.
+    These are the pods whose status does not say why they wait, and the job if some of its pods do not exist.
     """
     names = [pod["metadata"]["name"] for pod in pods if report(pod, workload.container).unexplained]
     if job is not None and not has_ended(job) and len(pods) < nodes and "Suspended" not in conditions(job):

@@ -100,7 +100,10 @@ class KubernetesTarget(Target):
         return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of each run from its job, its pods and, if they do not explain its state, their events."""
+        """Return the status of each run from its job and its pods.
+
+        If these do not explain the run's state, also query their events.
+        """
         found: dict[str, RunStatus] = {}
         for place in {_place(run) for run in runs if run.handle}:
             group = [run for run in runs if run.handle and _place(run) == place]
@@ -184,7 +187,7 @@ class KubernetesTarget(Target):
                 yield from keep_files(run, kubectl_of(run.handle), pods)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Copy the run's files from its running pods or, if there are none, from its PersistentVolumeClaim."""
+        """Copy the run's files from its running pods. If no pod runs, copy them from its PersistentVolumeClaim."""
         if not run.handle:
             raise NoInputError(f"run '{run.name}' has no log: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
@@ -232,7 +235,7 @@ class KubernetesTarget(Target):
         return not items(left)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command, or a shell if ``argv`` is empty, in a node's container. Return its exit code."""
+        """Run a command in a node's container, or a shell if ``argv`` is empty. Return the exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
             raise NoInputError(f"run '{run.name}' has no pod for node {node}: nodes are 0 to {run.job.max_nodes - 1}")
@@ -272,9 +275,10 @@ class KubernetesTarget(Target):
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """Return those of ``kinds`` for which the launch with this uid has created an object with this name.
+    """Return the kinds of the objects that have this name and that the launch with this uid has created.
 
-    The objects are queried by name, and not by label, because a user who may list Secrets could read all of them.
+    Only objects of these ``kinds`` are queried, each by its name. A query by label would need the right to list
+    Secrets. With this right, the user could read every Secret in the namespace.
     Raises DdpctlError if the query of a ``needed`` kind fails.
     """
     label = "jsonpath={.metadata.labels." + UID_LABEL.replace(".", r"\.") + "}"
@@ -304,7 +308,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
     """Return a command that prints the output lines of ``argv`` that match ``only``.
 
-    If ``only`` is None, it prints all lines except the records of files that nodes write to their logs.
+    If ``only`` is None, the command prints all lines except the lines (records) in which nodes save their files.
     """
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
@@ -314,7 +318,7 @@ def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
 
 
 def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
-    """Yield the comments at the beginning of a rendered spec: what it needs to run, and notes.
+    """Yield the comments at the beginning of a rendered spec: what the run needs, and notes for the user.
 
     ``operator``: the software that must be in the cluster to create the pods.
     """
@@ -413,7 +417,10 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Check and create the run's objects. Raises NotStartedError, or another DdpctlError if the job may exist."""
+    """Check and create the run's objects.
+
+    Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
+    """
     try:
         kubectl, workload, draft, needed, note = yield from _prepare(plan, options)
     except DdpctlError as error:
@@ -487,7 +494,7 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
     """Create the ``needed`` objects and the job. The job becomes their owner, so that they are deleted with it.
 
-    Return whether the Secret was created. Only for a job with secrets, it is an error if it cannot be created.
+    Return whether the Secret was created. If the user has no right to create Secrets, only a job with secrets fails.
     """
     answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])

@@ -1,8 +1,8 @@
 """Renders the parts of the batch script that depend on the container runtime (none, pyxis, apptainer, podman, docker).
 
-In a container, the project is at /workspace, the run's folders have the same paths as on the node, and the network is
-that of the node. Each variable that a container needs is passed by its name, so that it overrides the image's value and
-does not show its value on a command line.
+In a container, the project is at /workspace, and the run's folders have the same paths as on the node. The container
+uses the node's network. Each variable that a container needs is passed by its name. So the variable overrides the
+image's value, and its own value does not appear on a command line.
 """
 
 import re
@@ -61,7 +61,7 @@ def handed_in(job: JobSpec) -> tuple[str, ...]:
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
-    """Return all mounts of a container, each quoted for bash. The variables in ddpctl's own mounts can be expanded."""
+    """Return all mounts of a container, each quoted for bash. Bash expands variables only in ddpctl's own mounts."""
     return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
 
 
@@ -213,7 +213,8 @@ _ddp_more=() # in the job's own cgroup, with its limits, where the engine's runt
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
     """Return the parts for podman or docker.
 
-    A container is not a child process of its srun task. Both hold a pipe, which ends ddprun if the task ends.
+    A container is not a child process of its srun task, and does not end with the task. So ddprun reads a pipe from
+    the task. When the task ends, the pipe is closed, and ddprun saves and stops.
     """
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'

@@ -161,5 +161,8 @@ class SlurmOptions:
 
 
 def lead_s(job: JobSpec) -> int:
-    """Return how many seconds before the time limit Slurm must warn a job, so that it can save and be requeued."""
+    """Return how many seconds before its time limit a job must get a warning from Slurm.
+
+    The job needs this time to save and to be requeued.
+    """
     return int(job.grace) + LEAD_S

@@ -34,11 +34,11 @@ HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
 def state_of(word: str) -> State:
-    """Return the state of a run for a state of Slurm, such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``."""
+    """Convert a state of Slurm, such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``, to the state of a run."""
     return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
 
 
-# squeue's reasons for which a job may wait forever → a message
+# squeue's reason why a job may wait forever → a message
 HOPELESS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows: use fewer, or another partition",
     "PartitionTimeLimit": "it requests more time than its partition allows: use less, or another partition",
@@ -205,7 +205,7 @@ exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$name" --mpi
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The state of a job, or of one task of a job array, that Slurm reports."""
+    """The state that Slurm reports for a job, or for one task of a job array."""
 
     id: str
     task: str | None  # its index in the array
@@ -301,7 +301,7 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
-    """Return a message that a waiting job was requeued, and at which step. Return "" if it was not."""
+    """Return a message that says at which step a waiting job was requeued. Return "" if it was not requeued."""
     if not (found := run_files.read_starts(starts)):
         return ""
     reached = [one.outcome.step for one in reports if one.outcome] + [
@@ -339,7 +339,8 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
     """Return the status of a whole job array.
 
-    The array is active while one of its tasks is. Then its status is that of the task with the highest exit code.
+    While at least one task is active, the array has the state of an active task. Running tasks take precedence over
+    waiting tasks. After the end of all tasks, the array has the status of the task with the highest exit code.
     """
     words = [state.state for state in states]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))

@@ -74,7 +74,7 @@ class SlurmTarget(Target):
             yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Submit the batch script with sbatch, or start it in the allocation inside which ddpctl runs."""
+        """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
         del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
@@ -131,7 +131,7 @@ class SlurmTarget(Target):
             raise no_such_log(run, yet=True)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Return the metrics and files of each node, which the login node can read."""
+        """Return the metrics and files of each node. The login node fetches all of them."""
         if tasks := tasks_of(run):
             raise ConfigError(
                 f"run '{run.name}' is an array of {len(tasks)} trainings",
@@ -146,7 +146,7 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Cancel a waiting job, or signal a running job's script, which signals the ranks. KILL cancels any job."""
+        """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S

@@ -2,8 +2,8 @@
 
 Each host has a folder of claims with these files:
 
-``run-NAME.NODE`` (a claim) lists the GPUs of one node. It is valid while the node's ddprun holds a lock on it (with an
-inherited file descriptor), or while the node's container runs.
+``run-NAME.NODE`` (a claim) lists the GPUs of one node. The claim is valid while the node's ddprun holds a lock on it
+(with an inherited file descriptor), or while the node's container runs.
 ``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is the first in the queue. The ticket
 is valid while an SSH session of the launch's ddpctl holds a lock on it.
 ``mutex`` is locked by every script that reads or changes the files.
@@ -60,7 +60,8 @@ def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
 def _functions(folder: str) -> str:
     """Return shell code that sets ``$_ddp_c`` to the folder of claims and defines the function ``_ddp_held FILE``.
 
-    The function tests whether a claim or ticket is valid. It is also valid if its container engine does not answer.
+    The function tests whether a claim or ticket is valid. A claim also counts as valid if its container engine does
+    not answer.
     """
     return f"""\
 _ddp_c={folder}
@@ -132,7 +133,7 @@ done
 def take_ticket(folder: str, run: str, uid: str) -> str:
     """Return a script that creates a ticket at the end of the queue and prints the ticket's number.
 
-    It removes the ticket when stdin ends, or when the ticket has not been renewed for ``TICKET_S``.
+    The script removes the ticket when stdin ends, or when the ticket has not been renewed for ``TICKET_S``.
     """
     return f"""\
 {_functions(folder)}{_LOCK}\

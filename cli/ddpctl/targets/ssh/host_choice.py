@@ -1,4 +1,4 @@
-"""Chooses the hosts of a launch: the first ones in the target's list that are ready. All others are spare hosts."""
+"""Chooses the hosts of a launch: the first hosts in the target's list that are ready. All other hosts are spares."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,9 +44,10 @@ def is_resumed(plan: Plan) -> bool:
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
-    """Return the positions of the hosts that are not excluded. The host with the checkpoints to resume from is first.
+    """Return the positions of the hosts that are not excluded.
 
-    Raises ConfigError if too few hosts remain.
+    If the run resumes, the host whose disk has its checkpoints is the first. Raises ConfigError if too few hosts
+    remain.
     """
     for _, text in options.problems(plan.job):
         raise ConfigError(f"--nodes: {text}")
@@ -55,7 +56,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """Return the position of the host on whose disk the checkpoints to resume from are, or None."""
+    """Return the position of the host whose disk has the checkpoints from which the run resumes, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
@@ -115,10 +116,10 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """Return the usable hosts, first one that has checkpoints to resume from, and a list of notes for the user.
+    """Order the usable hosts for a run that resumes. Return these hosts, and a list of notes for the user.
 
-    If the run's own checkpoints cannot be used, this is the host with the newest copy of them. Raises UnavailableError
-    if no host has checkpoints.
+    If the checkpoints are on the disks of hosts, the first host is the one to which they were saved. If that host
+    cannot be used, the first host is the one with the newest copy. Raises UnavailableError if no host has a copy.
     """
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
@@ -156,9 +157,9 @@ def _with_checkpoints(
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
-    """Wait until the launch is the first in the queue of every host, and enough GPUs are free there.
+    """Wait until the launch is the first in the queue of every host, and every host has enough free GPUs.
 
-    Raises UnavailableError. The tickets of the launch are removed when its verb ends.
+    Raises UnavailableError. The tickets of the launch are removed when the verb ``submit`` ends.
     """
     order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
     folder, poll = scripts.claims_folder(options.home), f"sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"

@@ -1,4 +1,4 @@
-"""Parses what hosts have reported about themselves, and finds reasons for which a run cannot start on them."""
+"""Parses what hosts have reported about themselves, and finds reasons why a run cannot start on them."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,11 +39,11 @@ class Judgement:
     rows: tuple[str, ...]  # a table of the hosts
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
-        """Return the types of a host's problems, or an empty set if it is ready. ``number``: its position."""
+        """Return the types of a host's problems, or an empty set if it is ready. ``number``: the host's position."""
         return {kind for kind, _, _ in self.wrong[number]}
 
     def why(self, number: int) -> str:
-        """Return the problems of a host as one line. ``number``: its position."""
+        """Return the problems of a host as one line. ``number``: the host's position."""
         return "; ".join(text for _, _, text in self.wrong[number])
 
     @property
@@ -67,7 +67,7 @@ class Judgement:
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
-        """Return a warning for each chosen host whose clock is wrong. ``chosen``: their positions."""
+        """Return a warning for each chosen host whose clock is wrong. ``chosen``: the positions of the chosen hosts."""
         return tuple(
             f"{self.hosts[number].address}: its clock differs from this machine's by {ahead:+.0f} s"
             for number in chosen
@@ -77,7 +77,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The properties of a host that it has reported."""
+    """The properties that a host has reported."""
 
     words: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
     failure: str = ""  # why the script failed; empty if it did not
@@ -136,7 +136,7 @@ class Facts:
 
 
 def parse_facts(output: Output) -> Facts:
-    """Parse the output of ``scripts.facts_script``. If its end is missing, ``failure`` is set."""
+    """Parse the output of ``scripts.facts_script``. If the end of the output is missing, ``failure`` is set."""
     words: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
@@ -249,7 +249,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
 
 
 def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that is the same machine as an earlier host, with an error message."""
+    """Yield the position and an error message for each host that is the same machine as an earlier host."""
     names: dict[str, str] = {}
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         machine = fact.get("machine")
@@ -258,7 +258,7 @@ def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield each host that lacks the image or has a different image than the first host, with an error message."""
+    """Yield the position and an error for each host whose image is missing or differs from the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):

@@ -1,9 +1,9 @@
-"""Copies the project's folder to hosts. Only files are sent whose size or modification time has changed.
+"""Copies the project's folder to hosts. Only files whose size or modification time has changed are sent.
 
-The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). But if a
-host has older versions of many of them, and both machines have rsync, then rsync sends only the changed parts.
-A host keeps one copy of each project. Each run gets hard links to its files, so that a later sync does not change the
-files of the run.
+The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). But if
+both machines have rsync, and the host has older versions of more than 1 MB of these files, then rsync sends only their
+changed parts. A host keeps one copy of each project. Each run gets hard links to the files of this copy, so that a
+later sync does not change the files of the run.
 """
 
 import hashlib
@@ -63,11 +63,14 @@ class Copy:
     files: Mapping[str, str]
 
     def changed(self, project: Project) -> tuple[str, ...]:
-        """Return the names of the files that the host does not have in the same version."""
+        """Return the names of the files that the host lacks or has in another version."""
         return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
 
     def suits_rsync(self, project: Project) -> bool:
-        """Return whether rsync is faster: both machines have it, and the host has older versions of many files."""
+        """Return whether to use rsync, which sends only the changed parts of files.
+
+        Both machines must have rsync, and the host must have older versions of more than ``_LITTLE`` bytes of files.
+        """
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE
 
@@ -200,7 +203,7 @@ def _send(
 
 
 def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tuple[str, ...]]) -> str:
-    """Return a message of two lines: what the project contains, and what is sent to how many hosts."""
+    """Return a message of two lines: what the project contains, and what is sent to the hosts."""
     text = f"project: {counted(len(project.files), 'file')}, {human_size(project.num_bytes)}"
     if project.left_out:
         text += f"; left out: {', '.join(project.left_out)}"

@@ -203,7 +203,8 @@ cd {path_word(folder)}
 def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
     """Return a script that prints a JSON object for each run and node. The line ``SHOWN`` separates the objects.
 
-    Its keys are those of ``nodectl show``: alive, remains, node (of node.json), outcome (of outcome.json) and history.
+    Each object has the keys of ``nodectl show``: alive, remains, node (of node.json), outcome (of outcome.json) and
+    history.
     """
     # The script starts as few programs as possible, because it may query hundreds of runs. Processes or containers are
     # listed at most once, and only if a node has ended without an outcome.
@@ -280,9 +281,11 @@ def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQue
 def signal_container(
     engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
 ) -> str:
-    """Return a script that signals a node's container, waits, and prints whether it still exists, as nodectl does.
+    """Return a script that signals a node's container and waits for its end.
 
-    ``last_word``: the JSON text of the outcome to write if the node is killed before it has written one.
+    The script then prints, in the format of nodectl, whether the container still exists.
+    ``last_word``: an outcome as JSON text. If the node is killed before it has written its outcome, the script writes
+    this text.
     """
     folder = path_word(run_path(home, run, node_name(node)))
     ours = f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
@@ -303,7 +306,10 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Return a script that signals the processes of a node with nodectl, which waits and prints whether it is alive."""
+    """Return a script that signals the processes of a node with nodectl.
+
+    The program nodectl waits for the end of the processes, and prints whether the node is still alive.
+    """
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"

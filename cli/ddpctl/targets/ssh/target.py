@@ -55,7 +55,7 @@ class SshTarget(Target):
         )
 
     def machines(self, run: Run) -> tuple[str, ...]:
-        """Return the address of each node's host, as it is in the options."""
+        """Return the address of each node's host, as written in the options."""
         return tuple(host.address for host in self._hosts_of(run))
 
     def without(self, machines: Collection[str], job: JobSpec) -> SshOptions | None:
@@ -64,7 +64,7 @@ class SshTarget(Target):
         return None if any(options.problems(job)) else options
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
-        """Check the hosts. If enough of them are ready, start one node on each."""
+        """Check the hosts. If enough of them are ready, start one node on each host."""
         try:
             secrets = yield from read_secrets(plan.job)
             choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
@@ -75,7 +75,8 @@ class SshTarget(Target):
     def dry_run(self, plan: Plan) -> Verb[Submission]:
         """Yield the commands that ``submit`` would run.
 
-        If hosts are not ready, the commands have placeholders such as ``<image>``, and the error is raised after them.
+        If hosts are not ready, the commands have placeholders such as ``<image>``. The error is raised after the last
+        command.
         """
         plan = replace(plan, wait_s=None)
         seen: list[tuple[SshHost, Facts]] = []
@@ -194,7 +195,7 @@ class SshTarget(Target):
         return clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
-        """Return the status of each run. Each host is queried only once, about all its nodes."""
+        """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
         nodes: dict[SshHost, list[tuple[str, int]]] = {}
         for run in runs:
             for node, host in enumerate(self._hosts_of(run)):
@@ -212,7 +213,10 @@ class SshTarget(Target):
         )
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the logs of the nodes, one node after the other. ``follow``: print the lines of all as they appear."""
+        """Print the logs of the nodes, one node after the other.
+
+        ``follow``: print the lines of all nodes as they appear.
+        """
         commands = tuple(
             Command(
                 argv=("/bin/sh",),
@@ -235,7 +239,10 @@ class SshTarget(Target):
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def has_spares(self, run: Run) -> bool:
-        """Return whether a host of the target has no node of the run. Return False if the record lists no hosts."""
+        """Return whether the target has a spare host for the run. Return False if the record lists no hosts.
+
+        A spare host has no node of the run, and is neither excluded nor lost.
+        """
         return "hosts" in run.handle and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
@@ -244,10 +251,10 @@ class SshTarget(Target):
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Restart the nodes whose hosts do not answer on spare hosts.
+        """Restart each node whose host does not answer, on a spare host.
 
-        Do nothing unless node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0 itself
-        cannot be replaced, because it has the run's store.
+        Nodes are restarted only if node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0
+        itself cannot be replaced, because it has the run's store.
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
@@ -298,7 +305,7 @@ class SshTarget(Target):
         return tuple(map(host_report, self.options.hosts, outputs))
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Return the metrics and files of each node, which its host reads."""
+        """Return the metrics and files of each node. The node's host reads them."""
         hosts = self._hosts_of(run)
         folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
         outputs = yield tuple(
@@ -328,7 +335,7 @@ class SshTarget(Target):
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Copy the run's folder and, if it is elsewhere, the folder of its checkpoints from each of its hosts."""
+        """Copy the run's folder from each host of the run. If the checkpoints are elsewhere, copy their folder, too."""
         own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
         folders = {"": path_word(own)}
         if checkpoints and not PurePath(checkpoints).is_relative_to(own):
@@ -349,7 +356,7 @@ class SshTarget(Target):
         return sh(host, text, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command in the node's container or, if it has none, in the ranks' working folder.
+        """Run a command in the node's container. Without a container, run it in the ranks' working folder.
 
         The command gets the environment variables of the job.
         """
@@ -371,13 +378,16 @@ class SshTarget(Target):
         return done.returncode
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
-        """Return the host of each node from the run's record. If it has none, return the first hosts of the target."""
+        """Return the host of each node from the run's record.
+
+        If the record lists no hosts, return the first hosts of the target.
+        """
         hosts, numbers = self.options.hosts, run.handle.get("hosts")
         known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
         return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
 
     def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
-        """Return each node and its host. If the record has no hosts, return all pairs of a node and a host."""
+        """Return each node and its host. If its host is unknown, return each node with every host of the target."""
         if run.handle or run.job.max_nodes == len(self.options.hosts):
             return tuple(enumerate(self._hosts_of(run)))
         return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
@@ -416,7 +426,10 @@ def work_dir(options: SshOptions, run: str) -> str:
 
 
 def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
-    """Return the command that finds a free port on the host of node 0. ``address``: where others reach it."""
+    """Return the command that finds a free port on the host of node 0.
+
+    ``address``: the address at which the other hosts reach this host.
+    """
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
         text = f"{path_word(options.python)} {' '.join(words)}\n"
