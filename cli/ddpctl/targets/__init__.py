@@ -87,11 +87,7 @@ class LogQuery:
     timestamps: bool = False  # each line begins with its time
 
     def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-<<<<<<< HEAD
         """Return the log files of these ranks of a node. If ``ranks`` is empty, return those of the whole node.
-=======
-        """Return the log files of these ranks of a node, or of the whole node if ``ranks`` is empty.
->>>>>>> h-d3
 
         Each file name is mapped to the prefix that its lines get when they are printed.
         """
@@ -156,14 +152,10 @@ class Target(ABC):
         """Return a script or manifests that run the job without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-<<<<<<< HEAD
         """Fill in the options with values of the current environment, and return them.
 
         Later verbs then use the same values.
         """
-=======
-        """Return the options with values from the current environment, so that later verbs use the same values."""
->>>>>>> h-d3
         yield ()
         return self.options
 
@@ -196,11 +188,7 @@ class Target(ABC):
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
-<<<<<<< HEAD
         """Return the name of each node's machine, as it is written in the options.
-=======
-        """Return the name of each node's machine, as written in the options.
->>>>>>> h-d3
 
         Return nothing if the target does not choose machines.
         """
@@ -225,14 +213,10 @@ class Target(ABC):
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-<<<<<<< HEAD
         """Yield the commands that ``submit`` would run.
 
         An error about the machines is raised after all commands have been yielded.
         """
-=======
-        """Yield the commands that ``submit`` would run. An error about machines is raised after the last command."""
->>>>>>> h-d3
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
@@ -248,11 +232,7 @@ class Target(ABC):
         return {}, ""
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-<<<<<<< HEAD
-        """Return the parent folders of all folders of this run, except the parent of the folder with the run's record.
-=======
         """Return the folders that contain a folder of this run, except the folder that contains its record.
->>>>>>> h-d3
 
         Each item is a machine (None: this machine) and a parent folder there. ``~`` is the home folder on that machine.
         Raises ConfigError.
@@ -260,11 +240,7 @@ class Target(ABC):
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-<<<<<<< HEAD
-        """Save the data that ``timeline`` and ``report`` need, if this data would be deleted with the nodes.
-=======
         """Save the files for ``timeline`` and ``report``, if these files would be deleted with the nodes.
->>>>>>> h-d3
 
         Raises no DdpctlError.
         """

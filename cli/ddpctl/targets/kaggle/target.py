@@ -157,11 +157,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-<<<<<<< HEAD
-        """Return the status of each run, as Kaggle reports it. If the session has ended, its log is read, too."""
-=======
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
->>>>>>> h-d3
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
@@ -213,14 +209,10 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-<<<<<<< HEAD
         """Raise UnavailableError, because only the website can stop a session.
 
         Return True if the run has no session.
         """
-=======
-        """Raise UnavailableError, because only the website can stop a session. Without a session, return True."""
->>>>>>> h-d3
         del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
@@ -377,15 +369,9 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
-<<<<<<< HEAD
-    """Return an error if a command of the client failed, otherwise None.
-
-    ``doing`` follows the word "cannot" in the error message.
-=======
     """Return the error of a failed command of the client, or None if it succeeded.
 
     ``doing`` follows the word "cannot" in the message.
->>>>>>> h-d3
     """
     pushed = PUSH_ERROR.search(output.stdout)
     if output.returncode == 0 and pushed is None:

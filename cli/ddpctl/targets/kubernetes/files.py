@@ -33,13 +33,8 @@ READER_S = 180  # how long the pod that reads a PersistentVolumeClaim may take t
 def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
     """Return the metrics and files of each node, in the order of the nodes.
 
-<<<<<<< HEAD
     They come from the node's pod. If the pod has ended, they come from the pod's log, and from the files that were
     saved on this machine.
-=======
-    They come from the node's pod. If the pod has ended, they come from its log and from the files that were saved on
-    this machine.
->>>>>>> h-d3
     """
     nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
     running = [node for node in nodes if node in pods and _runs(pods[node])]
@@ -106,11 +101,7 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-<<<<<<< HEAD
-    """Save files of the nodes in the run's local folder. ``timeline`` and ``report`` need these files."""
-=======
     """Save the files for ``timeline`` and ``report`` in the run's local folder."""
->>>>>>> h-d3
     seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
     nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
     asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
