@@ -151,9 +151,10 @@ def check_clocks() -> Finding:
 
 
 def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
-    """Check for Xid errors in the kernel log. Bad: a hardware error in the last day. Warning: an older or unknown one.
+    """Check for Xid errors in the kernel log.
 
-    Errors caused by a faulty program (13, 31, 43, 45) are left out.
+    Bad: a hardware error (BAD_XIDS) in the last day. Warning: an older hardware error, or an error of unknown kind.
+    Errors caused by a faulty program (SCRIPT_XIDS) are left out.
     """
     records = bytearray()
     try:

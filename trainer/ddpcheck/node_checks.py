@@ -223,8 +223,9 @@ def _core_seconds() -> tuple[float, float]:
 def check_cpu(speed: CpuSpeed) -> Finding:
     """Check whether a thread that needs a whole core gets it.
 
-    Bad: it gets less than 75 % of a core, and the cause is a quota, or the cores were idle for at least half of the
-    time in which the thread did not run. Warning: it gets less than 75 % because other programs use the cores.
+    Bad: the thread gets less than 75 % of a core because of a quota. A quota is also assumed if cores were idle for at
+    least half of the time in which the thread did not run. Warning: the thread gets less than 75 % because other
+    programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"
