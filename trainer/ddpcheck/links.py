@@ -2,12 +2,11 @@
 
 The order is that of a round-robin tournament. In each round, the nodes form pairs, and the nodes of a pair exchange
 data. If the number of nodes is odd, one node waits. If there is only one node, its ranks exchange data instead. An
-exchange sends data from one to the other and back. The figure of a pair is the best of 4 to 10 exchanges, because other
-work on the machine can make an exchange slower, but never faster.
+exchange sends data from one to the other and back. The figure of a pair is the best of 4 to 10 exchanges. Other work on
+the machine can make an exchange slower, but never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if its figure is below half of the median of its first node's other links, and also below half of
-  the median of its second node's other links.
+* A link is suspected if, for each of its two nodes, its figure is below half of the median of the node's other links.
 * With fewer than 3 nodes, no node is suspected.
 * A suspected node is measured again on its best link. This link is compared with the best other link of the node at its
   other end.

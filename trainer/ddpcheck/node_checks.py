@@ -200,7 +200,10 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent; 0 if unknown."""
+    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent of the cgroup.
+
+    Return 0 if the number is unknown.
+    """
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):

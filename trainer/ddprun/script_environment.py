@@ -1,7 +1,11 @@
-"""Which environment variables a script sets before it imports torch, and whether it may train, from its source.
+"""Finds out two things about a script from its source. The files are only read, and nothing is executed.
 
-A forked rank already has torch, so a variable that is read during the import of torch has no effect if the script sets
-it. The ranks of such a script are executed instead of forked. The files are only read; nothing is executed.
+``set_before_torch`` returns the environment variables that the script sets before it imports torch. A forked rank
+already has torch, so a variable that is read during the import of torch has no effect if the script sets it. The ranks
+of such a script are executed instead of forked.
+
+``may_train`` returns whether the script may create an optimizer or DDP. If it may, fork_server.py imports torch._dynamo
+before it forks ranks.
 """
 
 import ast
@@ -38,7 +42,8 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
 def may_train(script: Path) -> bool:
     """Return whether ``script``, or a module that it imports, may create an optimizer or DDP.
 
-    The answer is False only if the source has neither word, and imports only the standard library, torch and NumPy.
+    The answer is False only if the source contains neither ``optim`` nor ``DistributedDataParallel``, and imports only
+    the standard library, torch and NumPy.
     """
     tree = _parse(script)
     if tree is None or any(word in script.read_bytes() for word in (b"optim", b"DistributedDataParallel")):
