@@ -61,8 +61,8 @@ class Finding:
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
     """Yield one finding per node: bad if a value differs from the most frequent value.
 
-    If several values are equally frequent, the first one counts. A driver must have the same branch (570 of 570.86.15).
-    If only the rest of its version differs, the finding is a warning.
+    If several values are equally frequent, the first of them counts. If only the driver differs, and its branch is the
+    same (570 in 570.86.15), the finding is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
     usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}
@@ -85,8 +85,8 @@ def compare_speed(
 ) -> Iterator[Finding]:
     """Yield one finding per node: a warning below 80 % of the others' median, bad below 50 %.
 
-    On the nodes in ``loaded``, other programs used the cores, so the finding is at most a warning. This also holds with
-    fewer than three nodes, because the faster node may be the unusual one.
+    On the nodes in ``loaded``, the finding is at most a warning, because other programs used the cores. With fewer than
+    three nodes, each finding is at most a warning, because it may be the faster node that is unusual.
     """
     for node, speed in speeds.items():
         usual = median([other for number, other in speeds.items() if number != node] or [speed])

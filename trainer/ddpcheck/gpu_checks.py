@@ -101,7 +101,10 @@ def _memory(nvml: Any, handle: Any) -> Part:
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """Compare the width of the link with that of the slot. The generation is ignored: it is lower on an idle GPU."""
+    """Compare the width of the link with the width of the slot.
+
+    The generation is ignored, because it is lower on an idle GPU.
+    """
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 
@@ -151,9 +154,10 @@ def check_clocks() -> Finding:
 
 
 def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
-    """Check for Xid errors in the kernel log. Bad: a hardware error in the last day. Warning: an older or unknown one.
+    """Check for Xid errors in the kernel log.
 
-    Errors caused by a faulty program (13, 31, 43, 45) are left out.
+    Bad: a hardware error (BAD_XIDS) in the last day. Warning: an older hardware error, or an error of unknown kind.
+    Errors caused by a faulty program (SCRIPT_XIDS) are left out.
     """
     records = bytearray()
     try:

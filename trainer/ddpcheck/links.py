@@ -1,19 +1,20 @@
-"""Measures the links: every pair of nodes exchanges data. A slow link is measured again alone before it is reported.
+"""Measures the links: every two nodes exchange data. Before a slow link is reported, it is measured again on its own.
 
-The pairs meet in a round-robin tournament: in each round, every node measures one pair (if the number of nodes is odd,
-one node waits). If there is only one node, its ranks form the pairs. In an exchange, data goes there and back. The
-figure of a pair is the best of 4 to 10 exchanges, because other work on the machine can make an exchange slower, but
-never faster.
+The order is that of a round-robin tournament. In each round, the nodes form pairs, and the nodes of a pair exchange
+data. If the number of nodes is odd, one node waits. If there is only one node, its ranks exchange data instead. An
+exchange sends data from one to the other and back. The figure of a pair is the best of 4 to 10 exchanges. Other work on
+the machine can make an exchange slower, but never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if its figure is below half of two medians: the median of the other links of its first node, and
-  the median of the other links of its second node.
+* A link is suspected if, for each of its two nodes, its figure is below half of the median of the node's other links.
 * With fewer than 3 nodes, no node is suspected.
-* A suspect is measured three more times, and nothing else is measured meanwhile. Each time, the best other links of
-  its nodes are then measured, too, one after the other. The suspect is compared with the slowest of them. It is
-  reported only if its best figure is below half of the median of these slowest figures.
+* A suspected node is measured again on its best link. This link is compared with the best other link of the node at its
+  other end.
+* A suspected link is measured again. It is compared with the best other link of each of its two nodes.
+* All of these links are measured three times, one link at a time. Each time, only the slowest of the links for
+  comparison counts. The suspect is reported if its best figure is below half of the median of these slowest figures.
 * If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
-  pairs). Then no comparison is possible, and nothing is reported.
+  pairs). Then no comparison is possible, and none of these nodes or links is reported.
 """
 
 import statistics
@@ -48,7 +49,7 @@ class Suspect:
 class Again:
     """The repeated measurements of a suspect.
 
-    Each pair in ``figures`` has the suspect's figure, and the figure of the slowest link that it is compared with.
+    Each pair in ``figures`` has the suspect's figure, and the lowest figure of the links that it is compared with.
     """
 
     members: tuple[int, ...]
@@ -78,7 +79,10 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure one group after another, and the pairs of a group in parallel. Return the figures on every rank."""
+    """Measure the groups in ``at_once`` one after another, and the pairs of a group in parallel.
+
+    Every rank returns the figures of all pairs.
+    """
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -92,7 +96,7 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s to ``peer``, which makes the same call.
+    """Return the GB/s of the exchanges with ``peer``, which makes the same call.
 
     ``first``: whether this rank sends first and sets the number of exchanges.
     """
@@ -115,9 +119,9 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 def find_slow(
     ranks: Ranks, members: Sequence[int], figures: Figures
 ) -> tuple[tuple[Again, ...], tuple[Again, ...], tuple[str, ...]]:
-    """Return the repeated measurements of all suspects, those of the slow nodes and links, and notes.
+    """Measure all suspects again. Return their measurements, the measurements of the slow nodes and links, and notes.
 
-    A note says why no node or no link can be named as slow.
+    A note gives the reason if no node, or no link, can be named as slow.
     """
     suspects, *notes = suspected_nodes(figures, len(members))
     nodes = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
@@ -129,9 +133,9 @@ def find_slow(
 
 
 def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Again, ...], str]:
-    """Return the suspects that are slow. If too many are slow for a comparison, return no suspect, and the reason.
+    """Return the slow nodes or links in ``again``. If no comparison is possible, return an empty tuple and the reason.
 
-    ``number``: the number of all nodes or links. ``what``: ``nodes`` or ``links``, for the reason.
+    ``number``: how many nodes or links there are in all. ``what``: the word for them in the reason, "nodes" or "links".
     """
     slow = tuple(one for one in again if one.is_slow)
     if len(slow) > number / 3:
@@ -140,9 +144,9 @@ def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Aga
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return the nodes that may be slow. If no comparison is possible, return no node, and the reason.
+    """Return the nodes that may be slow. If no comparison is possible, return an empty tuple and the reason.
 
-    ``number``: the number of all nodes.
+    ``number``: how many nodes there are in all.
     """
     if number < 3:
         return (), "with only two, there is no other link to compare with"
@@ -162,9 +166,10 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that may be slow, the slowest first, without links of ``slow`` nodes.
+    """Return the links that may be slow, the slowest first. Links of the nodes in ``slow`` are left out.
 
-    If too many links are slow for a comparison, return no link, and the reason.
+    If so many links are slow that no comparison is possible, return an empty tuple and the reason. ``number``: how many
+    nodes there are in all.
     """
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
@@ -179,10 +184,10 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
 
 
 def _too_many(suspected: int, number: int) -> bool:
-    """Return whether there are too many suspects. Then they are not measured again, and none is reported.
+    """Return whether so many of ``number`` nodes or links are suspected that no comparison is possible.
 
-    More than a third of ``number`` is too many. But other work on the machine makes some measurements slow. So up to
-    ``MAX_SUSPECTS`` suspects are allowed, if they are at most half of ``number``.
+    If there are more than MAX_SUSPECTS suspects, more than a third is too many. Otherwise only more than half is too
+    many, because other work on the machine makes some first measurements slow.
     """
     return suspected > max(number / 3, min(number / 2, MAX_SUSPECTS))
 

@@ -2,7 +2,8 @@
 
 ``blame`` decides which node is at fault if a check fails between two nodes.
 
-Each node opens a TCP and a UDP port, and tries the ports of all other nodes. So each pair is tried in both directions.
+Each node opens a TCP and a UDP port, and tries the ports of all other nodes. So each pair of nodes is tried in both
+directions.
 """
 
 import contextlib
@@ -146,9 +147,9 @@ def _arrives(probe: socket.socket, size: int) -> bool:
 def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
     """Return the failed pairs of each node at fault. As few nodes as possible are blamed.
 
-    If there are more than two nodes, each node that no other node reaches is blamed. Then, as long as pairs remain, the
-    node that is in most of these pairs is blamed. If several nodes are in equally many pairs, a node that others cannot
-    reach is preferred.
+    If there are more than two nodes, each node that no other node can reach is blamed. Then, as long as failed pairs
+    remain, the node that occurs in the largest number of them is blamed. If several nodes occur in equally many pairs,
+    a node that others cannot reach is preferred.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -162,7 +163,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
 
 
 def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
-    """Yield one finding per node and check. ``paths`` has what each node has found."""
+    """Yield one finding per node and check. ``paths``: what each node has found about its paths."""
     if len({(node.machine, node.address) for node in nodes}) == 1:
         for node in nodes:
             yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))

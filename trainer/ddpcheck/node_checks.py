@@ -200,7 +200,10 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent; 0 if unknown."""
+    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent of the cgroup.
+
+    Return 0 if the number is unknown.
+    """
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
@@ -223,8 +226,9 @@ def _core_seconds() -> tuple[float, float]:
 def check_cpu(speed: CpuSpeed) -> Finding:
     """Check whether a thread that needs a whole core gets it.
 
-    Bad: it gets less than 75 % of a core, and the cause is a quota, or the cores were idle for at least half of the
-    time in which the thread did not run. Warning: it gets less than 75 % because other programs use the cores.
+    Bad: the thread gets less than 75 % of a core because of a quota. A quota is also assumed if cores were idle for at
+    least half of the time in which the thread did not run. Warning: the thread gets less than 75 % because other
+    programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"

@@ -15,7 +15,7 @@ TIMEOUT_S = 180.0  # for one operation of the process groups
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """What this rank knows about itself and all ranks. ``nodes`` and ``hosts`` have one entry for each rank."""
+    """What one rank knows about all ranks. ``nodes`` and ``hosts`` have one entry for each rank."""
 
     rank: int
     device: torch.device
@@ -29,7 +29,7 @@ class Ranks:
         return len(self.nodes)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in the order of the ranks, on every rank."""
+        """Collect ``value`` from all ranks. Every rank returns the list of these values, in the order of the ranks."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values

@@ -358,7 +358,8 @@ class NodeAgent(SimpleElasticAgent):
     def _no_group(self) -> bool:
         """Return whether this node knows that no rank of the run has a process group. Only node 0 can know it.
 
-        A rank of node 0 records its process group in a file. A rank of another node first uses the attempt's store.
+        A rank of node 0 records its process group in a file. A rank of another node cannot have a process group before
+        it has used the attempt's store, which node 0 serves.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:

@@ -139,7 +139,7 @@ def bring_up(
 
 
 def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) -> None:
-    """Log a line if this run resumes another run, whose folder of checkpoints is empty or missing."""
+    """Log a line if this run resumes another run, but the folder of that run's checkpoints is empty or missing."""
     if config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
@@ -150,7 +150,7 @@ def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) ->
 def route_signals(
     config: NodeConfig, signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal
 ) -> None:
-    """From now on, forward the signals that ddprun receives to its ranks."""
+    """From now on, when ddprun receives a signal, forward it to the ranks."""
 
     def record(number: int) -> None:
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)

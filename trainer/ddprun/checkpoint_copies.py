@@ -2,12 +2,14 @@
 
 When a rank of node 0 has saved a checkpoint (the event ``checkpoint_saved``), node 0 lists the folder's files in a
 manifest. Node 0 writes the manifest's size and SHA-256, a port and a nonce into the run's store, where values are
-signed. The other nodes request the manifest and the files that they lack by their SHA-256 from this port. Each request
-contains an HMAC of the nonce and the SHA-256; its key is the run's secret. The content is not encrypted.
+signed. From this port, the other nodes request the manifest and the files that they lack. Each request names one of
+them by its SHA-256. The request also contains an HMAC of the nonce and the SHA-256, whose key is the run's secret. The
+content is not encrypted.
 
 A node saves the manifest and each file as ``.NAME.part``. When all of them are verified, the node renames the manifest
-and then the files. If it is killed before the last file is renamed, ``finish_copy`` renames the others when ddprun
-starts again. Files that are only in the previous manifest are deleted. A failed copy does not end the training.
+and then the files. If the node is killed before the last file is renamed, ``finish_copy`` renames the remaining files
+when ddprun starts again. Files that are only in the previous manifest are deleted. A failed copy does not end the
+training.
 """
 
 import contextlib
@@ -48,7 +50,7 @@ ANNOUNCED, LAST, DONE = "copies", "copies/last", "copies/done/"  # keys of the s
 
 
 class File(NamedTuple):
-    """A file of a checkpoint folder; ``path`` is relative to the folder."""
+    """A file of a checkpoint folder. ``path`` is relative to the folder."""
 
     path: str
     size: int
@@ -64,7 +66,10 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a file's manifest, which is empty if the file is missing or invalid or has a path outside the folder."""
+    """Return the manifest in the file ``path``.
+
+    The manifest is empty if the file is missing or invalid, or if it names a file that is hidden or outside the folder.
+    """
     try:
         values = json.loads(read_regular(path))
         files = tuple(File(str(name), int(size), int(at), str(sha)) for name, size, at, sha in values["files"])
@@ -78,7 +83,7 @@ def read_manifest(path: Path) -> Manifest:
 def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
     """Return the manifest of the files in a folder, except hidden files. Raises OSError if a file cannot be read.
 
-    The hash of a file that has not changed since the manifest ``known`` is taken from there.
+    If a file has not changed since the manifest ``known`` was made, its hash is taken from that manifest.
     """
     hashes = {file[:3]: file.sha256 for file in known.files}
     found = []
@@ -111,7 +116,7 @@ def part_path(folder: Path, path: str) -> Path:
 
 
 def finish_copy(folder: Path) -> None:
-    """Rename the files of a copy whose manifest is in place; delete the files of an incomplete copy. Raises OSError."""
+    """Rename the files of a copy whose manifest is in place. Delete the files of an incomplete copy. Raises OSError."""
     for file in read_manifest(folder / COPY).files:
         with contextlib.suppress(FileNotFoundError), open_regular(part := part_path(folder, file.path)) as data:
             if _sha256(data) == file.sha256:
@@ -129,7 +134,8 @@ class CheckpointCopies:
     ) -> None:  # fmt: skip
         """Start to copy from node 0 at ``address``. Raises OSError and RuntimeError.
 
-        ``members`` returns the nodes of the current attempt. The other nodes with the lowest numbers keep copies.
+        ``members`` returns the nodes of the current attempt. Of these nodes, those with the lowest numbers after node 0
+        keep copies.
         """
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
         self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
@@ -195,9 +201,9 @@ class CheckpointCopies:
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
     def _announce(self, *, is_last: bool) -> None:
-        """On node 0, write a new manifest into the store after a checkpoint was saved.
+        """On node 0, announce a new manifest in the store after a checkpoint was saved.
 
-        Do so as well if a file of the manifest is missing and a node has not fetched all files.
+        Also do this if a file of the manifest is missing and another node has not fetched all files.
         """
         saved, known = self._last_saved(), self._manifest
         is_whole = all((self._folder / file.path).exists() for file in known.files)

@@ -25,7 +25,10 @@ WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_
 
 
 def missing_for_fork() -> str:
-    """Return the missing functions of this Python without which a forked rank differs from an executed one, or ""."""
+    """Return the names of functions that this Python lacks, or "" if it has all of them.
+
+    A forked rank needs these functions to behave like an executed rank.
+    """
     return ", ".join(f"{module.__name__}.{name}" for module, name in FORK_NAMES if not hasattr(module, name))
 
 
@@ -40,7 +43,10 @@ def finalizers() -> Sequence[Callable[[], object]]:
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo, which DDP and the optimizers import in each rank otherwise. If this fails, do nothing."""
+    """Import torch._dynamo. If this fails, do nothing.
+
+    DDP and the optimizers need this module. Without this call, each rank would import it.
+    """
     with contextlib.suppress(Exception):  # the rank that imports it reports the error
         import torch._dynamo  # noqa: F401
 

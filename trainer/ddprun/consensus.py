@@ -1,15 +1,17 @@
 """The consensus of the nodes on how an attempt ends: nodes report how their ranks end, and node 0 decides for all.
 
-The nodes exchange reports and decisions in the control store, from threads and connections of their own. They wait for
-keys, so that a decision reaches all nodes within milliseconds. ``restart_policy`` determines which failure counts and
-whether the ranks are restarted. The agent carries out the decision.
+The nodes exchange reports and decisions through the control store. Each node uses separate threads and connections for
+this. One thread waits until the next key is set, so that a decision reaches all nodes within milliseconds.
+``restart_policy`` determines which failure counts and whether the ranks are restarted. The agent carries out the
+decision.
 
 Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, or a rank that exited with
 0. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
 ``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
 
-If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` has all failed attempts.
-Each node keeps a copy of ``history``. If node 0 is lost, the other nodes write it into the store of the next node 0.
+Two more keys are used if lost nodes are replaced. A node that is stopped sets ``N/leaving/NODE``. ``history`` has all
+failed attempts, and each node keeps a copy of it. If node 0 is lost, the other nodes write their copy into the store of
+the next node 0.
 """
 
 import json
@@ -67,8 +69,8 @@ class LivenessTracker:
     """Tracks on node 0 which nodes are alive, and the status of their ranks.
 
     A node is lost if its heartbeat has not changed for NODE_LOST_S. Then its claim is deleted, so that a new ddprun can
-    take its number. Between two updates, at most twice the update interval counts as silence, because node 0 itself
-    may have been paused.
+    take its number. Each update adds at most twice the update interval to a node's silence, because node 0 itself may
+    have been paused since the last update.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:
@@ -93,7 +95,10 @@ class LivenessTracker:
             liveness.changes_at_failure = liveness.num_changes
 
     def all_alive_since_failure(self) -> bool:
-        """Return whether every other node has sent two heartbeats since the failure; one may have been under way."""
+        """Return whether every other node has sent two heartbeats since the failure.
+
+        One heartbeat is not enough, because the node may have sent it before the failure.
+        """
         others = (self._nodes[node] for node in self._members if node)
         return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
 
@@ -219,7 +224,7 @@ class Consensus:
         self._try_store(lambda: self._post({"failure": asdict(failure)}))
 
     def post_success(self, rank: int, *, is_last: bool) -> None:
-        """Report that a rank exited with 0. ``is_last``: whether all ranks of this node now have."""
+        """Report that a rank exited with 0. ``is_last``: whether all ranks of this node have now exited with 0."""
         self._try_store(lambda: self._post({"exited": rank, "done": self._node if is_last else None}))
 
     def post_leaving(self) -> None:
@@ -251,7 +256,7 @@ class Consensus:
         self._store.set(f"{self._attempt}/news/{number}", json.dumps(post))
 
     def _try_store(self, act: Callable[[], object]) -> None:
-        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because it serves the store."""
+        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because node 0 serves the store."""
         if self.node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
             return
         try:
@@ -276,7 +281,7 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect that calls of the store block, because node 0 ended without closing its connections (power failure).
+        """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).
 
         Count the iterations of this loop instead of seconds, because this process may have been paused.
         """

@@ -38,7 +38,7 @@ class Console:
         return self._files[1] == self._files[2]
 
     def start(self) -> None:
-        """Start the thread that writes queued text. Call this after the fork, before which no thread may exist."""
+        """Start the thread that writes queued text. Call this after the fork, because no thread may exist before it."""
         with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name="console", daemon=True)
@@ -60,7 +60,7 @@ class Console:
         """Queue ``text`` from ``source``, which is a stream of a rank, or None for ddprun itself.
 
         If the queue is full, wait at most READER_TIMEOUT_S, then drop the text. After a drop, do not wait again until
-        text could be queued. If the last line of another source is incomplete, ``text`` begins on a new line.
+        some text has been queued. If the last line of another source is incomplete, ``text`` begins on a new line.
         """
         try:
             self._texts.put((descriptor, text, source), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
@@ -80,7 +80,10 @@ class Console:
         return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all text is written, or none for ``timeout_s``. If text was dropped, print how much."""
+        """Wait until all text is written, or until no text has been written for ``timeout_s``.
+
+        If text was dropped, print how much.
+        """
         self.start()
         left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         while left and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
-"""Data for ``ddpctl explain`` about what this node's ranks do. It is collected on request, and after a hang.
+"""Collects data about what this node's ranks do, for ``ddpctl explain``. This happens on request, and after a hang.
 
 ddpctl writes a unique word into ``diagnosis.request``. Then ddprun queries its ranks and writes ``diagnosis.json``,
 which contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. Each query has
-a timeout, because a rank that hangs or is stopped may not answer. That there is no answer is reported as well.
+a timeout, because a rank that hangs or is stopped may not answer. A missing answer is reported as well.
 """
 
 import base64
@@ -139,7 +139,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
-    """Keep a rank's last sample, at most ``most`` of its collectives and children, and some threads and frames."""
+    """Keep only a rank's last sample, up to ``most`` of its collectives and children, and some threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
     for one in (*rank["samples"], *rank["children"]):
@@ -205,7 +205,7 @@ def _open_stacks(pid: int) -> int | None:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Send STACKS_SIGNAL to the main thread, because it may disturb another thread that a library has started."""
+    """Send STACKS_SIGNAL to the main thread. The signal may disturb other threads, which libraries have started."""
     with contextlib.suppress(OSError):
         if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
             processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
@@ -238,7 +238,7 @@ def parse_stacks(text: str) -> list[list[Frame]]:
 
 
 def _script_frames(frames: list[Frame]) -> list[Frame]:
-    """Return at most MAX_FRAMES frames of the script, without those of ddprun's code that started it."""
+    """Return at most MAX_FRAMES frames of the script, without the frames of ddprun's code that started the script."""
     start = str(Path(__file__).with_name("fork_server.py"))
     end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
     return frames[: min(end, MAX_FRAMES)]
@@ -273,7 +273,7 @@ def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are kept of an entry of the flight recorder (format version 2.10)."""
+    """Return the fields of a flight recorder entry (format version 2.10) that are to be kept."""
     name, description = entry["process_group"]
     return {
         "group": f"{name}",

@@ -1,11 +1,11 @@
-"""The supervisor as a fork server: it has imported torch, so that it starts each rank with a fork.
+"""The supervisor as a fork server: it has already imported torch, and starts each rank with a fork.
 
-ddprun imports torch before it starts threads, and forks the supervisor. The supervisor imports further modules while
+ddprun imports torch and forks the supervisor before it starts threads. The supervisor imports further modules while
 ddprun connects to the other nodes. All ranks share the values of the environment variables that Python reads at its
 start or torch reads at its import. Other variables may differ between ranks (rank_environment.py). CUDA must not be
 initialised before the fork.
 
-The import of torch (tested with 2.15) starts no threads except those of OpenBLAS, which ends them before a fork.
+The import of torch (tested with 2.15) starts only threads of OpenBLAS, and OpenBLAS ends them before a fork.
 """
 
 import builtins
@@ -56,9 +56,10 @@ def preload_torch(num_threads: int) -> None:
 
 @contextlib.contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Freeze all objects at the end of the block, and collect no garbage in it: collections take 13 % of an import.
+    """Collect no garbage in the block, and freeze all objects at its end.
 
-    Without the freeze, a garbage collection in a rank would copy all shared memory pages.
+    Garbage collections take 13 % of an import. Without the freeze, a garbage collection in a rank would copy all shared
+    memory pages.
     """
     gc.disable()
     try:
@@ -147,7 +148,7 @@ def _run_rank(
 
 
 def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
-    """Return why a forked rank would behave unlike one started with exec, or an empty string if it would not."""
+    """Return why a forked rank would differ from an executed one, or an empty string if both would behave alike."""
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
@@ -171,7 +172,10 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
 
 
 def _source(argv: Sequence[str], cwd: str) -> Path:
-    """Return the file that the rank runs as ``__main__``. It need not exist if this is a module outside ``cwd``."""
+    """Return the file that the rank runs as ``__main__``.
+
+    If the rank runs a module that is not in ``cwd``, the returned file does not exist.
+    """
     if argv[1] != "-m":
         script = Path(cwd, argv[1])
         return script / "__main__.py" if script.is_dir() else script.resolve()
@@ -257,7 +261,10 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Replace sys.stdin, stdout and stderr by streams like those of ``python -u``, with which ranks are executed."""
+    """Replace sys.stdin, stdout and stderr by streams like those of ``python -u``.
+
+    An executed rank has such streams, because it is started with ``-u``.
+    """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)

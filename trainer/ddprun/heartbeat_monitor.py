@@ -1,8 +1,8 @@
 """Heartbeats and process states of this node's ranks, the detection of hung ranks, and stack dumps.
 
-A rank is silent since its last heartbeat. A rank that was stopped (SIGSTOP) before its first heartbeat is silent since
-ddprun noticed the stop. A running rank is not silent before its first heartbeat, because imports and compilation may
-take any time.
+The silence of a rank begins with its last heartbeat. If a rank is stopped (SIGSTOP) before its first heartbeat, its
+silence begins when ddprun notices the stop. A running rank does not count as silent before its first heartbeat, because
+imports and compilation may take any time.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class HeartbeatMonitor:
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return the rank that received the stop signal, as ``rank`` has recorded it, or None without a record."""
+        """Return which rank received the stop signal. Return None if ``rank`` has not recorded this."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
@@ -154,11 +154,12 @@ def describe_hang(status: RankStatus, timeout_s: float) -> str:
 
 
 class SpawnWatch:
-    """Detects that each executed rank of a node starts further ranks with torch.multiprocessing.spawn, and these block.
+    """Detects that all executed ranks of a node have started further ranks, and that these further ranks block.
 
-    They block if the script chooses the address: their environment says that an agent serves the store, so none of
-    them serves it. The criteria are that each rank has spawned processes, and that for SPAWN_IDLE_S no process of any
-    rank has a TCP connection or uses CPU time.
+    The further ranks are started with torch.multiprocessing.spawn. They block if the script chooses the address of
+    their store. Their environment says that an agent serves the store, so none of them serves it. Two criteria must
+    hold. Each rank has spawned processes. For SPAWN_IDLE_S, no process of any rank has had a TCP connection or used CPU
+    time.
     """
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
@@ -196,7 +197,8 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
     """Write each rank's /proc files and Python stacks into ``path``. This ends the ranks.
 
     Because of PYTHONFAULTHANDLER, a rank that receives SIGABRT writes its stacks to stderr and ends, even if its main
-    thread runs C++ code. A stopped rank is continued to do so. If ``path`` cannot be written, the ranks still end.
+    thread runs C++ code. A stopped rank is continued, so that it can write its stacks. If ``path`` cannot be written,
+    the ranks still end.
     """
     notes = [_proc_state(rank) for rank in processes]
     logs = [Path(rank.log) for rank in processes]

@@ -112,7 +112,7 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
 
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
-    """Return the outcome of the other nodes after ``node`` has ended with ``outcome`` before ranks were started."""
+    """Return the outcome of the other nodes if ``node`` ended with ``outcome`` before any ranks were started."""
     return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
@@ -170,7 +170,10 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
 
 
 def _becomes_host(config: NodeConfig, route: Route) -> bool:
-    """Return whether this node is node 0. It is if the address belongs to this machine and the port is free."""
+    """Return whether this node is node 0. Raises NodeError.
+
+    The node is node 0 if its settings allow this, the endpoint's address belongs to this machine, and the port is free.
+    """
     is_here = machine.is_loopback(route.address) or network.interface_of(route.address) is not None
     try:
         return is_here and config.may_host and network.lock_port(route.address, config.master_port)
@@ -185,7 +188,11 @@ def _full_error(config: NodeConfig) -> NodeError:
 
 
 def _address_on_network(config: NodeConfig) -> str:
-    """Return the endpoint's host, or this machine's address if the host is its name and resolves to the loopback."""
+    """Return the endpoint's host.
+
+    If this host is the name of this machine and resolves to the loopback, return this machine's network address
+    instead.
+    """
     host = config.master_addr
     names = [name.partition(".")[0] for name in (host, socket.gethostname())]
     if names[0] == names[1] and not machine.is_loopback(host):

@@ -1,6 +1,6 @@
 """Views, which show the output of ranks on ddprun's console.
 
-``View`` shows nothing. ``RawView`` shows the bytes of one rank at once. ``LineView`` shows complete lines, prefixed
+``View`` shows nothing. ``RawView`` shows the bytes of one rank immediately. ``LineView`` shows complete lines, prefixed
 with their rank, and updates progress bars once a second. It holds back the lines of a crash (``LogFilter``).
 """
 
@@ -36,14 +36,17 @@ class View:
         """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
 
     def suppress(self) -> None:
-        """Show nothing from now on, because all further output results from another rank's failure."""
+        """Show nothing from now on, because all further output is a consequence of another rank's failure."""
 
     def release(self) -> None:
         """Show the held lines, and hold back no lines from now on."""
 
 
 class RawView(View):
-    """Shows each byte at once. This is the view of the rank that is debugged, or the only rank that is shown."""
+    """Shows each byte immediately.
+
+    This is the view of a rank that is being debugged, or of the only rank that is shown.
+    """
 
     def __init__(self, console: Console, descriptor: int, source: object) -> None:
         self._console = console
@@ -51,7 +54,7 @@ class RawView(View):
         self._source = source
 
     def accept(self, data: bytes, now: float) -> None:  # noqa: ARG002
-        """Show the data at once."""
+        """Show the data immediately."""
         if data:
             self._console.put(self._descriptor, data, self._source)
 
@@ -123,7 +126,10 @@ class LineView(View):
 
 
 def visible_lines(line: bytes) -> list[bytes]:
-    """Return the last state of ``line``, as two lines if a traceback's header follows a progress bar."""
+    """Return the last state of ``line``, which is the text after its last carriage return.
+
+    If this text is a progress bar followed by a traceback's header, return the bar and the header as two lines.
+    """
     state = last_state(line)
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
@@ -173,7 +179,7 @@ class LogFilter:
         return held
 
     def suppress(self) -> None:
-        """Drop the held lines and all later lines, because they result from another rank's failure."""
+        """Drop the held lines and all later lines, because they are a consequence of another rank's failure."""
         self.num_suppressed += len(self._release())
         self._suppressed = True
 
@@ -184,7 +190,7 @@ class LogFilter:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a new line would be shown at once."""
+        """Return whether a new line would be shown immediately."""
         return not self._suppressed and self._until is None
 
     @property

@@ -123,7 +123,7 @@ class RankLogs:
             self._release()
 
     def end_attempt(self) -> None:
-        """Show all held lines, because the nodes will not decide any more which rank failed first."""
+        """Show all held lines, because the nodes will no longer decide which rank failed first."""
         self._modes.restore()
         with self._lock:
             self._release()
@@ -214,7 +214,7 @@ class RankFile:
             self._file.write(text)
 
     def close(self) -> None:
-        """Note that one stream is closed, and close the file after the last one."""
+        """Record that one stream is closed. After the last one, close the file."""
         self._num_open -= 1
         if not self._num_open:
             self._file.close()

@@ -176,7 +176,10 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 that this node cannot start. Do nothing on node 0, after a stop or without a network."""
+    """Report to node 0 that this node cannot start.
+
+    Do nothing if this is node 0, if this node was stopped, or if the network is unavailable.
+    """
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's

@@ -55,7 +55,10 @@ def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
 
 
 def prepare_rank_dir(folder: Path) -> None:
-    """Delete the last gauges of an ended rank, set damaged files aside and merge the others, before it starts again."""
+    """Prepare the metrics folder of a rank that is about to start.
+
+    Delete the last gauges of the rank's previous process, set damaged files aside, and merge the other files.
+    """
     for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(*UNREADABLE):  # then nothing is merged
@@ -322,7 +325,7 @@ class NodeMetrics:
         self.history = MetricHistory(node_dir, self._registry)
 
     def serve(self, config: NodeConfig, own: str) -> None:
-        """Serve the series at the configured address, or else at ``own``, and log the URL or why it failed."""
+        """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
         host, log = config.metrics_host or own, self._journal.log
         try:
             port = serve_registry(self._registry, host, config.metrics_port)

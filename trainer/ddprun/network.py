@@ -1,6 +1,6 @@
 """Names, addresses, interfaces and TCP ports of this machine, and the messages for network errors.
 
-Every request has a timeout, so that a name server that does not answer blocks no caller.
+Every request has a timeout, so that a silent name server cannot block the caller.
 """
 
 import contextlib
@@ -100,8 +100,8 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
 def bind(host: str, port: int, *, listen: bool = False, share: bool = True) -> socket.socket:
     """Return a socket that is bound to host:port, and listens if ``listen`` is set. Raises OSError.
 
-    Unless ``share`` is set, no other process can bind the port, even before the socket listens (man 7 socket,
-    SO_REUSEADDR). Then a port is not free until the kernel has forgotten its old connections.
+    If ``share`` is False, no other process can bind the port, even before the socket listens (man 7 socket,
+    SO_REUSEADDR). In this case, a port is not free until the kernel has forgotten its old connections.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)

@@ -154,11 +154,17 @@ class NodeConfig:
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
 
     def reads_stdin(self, rank: int) -> bool:
-        """Return whether a rank reads ddprun's stdin. At most one does, because several would share its input."""
+        """Return whether a rank reads ddprun's stdin.
+
+        At most one rank does, because several ranks would have to share the input.
+        """
         return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
 
     def shows_raw(self, rank: int) -> bool:
-        """Return whether the console shows a rank's bytes at once, because it is debugged or the only rank shown."""
+        """Return whether the console shows a rank's bytes immediately.
+
+        This is so if the rank is being debugged, or is the only rank that is shown.
+        """
         shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
         return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
 
@@ -272,8 +278,8 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     """Check that the script, or the first part of the module's name, exists. Raises NodeError (66).
 
-    If the nodes have not met yet (``alone``), only a run of one node is checked: the other nodes would wait for a node
-    that ends before they meet. Programs other than Python are not checked.
+    If the nodes have not met yet (``alone``), check only a run of one node. In a larger run, the other nodes would wait
+    for a node that ended before they met. Programs other than Python are not checked.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -350,7 +356,10 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
 
 
 def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the name and the value of torchrun's flag or else of its variable; the value is empty if unset."""
+    """Return the name and the value of torchrun's flag, or of its variable if there is no flag.
+
+    An unset value is empty.
+    """
     given = getattr(options, name)
     if given is not None:
         return f"--{name.replace('_', '-')}", given

@@ -140,7 +140,7 @@ def _nccl(torch: Any) -> str:
 
 
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
-    """Return the files to compare between nodes: the script and the files that its --config options name."""
+    """Return the files to compare between nodes: the script, and the files given in options such as --config."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]

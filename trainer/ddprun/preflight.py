@@ -140,8 +140,8 @@ def _resolve(config: NodeConfig) -> str:
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
     """Call ``ask`` with the remaining seconds, and return its result. Raises NodeError.
 
-    After an OSError, call it again for RETRY_S or, in Kubernetes, where the network may become ready later, until the
-    join timeout.
+    After an OSError, call ``ask`` again, for at most RETRY_S. In Kubernetes, call it again until the join timeout,
+    because the network may become ready later.
     """
     deadline = time.monotonic() + (config.join_timeout_s if config.retries_network else RETRY_S)
     while True:

@@ -1,8 +1,9 @@
 """Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
-A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If it is
-free, ddprun, its supervisor and its ranks have ended. A ddprun without a lock yet, and processes that survived a
-killed supervisor, are found by their environment in /proc: all processes of a run inherit the path of its folder.
+A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If the
+lock is free, ddprun, its supervisor and its ranks have ended. Two kinds of processes may exist while the lock is free:
+a ddprun that is starting, and orphans, which survived a killed supervisor. They are found by their environment in
+/proc, because all processes of a run inherit the path of its folder.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ POLL_S = 0.02
 
 
 def take_lock(node_dir: Path) -> int | None:
-    """Lock the node; return the descriptor that holds the lock, or None if another ddprun has it. Raises OSError."""
+    """Lock the node. Return the descriptor that holds the lock, or None if another ddprun has it. Raises OSError."""
     descriptor = os.open(node_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
@@ -90,7 +91,7 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
 
 
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
-    """SIGKILL all processes of the run, including orphans, for at most ``timeout_s``."""
+    """Kill all processes of the run, including orphans, with SIGKILL. Give up after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
         for pid in left:

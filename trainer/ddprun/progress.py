@@ -1,7 +1,8 @@
 """Progress lines during a long wait: the first after 5 s, then at growing intervals.
 
-While torch is imported, which takes a minute on a busy machine, ddprun must not have a thread: it could not fork
-safely. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
+The import of torch takes a minute on a busy machine. During the import, ddprun must not have a thread, because it could
+not fork safely with one. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the
+lines.
 """
 
 import sys
@@ -15,7 +16,7 @@ MAX_INTERVAL_S = 30.0
 
 
 class Progress:
-    """Logs the progress of one wait, which begins now, after 5, 10, 20, 40, 70, 100 … s."""
+    """Logs the progress of one wait after 5, 10, 20, 40, 70, 100 … s. The wait begins when the object is created."""
 
     def __init__(self, log: Callable[[str], None], what: str) -> None:
         self._log, self._what = log, what

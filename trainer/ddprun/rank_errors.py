@@ -1,4 +1,4 @@
-"""The error that ended a rank, in one line. It comes from the rank's error file, or else from the end of its log."""
+"""The error that ended a rank, in one line: from the rank's error file or, without one, from the end of its log."""
 
 import re
 from collections.abc import Sequence
@@ -55,7 +55,10 @@ def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_ord
 
 
 def find_exception(lines: Sequence[str]) -> int | None:
-    """Return the index of the line with a log's last uncaught exception, which follows its traceback, or None."""
+    """Return the index of the line with a log's last uncaught exception, or None.
+
+    This line follows the traceback of the exception.
+    """
     for start in range(len(lines) - 1, -1, -1):
         if TRACEBACK.match(lines[start]):
             after = range(start + 1, len(lines))

@@ -5,8 +5,8 @@ descriptors. The handler works even while a thread holds the GIL. Processes that
 inherit the file. ddprun does not signal a process without this file, such as a program that the rank executes.
 
 A thread sends the flight recorder's data or a profile over a Unix socket, which is in the folder of the rank's
-heartbeat. It is started when the rank creates its first process group, and without ``threading``, so that scripts do
-not see it.
+heartbeat. The thread is started when the rank creates its first process group. It is started without ``threading``, so
+that scripts do not see it.
 """
 
 import _thread
@@ -36,7 +36,10 @@ MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1 << 12, 1 << 24
 
 
 def offer_stacks(env: Mapping[str, str]) -> None:
-    """Make faulthandler write the stacks of this process, and of those it forks, into a memory file on a signal."""
+    """Make faulthandler write this process's stacks into a memory file when the process gets STACKS_SIGNAL.
+
+    Processes that it forks do the same.
+    """
     if HEARTBEAT_FILE not in env:
         return
     with contextlib.suppress(OSError, AttributeError, ValueError):  # not Linux, or few descriptors: no stacks
@@ -82,9 +85,10 @@ def _answer(connection: socket.socket) -> None:
 
 
 def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
-    """Return a rank's profile, if ``wanted`` has arguments of ``rank_profiler.record``, or else its flight recorder.
+    """Ask a rank for a profile or for its flight recorder, and return the answer.
 
-    Raises OSError, TimeoutError or ValueError.
+    ``wanted``: the arguments of ``rank_profiler.record``. Without them, the rank sends its flight recorder. Raises
+    OSError, TimeoutError or ValueError.
     """
     deadline, data = time.monotonic() + timeout_s, b""
     with socket.socket(socket.AF_UNIX) as connection:
@@ -101,7 +105,7 @@ def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield another path of the same file that is short enough for a Unix socket's address (108 bytes)."""
+    """Yield another path of the same file. This path is short enough for a Unix socket's address (108 bytes)."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

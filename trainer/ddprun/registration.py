@@ -1,9 +1,9 @@
 """Registers this node with Prometheus: a target file for its service discovery, and the outcome for a Pushgateway.
 
-The target file exists for as long as the node runs, in a folder that a Prometheus server watches; ddpctl's target
-``local`` sets such a folder. If the node is killed, ddpctl removes the file later. Only the outcome is pushed, as
-Prometheus advises (https://prometheus.io/docs/practices/pushing/). prometheus_client is imported only for a push,
-because main.py imports this module before the fork.
+While the node runs, the target file is in the folder that DDP_TARGETS_DIR names, which a Prometheus server watches. If
+the node is killed, ddpctl removes the file later. Only the outcome is pushed, as Prometheus advises
+(https://prometheus.io/docs/practices/pushing/). prometheus_client is imported only for a push, because main.py imports
+this module before the fork.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def _target_file(config: NodeConfig) -> Path | None:
 def push_outcome(
     config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
 ) -> None:
-    """On node 0, push the outcome to the Pushgateway, if one is configured. Only log a failure.
+    """On node 0, push the outcome to the Pushgateway, if one is configured. If this fails, only log the failure.
 
     The Pushgateway keeps one group of series for each user and run name, until the group is deleted there.
     """

@@ -6,10 +6,12 @@ and its own store for the ranks.
 
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost.
 ``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
-``N/group`` has the members and the port of the attempt's store. ``N/left`` is the outcome of a node that gave up.
+``N/group`` has the number and the members of the attempt, and the port of its store. ``N/left`` is the outcome of a
+node that gave up.
 
-If node 0 is lost and replaced, the other nodes join the store of the new node 0 and write their earlier attempts into
-its key ``history`` (consensus.py). The new node 0 counts from 1, but ``N/group`` has the number after the last attempt.
+If node 0 is lost and replaced, the other nodes join the store of the new node 0. They write their earlier attempts into
+its key ``history`` (consensus.py). There, the nodes meet for attempt 1. Then the new node 0 changes the number to the
+one that follows the last failed attempt. ``1/group`` contains the new number.
 """
 
 import contextlib
@@ -66,8 +68,8 @@ class NodeClaim:
     def take(self, is_over: Callable[[str], bool]) -> None:
         """Take the claim. Raises NodeError.
 
-        While the claim is taken, ``is_over`` is called with the reason for the wait. It sleeps briefly, and returns
-        whether its time limit has passed.
+        While another ddprun has the claim, ``is_over`` is called with the reason for the wait. The function sleeps
+        briefly, and returns whether its time limit has passed.
         """
         heartbeats = {self._heartbeat()}
         while not self._is_ours():
@@ -117,7 +119,7 @@ def _read_group(value: Any) -> dict[str, Any]:
 
 
 class FixedRankRendezvous(RendezvousHandler):
-    """The part of one node in all rendezvous of a run."""
+    """Represents one node in every rendezvous of a run."""
 
     def __init__(
         self,
@@ -207,7 +209,10 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """Raise NodeError, which ends this node, when its name leads to another ddprun of the run. Runs in a thread."""
+        """On node 0, raise NodeError when node 0's host name leads to another ddprun of the run. Runs in a thread.
+
+        The error ends this node.
+        """
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)

@@ -35,7 +35,7 @@ class Requeues:
             self._marks = []
 
     def limit(self, outcome: Outcome) -> Outcome:
-        """Return the outcome, which is changed to "gave_up" after too many starts without a new checkpoint."""
+        """Return the outcome. After too many starts without a new checkpoint, change it to "gave_up"."""
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
         if outcome.retry and len(last) == MAX_WITHOUT_CHECKPOINT:
             with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
@@ -47,7 +47,10 @@ class Requeues:
 
 
 def count_requeues(config: NodeConfig) -> Requeues | None:
-    """Record this start on node 0 of a Slurm job. Return None on other nodes, without Slurm or without a folder."""
+    """If this is node 0 of a Slurm job, record this start of the job.
+
+    Return None on other nodes, outside Slurm, and if the run has no folder.
+    """
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS

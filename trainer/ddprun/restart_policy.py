@@ -1,12 +1,12 @@
 """The restart policy: which of several failures came first, its outcome, and whether to restart the ranks. Pure.
 
 A rank that ends makes its peers fail too. A peer that runs Python code exits with 1 (a traceback about a closed
-connection), a peer inside gloo or NCCL aborts with 134, and ddptrain exits with 142. So such an exit may have a cause
+connection), and ddptrain exits with 142. A peer inside gloo or NCCL aborts with 134. So such an exit may have a cause
 that node 0 does not know yet. The cause may also be a rank that exited with 0 while its peers still trained.
 
-The policy limits the number of attempts in a row without progress, because preemptions and lost nodes may occur any
-number of times while the training advances. An attempt makes progress if a rank reports a higher step than all previous
-attempts or, without heartbeats, if its ranks live for MIN_LIFETIME_S. Node 0 decides, and all nodes follow.
+The policy limits only the number of attempts in a row without progress. As long as the training advances, preemptions
+and lost nodes may occur any number of times. An attempt makes progress if a rank reports a higher step than all
+previous attempts or, without heartbeats, if its ranks live for MIN_LIFETIME_S. Node 0 decides, and all nodes follow.
 """
 
 import json
@@ -40,7 +40,10 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure, hang or stop of a rank. If ``rank`` is None, the loss of a node."""
+    """The failure, hang or stop of a rank.
+
+    If ``rank`` is None, a node was lost, or was stopped before it had ranks.
+    """
 
     node: int
     rank: int | None

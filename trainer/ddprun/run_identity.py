@@ -1,4 +1,7 @@
-"""The identity of a run besides its name, which other runs may share: its unique id, its user and its project."""
+"""The identity of a run besides its name: its unique id, its user and its project.
+
+The name is not enough, because other runs may have the same name.
+"""
 
 import contextlib
 import getpass

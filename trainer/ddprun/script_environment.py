@@ -1,7 +1,11 @@
-"""Reads from a script's source which environment variables it sets before it imports torch, and whether it may train.
+"""Finds out two things about a script from its source. The files are only read, and nothing is executed.
 
-A forked rank already has torch, so a variable that is read during the import of torch has no effect if the script sets
-it. The ranks of such a script are executed instead of forked. This module only reads the script, and does not run it.
+``set_before_torch`` returns the environment variables that the script sets before it imports torch. A forked rank
+already has torch, so a variable that is read during the import of torch has no effect if the script sets it. The ranks
+of such a script are executed instead of forked.
+
+``may_train`` returns whether the script may create an optimizer or DDP. If it may, fork_server.py imports torch._dynamo
+before it forks ranks.
 """
 
 import ast
