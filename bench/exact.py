@@ -87,7 +87,7 @@ ROWS = (
             ("simple", CONVNET, "--model=simple"),
             ("convnet: batch norm, average of the weights", CONVNET, "--model=convnet", "--ema=0.9"),
             (
-                "convnet: many small buckets, not views",
+                "convnet: many small buckets, gradients are not views of the buckets",
                 CONVNET,
                 "--model=convnet",
                 "--bucket-mb=0.01",
@@ -95,7 +95,7 @@ ROWS = (
             ),
             ("convnet: static graph", CONVNET, "--model=convnet", "--static-graph", "--bucket-mb=0.01"),
             (
-                "convnet: mixup, cutmix, cutout, erase, loader",
+                "convnet: mixup, cutmix, cutout, erase, --input loader",
                 CONVNET,
                 "--model=convnet",
                 "--mixup=0.2",

@@ -90,10 +90,10 @@ def table(results: Results, cases: list[Case]) -> str:
     what = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, one run each"
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
-        f"Measured with {what}, --join-timeout {JOIN_TIMEOUT_S} ({LONGER_S} for two machines with the same node "
-        f"rank, {MEETING_S} for nodes that all join); torchrun, {AT_ONCE} rows at a time, was given up after "
-        f"{BOUND_S:g} s. The seconds count from the start of the last node's process, Python's start in them; the "
-        f"import of torch alone took {alone} on this machine meanwhile.\n\n"
+        f"Measured with {what}. `--join-timeout` was {JOIN_TIMEOUT_S} s, but {LONGER_S} s for two machines with the "
+        f"same node rank and {MEETING_S} s for nodes that all join. torchrun ran {AT_ONCE} rows at a time, and was "
+        f"ended after {BOUND_S:g} s. The seconds count from the start of the last node's process, and include the "
+        f"start of Python. During the measurements, the import of torch alone took {alone} on this machine.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     return text + "".join(row(case, results) for case in cases)

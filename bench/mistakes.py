@@ -71,7 +71,7 @@ CASES = (
     Case(title="the master's name does not exist", nodes=BOTH, speaker=1, master="nosuch.invalid"),
     Case(title="Debian's `127.0.1.1 node-0` in node 0's /etc/hosts", nodes=BOTH, speaker=0, prepare=debian),
     Case(
-        title="Debian's line on every node, the master by its address",
+        title="Debian's line on every node, but the master is given by its IP address",
         nodes=BOTH,
         speaker=0,
         master="10.77.0.10",
@@ -93,13 +93,13 @@ CASES = (
         join_timeout_s=LONGER_S,
     ),
     Case(
-        title="the nodes count differently",
+        title="the nodes get different values of --nnodes",
         nodes=(Node(machine=0, rank=0, nnodes=2), Node(machine=1, rank=1, nnodes=3)),
         speaker=1,
         join_timeout_s=MEETING_S,
     ),
     Case(
-        title="other numbers of ranks on each node",
+        title="the nodes have different numbers of ranks",
         nodes=(BOTH[0], Node(machine=1, rank=1, nproc=2)),
         speaker=0,
         join_timeout_s=MEETING_S,
@@ -123,7 +123,7 @@ CASES = (
         join_timeout_s=MEETING_S,
     ),
     Case(
-        title="the script is given something else",
+        title="the script gets different arguments on each node",
         nodes=tuple(Node(machine=rank, rank=rank, arguments=("--lr", f"0.{rank}")) for rank in (0, 1)),
         speaker=1,
         join_timeout_s=MEETING_S,

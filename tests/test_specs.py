@@ -61,12 +61,12 @@ PAGE = """\
 
 Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make specs`.
 
-Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md) says
-how Prometheus finds it, [scraping.md](scraping.md) which labels exist and which series can be summed. The
-metrics of a rank, set by ddptrain or by a script with [ddpwire.script](script.md), have the label `rank`. A script's
-own metrics (prometheus_client) are exported too. Counters continue over restarts and requeues in the same folder; the
-gauges of a rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also
-[events](events.md).
+Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md)
+explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains which labels exist and which series can be
+summed. The metrics of a rank, set by ddptrain or by a script with [ddpwire.script](script.md), have the label `rank`.
+A script's own metrics (prometheus_client) are exported too. Counters continue over restarts and requeues in the same
+folder; the gauges of a rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`.
+See also [events](events.md).
 """
 
 
@@ -82,10 +82,10 @@ ddprun, and the ranks of ddptrain, write the events of a run to `events.jsonl` i
 {"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
 ```
 
-`time` is the time of the event, or of the end of what it describes, in seconds since the epoch by the node's clock.
-`seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is the first start. Keys without
-a value are left out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training
-continues. A file of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
+`time` is in seconds since the epoch, by the node's clock. If an event describes something that took time, `time` is the
+time at which it ended, and `seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is
+the first start. Keys without a value are left out. Readers should ignore unknown keys and events. If the disk is full,
+events are lost and training continues. A file of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
 
 | event | meaning; its other keys |
 |---|---|

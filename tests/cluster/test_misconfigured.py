@@ -31,7 +31,7 @@ SAID = {
         "make all nodes the same",
         78,
     ),
-    "the script is given something else": (
+    "the script gets different arguments on each node": (
         "warning: --lr of the script is not the same on node 1 as on node 0",
         0,
     ),

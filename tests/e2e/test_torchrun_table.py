@@ -128,8 +128,8 @@ REASONS = {
     "SIGKILL: stdout": AGAIN,
     "SIGSEGV: stderr": "ddprun sets PYTHONFAULTHANDLER, so the rank prints its stacks.",
     "SIGTERM to the launcher: exit code of the launcher": STOPPED,
-    "SIGTERM to the launcher: rank that failed, as the launcher names it": STOPPED,
-    "output: a process that the rank leaves behind lives on": "No process of a run outlives ddprun.",
+    "SIGTERM to the launcher: the rank that the launcher names as failed": STOPPED,
+    "output: a process that the rank leaves behind keeps running": "No process of a run outlives ddprun.",
     "children: mp.spawn of two processes that train": OWN_STORE,
     "children: stderr": OWN_STORE,
     "one rank: TORCHELASTIC_USE_AGENT_STORE": OWN_STORE,
@@ -140,12 +140,15 @@ REASONS = {
     "one rank: sys.meta_path": "A finder gives a forked rank the torch that ddprun has imported.",
     "one rank: its parent is the launcher": "The ranks' parent is a supervisor, which ends them if ddprun is killed.",
     "one rank: signal at the parent's death": "A rank ends with its parent, even if the parent is killed.",
-    "one rank: oom_score_adj is the launcher's": "If memory runs out, the kernel must kill a rank and not ddprun.",
+    "one rank: oom_score_adj is the same as the launcher's": (
+        "If memory runs out, the kernel must kill a rank and not ddprun."
+    ),
     "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
     "one rank: descriptors above 2": "A forked rank writes its stacks for ddpctl explain into a memory file.",
     "one rank: MASTER_ADDR": "The loopback address needs no name service.",
     "one rank: OMP_NUM_THREADS": (
-        "ddprun divides the cores among the ranks. torchrun sets the variable to 1, only if there are several ranks."
+        "ddprun divides the cores among the ranks. torchrun sets the variable only if there are several ranks, and "
+        "then to 1."
     ),
     "one rank: PET_NNODES": "The PET_* variables are for ddprun: a launcher that the script starts must not read them.",
     "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts ddprun starts killed ranks again.",
@@ -203,7 +206,7 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
             try:
                 if case.stop:
                     ready = folder / "facts-0.json"
-                    wait_until(lambda: ready.exists() and '"ready"' in ready.read_text(), "the script", TIMEOUT_S)
+                    wait_until(lambda: ready.exists() and "is ready" in ready.read_text(), "the script", TIMEOUT_S)
                     process.send_signal(case.stop)
                 out, err = process.communicate(case.stdin, TIMEOUT_S)
             finally:
@@ -220,7 +223,7 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
     said = plain(err.decode("utf-8", "backslashreplace"))
     ranks = [json.loads(plain(path.read_text())) for path in sorted(folder.glob("facts-*.json"))]
     if (kept := folder / "kept.txt").exists():
-        ranks[0]["a file that is written and not closed"] = kept.read_text()
+        ranks[0]["content of a file that is written and not closed"] = kept.read_text()
     failed = FAILED_RANK.findall(said)
     return Ended(
         code=process.returncode,
@@ -258,7 +261,7 @@ def observe(case: Case, ended: Ended) -> dict[str, Any]:
     """Return each behaviour of a launch, by its name."""
     seen = observed_by_ranks(ended.ranks)
     if "grandchild" in seen:
-        seen["a process that the rank leaves behind lives on"] = end_grandchild(seen.pop("grandchild"))
+        seen["a process that the rank leaves behind keeps running"] = end_grandchild(seen.pop("grandchild"))
     streams = {"stdout": ended.stdout, "stderr": ended.stderr}
     if case.options[:1] == ("--nproc-per-node",):  # they write at the same time
         for name, text in streams.items():
@@ -268,7 +271,7 @@ def observe(case: Case, ended: Ended) -> dict[str, Any]:
     seen |= {f"stdout: {name}": text for name, text in zip(parts[::2], parts[1::2], strict=True)}
     seen["stderr"] = streams["stderr"]
     seen["exit code of the launcher"] = ended.code
-    seen["rank that failed, as the launcher names it"] = ended.failed_rank
+    seen["the rank that the launcher names as failed"] = ended.failed_rank
     return seen
 
 
@@ -306,8 +309,9 @@ Written by `tests/e2e/test_torchrun_table.py`, which runs the same scripts under
 `ddprun --exec`, and fails if a behaviour differs without a reason. {same} behaviours are the same under all three,
 {different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page again.
 
-`FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)` and `(value)` replace long values and
-values that depend on Python or the machine. Two ranks run with `--no-prefix`.
+`FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
+values that are long, or that depend on Python or the machine. In the rows of `two ranks`, ddprun runs with
+`--no-prefix`.
 
 """
 

@@ -65,7 +65,7 @@ UNPRODUCTIVE_CAUSES = (
     "evaluation",
     "hang",  # from the last heartbeat of ranks that hung to their end
     "restart",  # from the last heartbeat of ranks that failed in another way to their end
-    "requeue",  # from the last event of one start of the run to the next start
+    "requeue",  # from the last recorded event until ddprun is started again
 )
 STEPS = _of_rank("ddp_steps_total", "Optimizer steps taken.")
 SAMPLES = _of_rank("ddp_samples_total", "Training samples that this rank has seen.")
@@ -85,8 +85,8 @@ STEP_PHASE = _of_rank(
 )
 COMM = _of_rank(
     "ddp_comm_seconds_total",
-    "Seconds of gradient communication; hidden: during the backward pass (DDP's own average, sampled); exposed: after "
-    "it, as in comm_exposed.",
+    "Seconds of gradient communication; hidden: during the backward pass, estimated from the steps that DDP measures "
+    "(every hundredth); exposed: after the backward pass, as in comm_exposed.",
     labels={"overlap": ("hidden", "exposed")},
 )
 MODEL_FLOPS = _of_rank(
@@ -101,7 +101,7 @@ UNPRODUCTIVE = _of_rank(
     "ddp_unproductive_seconds_total",
     "Seconds of the run that were not spent on new steps, by cause, over all starts of the run. checkpoint: the "
     "training loop waited for a checkpoint; recompute: repeated steps; restart, hang: from a rank's last heartbeat to "
-    "its end; requeue: from the last event of a start to the next start.",
+    "its end; requeue: from the last recorded event until ddprun is started again.",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
 STRAGGLER_SKEW = _of_rank_0(
@@ -131,7 +131,7 @@ DEVICE_OOMS = _of_rank(
 )
 TRAINING_INFO = _of_rank_0(
     "ddp_training_info",
-    "Always 1; backend: what exchanges gradients (none: one rank); device: cpu or cuda.",
+    "Always 1; backend: what exchanges gradients (none if there is only one rank); device: cpu or cuda.",
     labels={"backend": (), "device": (), "model": (), "dataset": ()},
 )
 STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "Number of the last step that is planned.")
@@ -230,7 +230,8 @@ HEARTBEAT = _of_node(
 )
 RANK_EXITS = _of_node(
     "ddp_rank_exits_total",
-    "Ranks of this node that ended, by cause; stopped: ended by ddprun because another failed or on request.",
+    "Ranks of this node that ended, by cause; stopped: ddprun ended the rank, because another rank failed or because a "
+    "stop was requested.",
     labels={"cause": EXIT_CAUSES},
 )
 RESTARTS = _of_node(

@@ -35,7 +35,7 @@ class Limits:
     stalled_step: Annotated[float, Doc("Seconds without a step, after the first step."), Ge(1), Le(DAYS)] = 180.0
     heartbeat: Annotated[float, Doc("Seconds without a heartbeat from a rank."), Ge(1), Le(DAYS)] = 180.0
     skew: Annotated[float, Doc("The slowest rank's own step time, divided by the median."), Ge(1), Le(100)] = 1.25
-    data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
+    data_share: Annotated[float, Doc("Share of the step time that is spent waiting for data."), Ge(0), Le(1)] = 0.3
     checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
         3600.0
     )
@@ -80,7 +80,7 @@ class Recording:
 RUN_OF_NODE = Recording(
     name="instance:ddp_run_info:topk1",
     expr=f"topk by ({NODE}) (1, ddp_run_info)",
-    help="Which run a node belongs to, and whose it is.",
+    help="Which run a node belongs to, and which user launched the run.",
 )
 
 
@@ -110,7 +110,7 @@ def _productive_share(series: str) -> str:
 STEPS = Recording(
     name="run:ddp_steps:rate5m",
     expr=by_run("max", "rate(ddp_steps_total[5m])"),
-    help="Optimizer steps a second in the last five minutes; too few while the run is younger.",
+    help="Optimizer steps a second in the last five minutes; too low in the first five minutes of a run.",
 )
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",

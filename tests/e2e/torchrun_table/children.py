@@ -65,11 +65,14 @@ if __name__ == "__main__":
     for method in ("fork", "spawn", "forkserver"):
         facts.fact(f"DataLoader worker by {method}", lambda method=method: load(method))
     facts.fact("mp.spawn of two processes that train", spawn)
-    facts.fact("os.fork()", fork)
-    facts.fact("a subprocess with the same Python", lambda: run(sys.executable, "-c", "import sys; print(sys.argv)"))
-    facts.fact("the environment of a subprocess", lambda: run("/bin/sh", "-c", "echo $RANK $WORLD_SIZE"))
+    facts.fact("exit code of a child of os.fork()", fork)
+    facts.fact(
+        "sys.argv of a subprocess with the same Python",
+        lambda: run(sys.executable, "-c", "import sys; print(sys.argv)"),
+    )
+    facts.fact("RANK and WORLD_SIZE of a subprocess", lambda: run("/bin/sh", "-c", "echo $RANK $WORLD_SIZE"))
     facts.fact("PYTHONUNBUFFERED of a subprocess", lambda: run("/bin/sh", "-c", "echo ${PYTHONUNBUFFERED-not set}"))
-    facts.fact("os.system()", lambda: os.system("exit 4"))  # noqa: S605
+    facts.fact("os.system('exit 4')", lambda: os.system("exit 4"))  # noqa: S605
     facts.save()
     kept = Path("kept.txt").open("w")  # noqa: SIM115
     kept.write("written, never closed")

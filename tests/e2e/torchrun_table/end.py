@@ -19,7 +19,7 @@ def wait_for_stop() -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
-    facts.fact("ready", lambda: True)
+    facts.fact("the script is ready before the signal", lambda: True)
     facts.save()
     threading.Event().wait(300)
 

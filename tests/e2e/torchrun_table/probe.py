@@ -114,7 +114,7 @@ def of_the_process() -> None:
     fact("nice", lambda: os.nice(0))
     fact("runs on the cores of its parent", lambda: os.sched_getaffinity(0) == os.sched_getaffinity(PARENT))
     scores = [Path(f"/proc/{pid}/oom_score_adj") for pid in ("self", os.environ["LAUNCHER_PID"])]
-    fact("oom_score_adj is the launcher's", lambda: scores[0].read_text() == scores[1].read_text())
+    fact("oom_score_adj is the same as the launcher's", lambda: scores[0].read_text() == scores[1].read_text())
     fact("gc.isenabled()", gc.isenabled)
     fact("gc.get_threshold()", gc.get_threshold)
     fact("gc.get_freeze_count() > 0", lambda: gc.get_freeze_count() > 0)
@@ -139,8 +139,8 @@ def of_the_environment() -> None:
         is_port_or_so = name in OF_A_RUN and value not in ("not set", "none")
         fact(f"{name}", lambda value="set" if is_port_or_so else value: value)
     fact("further variables", lambda: sorted({*os.environ} - names - {*GIVEN, "LAUNCHER_PID"}))
-    fact("given variables are unchanged", lambda: {name: os.environ.get(name) for name in GIVEN})
-    fact("os.environ is the process's", lambda: os.popen("echo $RANK").read())  # noqa: S605
+    fact("PATH, HOME and other variables of the launcher", lambda: {name: os.environ.get(name) for name in GIVEN})
+    fact("RANK in a child process", lambda: os.popen("echo $RANK").read())  # noqa: S605
     fact("locale.getpreferredencoding()", lambda: locale.getpreferredencoding(do_setlocale=False))
     fact("locale.setlocale(LC_ALL)", lambda: locale.setlocale(locale.LC_ALL))
     fact("sys.getfilesystemencoding()", sys.getfilesystemencoding)
@@ -161,7 +161,7 @@ def of_the_streams() -> None:
         fact(f"{name}'s line buffering, write-through, buffer", lambda buffering=buffering: buffering)
         fact(f"sys.__{name}__ is sys.{name}", lambda stream=stream, name=name: getattr(sys, f"__{name}__") is stream)
     answer = 41
-    fact("breakpoint() reads stdin", lambda: breakpoint() or answer)  # noqa: T100
+    fact("a variable after breakpoint(), which reads commands from stdin", lambda: breakpoint() or answer)  # noqa: T100
     fact("input()", input)
     fact("sys.stdin.read()", sys.stdin.read)
     fact("sys.stdin.read() at the end", sys.stdin.read)
@@ -172,14 +172,14 @@ def of_the_library() -> None:
     fact("inspect.getsource() of a class of the script", source_of_thing)
     fact("linecache of the script", lambda: linecache.getline(__file__, 1))
     fact(
-        "pickle of a class of `__main__`",
+        "uses of `__main__` in a pickle; the copy has the same class",
         lambda: [pickle.dumps(Thing()).count(b"__main__"), type(copy(Thing())) is Thing],
     )
     fact("traceback.format_exc()", text_of_traceback)
     with warnings.catch_warnings(record=True) as caught:
         for _ in range(2):
             warnings.warn("again", stacklevel=1)
-    fact("a warning in a loop is shown", lambda: len(caught))
+    fact("how often a warning in a loop is shown", lambda: len(caught))
     fact("warnings.filters", lambda: [str(one) for one in warnings.filters])
     fact("handlers of the root logger", lambda: [str(one) for one in logging.getLogger().handlers])
     fact("level of the root logger", lambda: logging.getLogger().level)
@@ -212,7 +212,7 @@ def of_torch() -> None:
     DRAWS["numpy.random.rand()"] = float(numpy.random.rand())
     DRAWS["numpy.random.default_rng()"] = float(numpy.random.default_rng().random())
     fact(
-        "torch.initial_seed() is the default generator's",
+        "torch.initial_seed() is the seed of the default generator",
         lambda: torch.initial_seed() == torch.random.default_generator.initial_seed(),
     )
     fact("torch.manual_seed(7); torch.rand(1)", lambda: (torch.manual_seed(7), torch.rand(1).item())[1])

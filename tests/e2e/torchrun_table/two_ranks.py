@@ -57,10 +57,13 @@ rank = dist.get_rank()
 for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
     values = gather(os.environ[name])
     fact(f"{name} of the ranks", lambda values=values: values)
-fact("OMP_NUM_THREADS=1 given", lambda: [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()])
-fact("init_process_group with env://", lambda: [dist.get_backend(), dist.get_world_size()])
+fact(
+    "OMP_NUM_THREADS and torch.get_num_threads(), with OMP_NUM_THREADS=1 given",
+    lambda: [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()],
+)
+fact("backend and world size after init_process_group with env://", lambda: [dist.get_backend(), dist.get_world_size()])
 fact("gloo all_reduce", total)
-fact("a second process group", lambda: total(dist.new_group([0, 1])))
+fact("gloo all_reduce in a second process group", lambda: total(dist.new_group([0, 1])))
 fact("barrier", dist.barrier)
 for name, look in {
     "hash('a')": lambda: hash("a"),
@@ -78,10 +81,13 @@ for name, look in {
 (port, _) = gather(free_port() if rank == 0 else 0)
 (port_of_store, _) = gather(free_port() if rank == 0 else 0)
 fact("destroy_process_group", dist.destroy_process_group)
-fact("init_process_group with tcp:// and a port of its own", lambda: begin_at(port))
+fact("all_reduce after init_process_group with tcp:// and a port that the script chooses", lambda: begin_at(port))
 store = dist.TCPStore("127.0.0.1", int(port_of_store), 2, rank == 0, timeout=TIMEOUT)
 store.set(f"from {rank}", str(rank))
-fact("a TCPStore of the script", lambda: [store.get("from 0").decode(), store.get("from 1").decode()])
+fact(
+    "values in a TCPStore that the script creates",
+    lambda: [store.get("from 0").decode(), store.get("from 1").decode()],
+)
 os.write(1, f"rank {rank} to stdout\n".encode())
 os.write(2, f"rank {rank} to stderr\n".encode())
 facts.save()
