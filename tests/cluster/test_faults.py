@@ -2,8 +2,8 @@
 
 The faults are those of the benchmark (bench/fault_injection/rows.py), which injects them more often. Each test also
 compares the weights with those of an undisturbed run, looks for processes that are left, and checks the outcome, the
-exit code and the counters of each node. The benchmark also judges the seconds. A test does not, because they depend on what
-else runs on the machine.
+exit code and the counters of each node. The benchmark also judges the seconds. A test does not, because they depend on
+what else runs on the machine.
 """
 
 import json

@@ -162,7 +162,8 @@ class CheckpointManager:
     def is_due(self, step: int) -> bool:
         """Return whether to save in the middle of an epoch, after this step.
 
-        With a sharded model, each rank returns the answer of rank 0. Otherwise, a rank that does not write returns False.
+        With a sharded model, each rank returns the answer of rank 0. Otherwise, a rank that does not write returns
+        False.
         """
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
