@@ -305,9 +305,9 @@ def _cell(value: object) -> str:
 HEAD = """\
 # What a script observes under torchrun and under ddprun
 
-Written by `tests/e2e/test_torchrun_table.py`, which runs the same scripts under `torchrun`, `ddprun` and
-`ddprun --exec`, and fails if a behaviour differs without a reason. {same} behaviours are the same under all three,
-{different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page again.
+`tests/e2e/test_torchrun_table.py` writes this page. The test runs the same scripts under `torchrun`, `ddprun` and
+`ddprun --exec`, and fails if it has no reason for a difference. {same} behaviours are the same under all three,
+{different} differ. To update the page: `make wording TESTS=tests/e2e/test_torchrun_table.py`
 
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
 values that are long, or that depend on Python or the machine. In the rows of `two ranks`, ddprun runs with

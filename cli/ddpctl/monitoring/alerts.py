@@ -153,12 +153,12 @@ RANKS_ALIVE = Recording(
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
     expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
-    help="The model's floating-point operations a second on all ranks. Divided by the GPUs' peak: the utilisation.",
+    help="The model's floating-point operations a second on all ranks. Divide by the GPUs' peak for the utilisation.",
 )
 TRAINING = Recording(
     name="run:ddp_training:max",
     expr=by_run("max", 'ddp_job_state{state="training"}'),
-    help="1 while a node of the run is in the state training.",
+    help="1 while at least one node of the run is in the state `training`.",
 )
 RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() if isinstance(value, Recording))
 

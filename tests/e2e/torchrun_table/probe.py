@@ -172,7 +172,7 @@ def of_the_library() -> None:
     fact("inspect.getsource() of a class of the script", source_of_thing)
     fact("linecache of the script", lambda: linecache.getline(__file__, 1))
     fact(
-        "uses of `__main__` in a pickle; the copy has the same class",
+        "how often a pickle names `__main__`; the copy has the same class",
         lambda: [pickle.dumps(Thing()).count(b"__main__"), type(copy(Thing())) is Thing],
     )
     fact("traceback.format_exc()", text_of_traceback)
