@@ -94,7 +94,7 @@ class LineView(View):
             self._put(last_state(self._rest), b"", now)
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until held lines are checked or a progress bar is updated, or None."""
+        """Return the seconds until held lines are checked or a progress bar is updated, or None if neither exists."""
         waits = [HELD_POLL_S] if self._filter.is_holding else []
         if self._has_state:
             waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
@@ -117,7 +117,7 @@ class LineView(View):
             self._put(strip_torch_prefix(line, self._rank), b"\n", 0.0)
 
     def _put(self, text: bytes, end: bytes, now: float) -> None:
-        """Show a line. If ``end`` is empty, show a state of a progress bar in place of its previous state."""
+        """Show a line. If ``end`` is empty, ``text`` is a new state of a progress bar, and replaces the last state."""
         before = self._shown_state
         padding = b" " * (len(before.decode(errors="replace")) - len(text.decode(errors="replace")))
         start = b"\r" if before or not end else b""
@@ -141,8 +141,9 @@ class LogFilter:
 
     When one rank fails, the other ranks lose their connections, and each prints a traceback before ddprun knows of the
     first failure. These tracebacks would hide the cause. So a rank's lines are held from the first line of a crash on.
-    As soon as the nodes have agreed which rank failed first, its lines are shown. The held lines of the other ranks
-    remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are shown.
+    As soon as the nodes agree on the rank that failed first, the lines of this rank are shown. The held lines of the
+    other ranks remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are
+    shown.
     """
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ class LogFilter:
         return self.release_due(now)
 
     def release_due(self, now: float) -> list[bytes]:
-        """Return the held lines if they have been held long enough, otherwise none."""
+        """Return the held lines if they are too many or were held long enough. Otherwise return an empty list."""
         if self._until is not None and (now > self._until or len(self._held) > MAX_HELD_LINES):
             return self._release()
         return []

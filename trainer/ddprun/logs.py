@@ -221,7 +221,7 @@ class RankFile:
 
 
 class Stream:
-    """A stream with a rank's stdout, its stderr or both, whose data is written to the file and shown."""
+    """Reads a rank's stdout, its stderr or both, writes the data to the rank's file, and shows it."""
 
     def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View, timed: TimedLog) -> None:
         self.descriptor = descriptor

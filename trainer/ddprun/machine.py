@@ -52,7 +52,7 @@ def ask_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs a rank sees. Without NVML, only CUDA_VISIBLE_DEVICES is counted."""
+    """Return how many GPUs a rank sees. Without NVML, count the entries of CUDA_VISIBLE_DEVICES."""
     visible = devices_of_rank()
     count = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()), None)
     if count is None or visible is None:

@@ -131,7 +131,7 @@ def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
 
 
 def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
-    """Replace the label ``pid`` of the samples with ``rank``. Of equal series, keep the last."""
+    """Replace the label ``pid`` of the samples with ``rank``. Keep only the last sample of each series."""
     unique = {}
     for sample in samples:
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
@@ -154,7 +154,10 @@ class HeartbeatSeries(Collector):
 
 
 class NodeSeries:
-    """The series that ddprun sets, exported from the start. host_metrics.py has the series of the machine."""
+    """The series that ddprun sets. host_metrics.py has the series of the machine.
+
+    A series with one label is exported from the start, with the value 0 for each known value of the label.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

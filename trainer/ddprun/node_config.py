@@ -278,8 +278,8 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     """Check that the script, or the first part of the module's name, exists. Raises NodeError (66).
 
-    If the nodes have not met yet (``alone``), check only a run of one node. In a larger run, the other nodes would wait
-    for a node that ended before they met. Programs other than Python are not checked.
+    ``alone`` states that the nodes have not met yet. Then a run of several nodes is not checked, because the others
+    would wait for a node that ended before they met. Programs other than Python are not checked.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):

@@ -94,7 +94,7 @@ class NodeDir:
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
-    """If the folder of a node that could not start is known, write the node's outcome into this folder."""
+    """Write the outcome of a node that could not start into its folder, if the folder is known and not locked."""
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
         with contextlib.suppress(OSError):

@@ -118,7 +118,7 @@ def config_sha256(command: tuple[str, ...]) -> str:
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name (``name@sha256:...``), or a name without a digest, or "none"."""
+    """Return the digest in an image's name (``name@sha256:...``), or else the name. Return "none" for no image."""
     return image.rpartition("@")[2] or NONE
 
 

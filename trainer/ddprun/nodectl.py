@@ -97,7 +97,7 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Return the logs to print, each with its node and rank, or with None if its lines contain them already."""
+    """Return the logs to print, each with the node and rank that prefix its lines, or with None for no prefix."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))

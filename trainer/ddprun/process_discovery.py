@@ -1,9 +1,9 @@
 """Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
 A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If the
-lock is free, ddprun, its supervisor and its ranks have ended. Two kinds of processes may exist while the lock is free:
-a ddprun that is starting, and orphans, which survived a killed supervisor. They are found by their environment in
-/proc, because all processes of a run inherit the path of its folder.
+lock is free, ddprun, its supervisor and its ranks have ended. But a new ddprun may be starting, and orphans may remain:
+processes that the ranks started, and that survived when the supervisor was killed. Both are found by their environment
+in /proc, because all processes of a run inherit the path of its folder.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
 
 
 def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
-    """Yield the pids of the processes that were started to run ddprun as the node of the folder ``node_dir``."""
+    """Yield the pids of the processes that were started for the node whose folder is ``node_dir``."""
     variable = f"{names.NODE_RANK}={node_dir.name.removeprefix('node-')}".encode()
     yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
 

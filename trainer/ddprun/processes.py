@@ -69,7 +69,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> None:
-    """SIGKILL all descendants of ``root``, even if they keep forking, for at most ``timeout_s``."""
+    """SIGKILL all descendants of ``root``, even if they keep forking. Give up after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (family := descendants(root)) and time.monotonic() < deadline:
         for pid in family:
@@ -80,7 +80,7 @@ def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL the processes that an ended rank left in its process group and session, such as DataLoader workers."""
+    """SIGKILL what a rank left in its process group and session when it ended, such as DataLoader workers."""
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     for process in list_processes():

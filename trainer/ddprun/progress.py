@@ -31,7 +31,7 @@ class Progress:
             self._log(f"{self._what}, {passed_s:.0f} s so far")
 
     def find_spec(self, *_: Any) -> None:
-        """Call ``update``, and find no module. Python calls this for every import."""
+        """Call ``update``. Return None, so that Python asks the other finders. Python calls this for every import."""
         self.update()
 
 

@@ -31,10 +31,11 @@ def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_ord
     """Return the error that ended a rank with ``status``, in one line, or an empty string if it is unknown.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
-    file. If it exited with 1, as Python does after an uncaught exception, the error is the last traceback in the log
-    after byte ``start``, where the attempt begins. If lines follow the traceback, or the rank chose its exit code, the
-    script may have caught the exception. Then the text says that the error comes from the log. The log is used only if
-    its lines are ``in_order``, which means that they are in the order in which the rank wrote them.
+    file. The file contains no error if the script called sys.exit with a number. If such a rank exited with 1, as after
+    an uncaught exception, the error is the last traceback in the log after byte ``start``, where the attempt begins.
+    If lines follow the traceback, or the script called sys.exit, the script may have caught the exception. Then the
+    text says that the error comes from the log. The log is used only if its lines are ``in_order``, which means that
+    they are in the order in which the rank wrote them.
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
@@ -55,10 +56,7 @@ def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_ord
 
 
 def find_exception(lines: Sequence[str]) -> int | None:
-    """Return the index of the line with a log's last uncaught exception, or None.
-
-    This line follows the traceback of the exception.
-    """
+    """Return the index of the line that names the exception of a log's last traceback, or None."""
     for start in range(len(lines) - 1, -1, -1):
         if TRACEBACK.match(lines[start]):
             after = range(start + 1, len(lines))
@@ -71,8 +69,9 @@ def find_exception(lines: Sequence[str]) -> int | None:
 def first_words(lines: Sequence[str]) -> str:
     """Return an error's message in one line: its first line, and the text that explains it.
 
-    If the first line ends with a colon, the next line is added. The error of a DataLoader worker or a spawned process
-    contains the traceback of that process, whose error is added. An NCCL error may end with "Last error:" and a text.
+    If the first line ends with a colon, the next line is added. The error of a DataLoader worker contains the worker's
+    traceback, and the error in this traceback is added. If torch.multiprocessing.spawn reports the error of a process,
+    only that error is returned. The text after NCCL's "Last error:" is added.
     """
     words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
     if not words:

@@ -1,8 +1,8 @@
 """Records what a rank does for some seconds: torch's profile of all threads, and samples of the main thread's stack.
 
 torch has one profiler per process, and a second one crashes the process with SIGSEGV. So nothing is recorded while the
-script's own profiler is prepared or runs. A recording ends early when the script starts a profiler, before a fork (the
-child would record forever), and before the process exits.
+script's own profiler is ready to start or running. A recording ends early when the script starts a profiler, before a
+fork (the child would record forever), and before the process exits.
 """
 
 import atexit

@@ -10,8 +10,8 @@ Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE
 node that gave up.
 
 If node 0 is lost and replaced, the other nodes join the store of the new node 0. They write their earlier attempts into
-its key ``history`` (consensus.py). There, the nodes meet for attempt 1. Then the new node 0 changes the number to the
-one that follows the last failed attempt. ``1/group`` contains the new number.
+its key ``history`` (consensus.py). The nodes meet there for attempt 1. Then node 0 gives this attempt the number that
+follows the last failed attempt, and writes this number into ``1/group``.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class NodeClaim:
     """The claim of one ddprun to be node ``node`` of the run. Only one ddprun at a time has the claim.
 
     Node 0 deletes the claim of a silent node (consensus.py). If another ddprun has the claim, this ddprun waits until
-    the claim is deleted, or fails if its owner is alive.
+    the claim is deleted. It fails if the other ddprun is alive, or if the wait takes too long.
     """
 
     def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
@@ -68,7 +68,7 @@ class NodeClaim:
     def take(self, is_over: Callable[[str], bool]) -> None:
         """Take the claim. Raises NodeError.
 
-        While another ddprun has the claim, ``is_over`` is called with the reason for the wait. The function sleeps
+        While another ddprun has the claim, ``is_over`` is called with the reason for the wait. ``is_over`` sleeps
         briefly, and returns whether its time limit has passed.
         """
         heartbeats = {self._heartbeat()}

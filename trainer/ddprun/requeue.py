@@ -1,8 +1,8 @@
 """Checks whether a Slurm job that is requeued makes progress.
 
-The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the newest
-checkpoint to the file ``attempts`` in the run's folder. If three starts in a row have written no new checkpoint, the
-job is not requeued, because a further start would most likely write none either.
+The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the time and name
+of the newest checkpoint to the file ``attempts`` in the run's folder. If three starts in a row have written no new
+checkpoint, the job is not requeued, because a further start would most likely write none either.
 """
 
 import contextlib
@@ -21,7 +21,11 @@ class Requeues:
     """The starts of a Slurm job, which node 0 counts."""
 
     def __init__(self, run_dir: Path, checkpoint_dir: Path, *, is_first: bool) -> None:
-        """Record this start. If starts cannot be read or written, they are not counted."""
+        """Record this start.
+
+        If the earlier starts cannot be read, the count begins anew. If this start cannot be recorded, nothing is
+        counted.
+        """
         self._checkpoint_dir = checkpoint_dir
         path = run_dir / ATTEMPTS
         self._marks: list[str] = []

@@ -1,7 +1,7 @@
 """The restart policy: which of several failures came first, its outcome, and whether to restart the ranks. Pure.
 
-A rank that ends makes its peers fail too. A peer that runs Python code exits with 1 (a traceback about a closed
-connection), and ddptrain exits with 142. A peer inside gloo or NCCL aborts with 134. So such an exit may have a cause
+A rank that ends makes its peers fail too. A peer exits with 1 after a traceback about a closed connection, or with 142
+if it runs ddptrain. If gloo or NCCL aborts the peer, its exit code is 134. So an exit with such a code may have a cause
 that node 0 does not know yet. The cause may also be a rank that exited with 0 while its peers still trained.
 
 The policy limits only the number of attempts in a row without progress. As long as the training advances, preemptions
@@ -62,7 +62,7 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """Return the exit code, in the way a shell does.
+        """Return the exit code as a shell shows it, such as 137 for SIGKILL.
 
         After a stop, return the code of the stop signal if ddprun killed the rank, or if the rank exited with 0. After
         Ctrl-C, return 130, or 137 if a second Ctrl-C killed the rank.

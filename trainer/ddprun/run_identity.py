@@ -35,7 +35,7 @@ def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
 
 
 def owner(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels ``user`` and ``project``, which are empty if unknown. The user of a pod is not used."""
+    """Return the labels ``user`` and ``project``, which are empty if unknown. The user name inside a pod is ignored."""
     user = environ.get(names.USER) or environ.get("SLURM_JOB_USER") or ""
     if not user and not config.retries_network:
         with contextlib.suppress(OSError, KeyError, ImportError):

@@ -43,8 +43,8 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
 def may_train(script: Path) -> bool:
     """Return whether ``script``, or a module that it imports, may create an optimizer or DDP.
 
-    The answer is True if the source contains "optim" or "DistributedDataParallel", or cannot be parsed. It is also True
-    if the source imports anything except the standard library, torch and NumPy.
+    Imported modules are not read. So the answer is True for each script that imports anything except the standard
+    library, torch and NumPy.
     """
     tree = _parse(script)
     if tree is None or any(word in script.read_bytes() for word in (b"optim", b"DistributedDataParallel")):
@@ -65,7 +65,7 @@ class _TorchIsImportedError(Exception):
 
 
 class _Reader:
-    """Reads a script, and those of its own modules that it imports, in the order of the source."""
+    """Reads a script from top to bottom, and each of the script's own modules where it is imported."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

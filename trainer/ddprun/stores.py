@@ -105,7 +105,7 @@ class TimeoutStore(Store):
 
 
 class SignedStore:
-    """A store that signs all its values except counters if the run has a secret.
+    """A store whose values are signed if the run has a secret. Counters are never signed.
 
     torch uses ``wrapped``, whose values are not signed.
     """

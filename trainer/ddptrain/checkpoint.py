@@ -265,8 +265,8 @@ def finish_write(path: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raises UnusableCheckpoint. Raises OSError if the manifest cannot be read.
 
-    Raises OtherFormat if the format number is newer than those of this version. But if this version can read the data,
-    and the rest of the manifest matches the data, only the number is wrong. Then the manifest is corrupt.
+    The error is OtherFormat if the format number is too new for this version. But if this version can read the data,
+    and the rest of the manifest matches, only the number is wrong. Then the error is CorruptCheckpoint.
     """
     file = manifest_path(path)
     try:

@@ -83,7 +83,7 @@ def sharded_type() -> type | tuple[type, ...]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the complete tensor. A sharded tensor is gathered from the ranks, a partial one is summed over them."""
+    """Return the complete tensor. Gather a sharded tensor from the ranks, or sum a partial tensor over the ranks."""
     sharded: Any = tensor
     return sharded.full_tensor() if isinstance(tensor, sharded_type()) else tensor
 
