@@ -57,7 +57,7 @@ def cut(line: str, width: int, *, plain: bool = False) -> str:
 
 
 def either(words: tuple[str, ...], joint: str = "or") -> str:
-    """Return the words as an enumeration, such as ``a, b or c``."""
+    """Return the words as text, such as ``a, b or c``."""
     return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 

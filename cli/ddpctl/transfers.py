@@ -41,14 +41,14 @@ class Display:
         self._began = self._drawn_at = time.monotonic()
 
     def update(self, number: int, num_bytes: int, num_files: int) -> None:
-        """Record the progress of transfer ``number``, and show the total progress if it is time."""
+        """Record the progress of transfer ``number``. Show the total progress if the last display is old enough."""
         with self._lock:
             self._done[number] = (num_bytes, num_files)
             if time.monotonic() - self._drawn_at > (_DRAW_S if self._terminal else _LINE_S):
                 self._draw()
 
     def end(self, number: int, *, whole: bool) -> None:
-        """Record that transfer ``number`` has ended. ``whole`` is whether it is complete."""
+        """Record that transfer ``number`` has ended. ``whole``: whether everything was transferred."""
         with self._lock:
             self._ended += whole
             if whole:

@@ -1,9 +1,9 @@
 """The collectives: what each one does, how its bandwidth is computed, and whether its result is right.
 
 algbw = S / t and busbw = algbw x factor, as nccl-tests define them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
-S is the size of the larger of a rank's two buffers. So for all_gather and reduce_scatter it is n times what a rank
-contributes or keeps. ``FACTORS`` has the factors of that page. The page does not list gather and scatter. Their factor
-here is (n-1)/n, the share of S that passes the root's link. In send_recv, each rank sends to the next one.
+S is the size of the larger of a rank's two buffers. So for all_gather and reduce_scatter with n ranks, S is n times
+what a rank contributes or keeps. ``FACTORS`` has the factors of that page. The page does not list gather and scatter.
+Their factor here is (n-1)/n, the share of S that passes the root's link. In send_recv, each rank sends to the next one.
 
 t is the mean of up to 20 calls after one warm-up call, on the slowest rank (nccl-tests use the mean over the ranks).
 The data are whole numbers in float32, so their sums are exact. After the timed calls, the result of one more call is

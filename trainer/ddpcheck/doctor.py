@@ -1,12 +1,12 @@
 """``python -m ddpcheck doctor``: checks each node and the network between the nodes, with one rank per node.
 
 The nodes exchange data only through the run's store, without a process group, so that they can report a faulty network.
-A message has at most 500 bytes, and a node waits for the answer before it sends the next one. So the store works over a
-path of any MTU.
+A message carries at most 500 bytes of a value, and a node waits for the answer before it sends the next message. So
+the store works over a path of any MTU.
 
 Keys: ``hello/N`` is the Node of node N, and ``report/N`` its Report. ``tried/N`` is set when node N has tried the
-paths, and ``measured/N`` when it has measured its cores. ``over`` ends the check. A text is stored in
-parts: ``KEY`` contains the number of parts, and ``KEY/P`` contains part P.
+paths, and ``measured/N`` when it has measured its speed. ``over`` ends the check. Each other value is stored in parts:
+``KEY`` contains the number of parts, and ``KEY/P`` contains part P.
 """
 
 import json
@@ -168,7 +168,7 @@ def _put(store: Store, key: str, text: str) -> None:
 
 
 def _get(store: Store, key: str, timeout_s: float) -> str:
-    """Return the text at ``key``, or an empty text if it does not arrive in time."""
+    """Return the value of ``key``, or an empty string if it does not arrive in time."""
     if not _wait(store, key, timeout_s):
         return ""
     return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))

@@ -191,7 +191,7 @@ def check_dcgm() -> Finding:
 
 
 def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of failed tests at any depth of ``answer``, because DCGM 3 and 4 nest tests differently."""
+    """Yield the names of failed tests at any depth of ``answer``. DCGM 3 and 4 nest tests differently."""
     if isinstance(answer, dict):
         name = str(answer.get("name", name))
         if str(answer.get("status", "")).lower() == "fail":

@@ -2,15 +2,15 @@
 
 The order is that of a round-robin tournament. In each round, the nodes form pairs, and the nodes of a pair exchange
 data. If the number of nodes is odd, one node waits. If there is only one node, its ranks exchange data instead. An
-exchange sends data from one to the other and back. The figure of a pair is the best of 4 to 10 exchanges. Other work on
-the machine can make an exchange slower, but never faster.
+exchange sends data from one to the other and back. The figure of a pair is the bandwidth of the best of 4 to 10
+exchanges. Other work on the machine can make an exchange slower, but never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if, for each of its two nodes, its figure is below half of the median of the node's other links.
+* A link is suspected if, at both ends, its figure is below half of the median of that node's other links.
 * With fewer than 3 nodes, no node is suspected.
-* A suspected node is measured again on its best link. This link is compared with the best other link of the node at its
-  other end.
-* A suspected link is measured again. It is compared with the best other link of each of its two nodes.
+* A suspected node is measured again on its best link. The link is compared with the best of the other links of the
+  node at its far end.
+* A suspected link is measured again. It is compared with the best of the other links of each of its two nodes.
 * All of these links are measured three times, one link at a time. Each time, only the slowest of the links for
   comparison counts. The suspect is reported if its best figure is below half of the median of these slowest figures.
 * If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
@@ -96,7 +96,7 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s of the exchanges with ``peer``, which makes the same call.
+    """Return the GB/s of the fastest exchange with ``peer``, which makes the same call.
 
     ``first``: whether this rank sends first and sets the number of exchanges.
     """

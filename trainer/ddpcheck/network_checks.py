@@ -145,11 +145,11 @@ def _arrives(probe: socket.socket, size: int) -> bool:
 
 
 def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
-    """Return the failed pairs of each node at fault. As few nodes as possible are blamed.
+    """Return the failed pairs of each node at fault. The aim is to blame few nodes.
 
     If there are more than two nodes, each node that no other node can reach is blamed. Then, as long as failed pairs
     remain, the node that occurs in the largest number of them is blamed. If several nodes occur in equally many pairs,
-    a node that others cannot reach is preferred.
+    a node that others cannot reach is blamed first.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -206,7 +206,8 @@ def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node
 def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
     """Check the host names. Bad: another node's name resolves to the loopback.
 
-    Warning: the node's own name resolves to the loopback (usual on Debian, and harmless), or a name is unknown.
+    Warning: the node's own name resolves to the loopback (usual on Debian, and harmless), or the node does not know a
+    name that another node knows.
     """
     hosts = {node.node: node.host for node in nodes}
     found = {to: address for to, address in paths[node.node].names.items() if address}

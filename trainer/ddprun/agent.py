@@ -356,7 +356,7 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.update(ranks=ranks)
 
     def _no_group(self) -> bool:
-        """Return whether this node knows that no rank of the run has a process group. Only node 0 can know it.
+        """Return whether this node knows that no rank of the run has a process group. Only node 0 can know this.
 
         A rank of node 0 records its process group in a file. A rank of another node cannot have a process group before
         it has used the attempt's store, which node 0 serves.

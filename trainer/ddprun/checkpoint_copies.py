@@ -111,7 +111,7 @@ def _sha256(data: Any) -> str:
 
 
 def part_path(folder: Path, path: str) -> Path:
-    """Return the temporary path of a file, which the file has until all files of its checkpoint are complete."""
+    """Return the path that a file has until all files of its checkpoint are complete."""
     return (folder / path).with_name(f".{Path(path).name.lstrip('.')}.part")
 
 
@@ -132,10 +132,10 @@ class CheckpointCopies:
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
         node_dir: Path,
     ) -> None:  # fmt: skip
-        """Start to copy from node 0 at ``address``. Raises OSError and RuntimeError.
+        """Start the threads. Raises OSError and RuntimeError.
 
-        ``members`` returns the nodes of the current attempt. Of these nodes, those with the lowest numbers after node 0
-        keep copies.
+        ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
+        with the lowest numbers after node 0 keep copies.
         """
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
         self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
@@ -201,9 +201,9 @@ class CheckpointCopies:
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
     def _announce(self, *, is_last: bool) -> None:
-        """On node 0, announce a new manifest in the store after a checkpoint was saved.
+        """On node 0, announce a manifest in the store, at first and after each saved checkpoint.
 
-        Also do this if a file of the manifest is missing and another node has not fetched all files.
+        Also announce a new manifest if a file is missing and another node has not fetched all files.
         """
         saved, known = self._last_saved(), self._manifest
         is_whole = all((self._folder / file.path).exists() for file in known.files)
@@ -278,7 +278,7 @@ class CheckpointCopies:
         self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)
 
     def _fetch(self, file: File, port: int, nonce: str) -> None:
-        """Fetch a file from node 0, save it as ``.NAME.part``, and compare its SHA-256."""
+        """Fetch a file from node 0, save it as ``.NAME.part``, and verify its SHA-256."""
         part, digest = part_path(self._folder, file.path), hashlib.sha256()
         with contextlib.closing(HTTPConnection(self._address, port, timeout=TIMEOUT_S)) as connection:
             connection.request("GET", f"/{file.sha256}", headers={PROOF: self.proof(nonce, file.sha256)})

@@ -156,7 +156,7 @@ def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metri
 
 
 def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
-    """Write metrics in prometheus_client's file format into ``path``, an existing file of zero bytes.
+    """Write metrics in prometheus_client's file format into ``path``, an existing file that is filled with zeros.
 
     Return False, without writing, if the installed version may have another format.
     """

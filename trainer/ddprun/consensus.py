@@ -44,7 +44,7 @@ POLL_S = 0.05
 
 @dataclass(kw_only=True)
 class NodeLiveness:
-    """The last heartbeat of a node, and the time for which the heartbeat has not changed."""
+    """The last heartbeat of a node, and for how long it has not changed."""
 
     value: bytes = b""
     silent_s: float = 0.0

@@ -50,7 +50,7 @@ class Console:
         self.put(2, f"[{self._name}] {text}\n".encode())
 
     def log_now(self, text: str) -> None:
-        """Queue a line. Write it at once if ``start`` was not called yet and neither stream would block."""
+        """Queue a line. Write it at once if ``start`` has not been called yet and neither stream would block."""
         self.log(text)
         with contextlib.suppress(OSError, ValueError):  # a stream is closed
             while not self._thread and self._texts.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:

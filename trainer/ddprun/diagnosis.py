@@ -101,7 +101,7 @@ class Diagnosis:
             write_atomic(self._node_dir / name, data)
 
     def _profile(self, seconds: float, request: str) -> None:
-        """Profile all ranks at the same time. ddpctl recognises the answer by ``request``, which is written last."""
+        """Profile all ranks at the same time. ddpctl recognizes the answer by ``request``, which is written last."""
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
 
             def record(rank: RankProcess) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
-    """Keep only a rank's last sample, up to ``most`` of its collectives and children, and some threads and frames."""
+    """Keep only a rank's last sample, ``most`` collectives, ``most`` children, and some threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
     for one in (*rank["samples"], *rank["children"]):
@@ -165,7 +165,10 @@ def _state(pid: int) -> dict[str, Any]:
 
 
 def read_links(process: Path) -> list[list[Any]]:
-    """Return a process's TCP peers on other machines: own and other address, unacknowledged bytes, retransmissions."""
+    """Return a list for each TCP peer that a process has on another machine.
+
+    A list contains the process's address, the peer's address, the unacknowledged bytes, and the retransmissions.
+    """
     found: dict[tuple[str, str], list[int]] = {}
     with contextlib.suppress(OSError, ValueError):  # the process has ended, or this is not Linux
         own = {str(link.readlink()) for link in (process / "fd").iterdir()}

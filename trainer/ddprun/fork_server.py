@@ -3,7 +3,7 @@
 ddprun imports torch and forks the supervisor before it starts threads. The supervisor imports further modules while
 ddprun connects to the other nodes. All ranks share the values of the environment variables that Python reads at its
 start or torch reads at its import. Other variables may differ between ranks (rank_environment.py). CUDA must not be
-initialised before the fork.
+initialized before the fork.
 
 The import of torch (tested with 2.15) starts only threads of OpenBLAS, and OpenBLAS ends them before a fork.
 """
@@ -114,7 +114,10 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
 def fork_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork a rank that runs ``argv``, or execute it if there is an obstacle. Return its pid and the obstacle or ""."""
+    """Fork a rank that runs ``argv``. If there is an obstacle, execute ``argv`` in a new process instead.
+
+    Return the rank's pid, and the obstacle or "".
+    """
     if reason := fork_obstacle(argv, cwd):
         return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
     supervisor_pid = os.getpid()

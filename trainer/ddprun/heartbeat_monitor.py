@@ -2,7 +2,7 @@
 
 The silence of a rank begins with its last heartbeat. If a rank is stopped (SIGSTOP) before its first heartbeat, its
 silence begins when ddprun notices the stop. A running rank does not count as silent before its first heartbeat, because
-imports and compilation may take any time.
+imports and compilation can take a long time.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class HeartbeatMonitor:
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return which rank received the stop signal. Return None if ``rank`` has not recorded this."""
+        """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
@@ -130,8 +130,8 @@ def _stat(pid: int) -> tuple[bool, float] | None:
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
     """Return the rank that probably caused a hang, or None if no rank hangs.
 
-    A rank that hangs blocks the others, so there is a hang only if all ranks have been silent for ``timeout_s``. A
-    stopped rank counts as hung even if other ranks still send heartbeats.
+    A rank that hangs blocks the others, so there is a hang only if all ranks that have sent heartbeats have been silent
+    for ``timeout_s``. A stopped rank counts as hung even if other ranks still send heartbeats.
     """
     if not timeout_s:
         return None

@@ -60,7 +60,7 @@ def network_bytes() -> list[tuple[str, float]]:
 
 
 class DeviceSeries(Collector):
-    """Metrics of the machine's GPUs, labelled with the NVML index. Metrics that a GPU does not support are omitted."""
+    """Metrics of the machine's GPUs, labeled with the NVML index. Metrics that a GPU does not support are omitted."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

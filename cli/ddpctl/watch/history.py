@@ -35,7 +35,7 @@ class History:
     def moments(self, number: int) -> tuple[float, ...]:
         """Return at most ``number`` evenly spaced times from the first row to the last.
 
-        Return fewer times if every node has fewer rows.
+        There are at most as many times as the longest history of a node has rows.
         """
         number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
@@ -69,12 +69,12 @@ class History:
         return metrics.goodput(self.total(metrics.PRODUCTIVE.name), sum(map(self.total, lost)))
 
     def last(self, name: str) -> float | None:
-        """Return the highest of the nodes' last values of a series, or None if there is no value."""
+        """Return the maximum over the nodes of the last value of a series, or None if there is no value."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)
                          for rows in self.nodes.values()])  # fmt: skip
 
     def first_time(self, name: str) -> tuple[float, float] | None:
-        """Return the time of the first value of a series, and the value. Return None if there is no value."""
+        """Return the time and the value of the first row that has a series, or None if no row has it."""
         found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
         return min((one for one in found if one), default=None)
 

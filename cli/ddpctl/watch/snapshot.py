@@ -1,7 +1,7 @@
 """Computes what ``ddpctl top`` shows: the state and the speed of a run, from two scrapes of its nodes' metrics.
 
-A rank's own step time is the duration of a step without the time in which the rank waits for other ranks. This time is
-long for a slow rank, and short for a rank that waits for a slow rank.
+A rank's own step time is the duration of a step without the time in which the rank waits for other ranks. A slow rank
+has a long own step time, and a rank that waits for a slow rank has a short one.
 """
 
 import statistics
@@ -45,7 +45,7 @@ class Reading:
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Return the values of the samples with ``labels`` in a series, keyed by the value of their label ``label``."""
+        """Return the values of a series, keyed by the value of ``label``. Samples without ``labels`` are left out."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())
@@ -251,7 +251,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Return whether a step ended between the two readings, or whether the ranks report no steps at all."""
+    """Return whether a step ended between the two readings. Also return True if the ranks report no steps."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
@@ -269,7 +269,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
-    """Return a snapshot without metrics, for a run that has not begun or has ended."""
+    """Return a snapshot without metrics."""
     return Snapshot(run=status.run, state=status.state, message=status.message, code=status.code, time=time)
 
 
@@ -278,7 +278,7 @@ def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
 
 
 class Watcher:
-    """Takes snapshots of one run, and keeps the metrics between them."""
+    """Takes snapshots of one run, and keeps the metrics between the snapshots."""
 
     def __init__(self, context: AppContext, run: Run) -> None:
         self._context, self._run = context, run
@@ -409,7 +409,7 @@ def _requeued_s(history: History) -> float:
 def _counted(history: History, name: str) -> int:
     """Return the value of a counter of the run, summed over its labels.
 
-    The counter of each node covers the whole run. So the highest value is returned, and not the sum over the nodes.
+    The counter of each node covers the whole run. So the result is the highest value, not the sum over the nodes.
     """
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip

@@ -105,7 +105,7 @@ def phase_spans(
 ) -> tuple[Span, ...]:
     """Return the spans of the run in order.
 
-    ``placed`` has the times at which each node got a machine, if they are known. ``queued`` is whether the target has a
+    ``placed`` has the times at which each node got a machine, if they are known. ``queued``: whether the target has a
     queue. If the run is active, the spans end at ``now``. Otherwise they end at the last event or metric.
     """
     spans: list[Span] = []
@@ -136,7 +136,7 @@ def phase_spans(
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
     """Split the events into groups, one group for each start of the run.
 
-    A single node that joins the running run again does not begin a new group.
+    A single node that starts again while the other nodes go on does not begin a new group.
     """
     found: list[list[Event]] = []
     for index, event in enumerate(events):
@@ -190,7 +190,7 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
-    """Advance the clock through the phases of one start. ``again`` is whether the run has an earlier start."""
+    """Advance the clock through the phases of one start. ``again``: whether the run has an earlier start."""
     has_steps = any(event.event in ("first_step", "training_began") for event in events)
     following = _NEXT if has_steps else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}

@@ -1,8 +1,8 @@
 """Renders the parts of the batch script that depend on the container runtime (none, pyxis, apptainer, podman, docker).
 
 In a container, the project is at /workspace, and the run's folders have the same paths as on the node. The container
-uses the node's network. Each variable that a container needs is passed by its name. So the variable overrides the
-image's value, and its own value does not appear on a command line.
+uses the node's network. Each variable that a container needs is passed by its name. So its value overrides the image's
+value, and does not appear on a command line.
 """
 
 import re
@@ -76,7 +76,7 @@ def lines(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts of a job's batch script for its runtime."""
+    """Return the parts of the batch script that depend on the job's container runtime."""
     return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": engine_of, "docker": engine_of}[
         options.runtime
     ](job, options)

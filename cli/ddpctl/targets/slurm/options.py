@@ -1,7 +1,7 @@
 """The options of a target of kind slurm.
 
-Their values are used in scripts and command lines. In a ``#SBATCH`` line, quoting does not make a line break safe, so
-each value must match a pattern that lists the allowed characters.
+Their values are used in scripts and command lines. Quoting cannot protect a ``#SBATCH`` line from a line break in a
+value, so each value must match a pattern of allowed characters.
 """
 
 import re
@@ -43,7 +43,7 @@ MAX_TASK = 4_000_000  # one less than the largest MaxArraySize that Slurm accept
 
 
 def check_array(text: str) -> str:
-    """Check that a text is a job array such as ``0-3%2``. Raises ValueError."""
+    """Check that a string is a job array such as ``0-3%2``. Raises ValueError."""
     if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
         raise ValueError("expected numbers and ranges as in sbatch, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
     for first, last in re.findall(r"([0-9]+)-([0-9]+)", text):
@@ -57,7 +57,7 @@ def check_array(text: str) -> str:
 
 
 def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each text is one option of sbatch that ddpctl does not set itself. Raises ValueError."""
+    """Check that each line is one option of sbatch that ddpctl does not set itself. Raises ValueError."""
     for line in lines:
         match = EXTRA_PATTERN.fullmatch(line)
         if not match or len(line) > MAX_TEXT:
@@ -161,7 +161,7 @@ class SlurmOptions:
 
 
 def lead_s(job: JobSpec) -> int:
-    """Return how many seconds before its time limit a job must get a warning from Slurm.
+    """Return how many seconds before a job's time limit Slurm must send the warning.
 
     The job needs this time to save and to be requeued.
     """

@@ -67,7 +67,10 @@ class SlurmTarget(Target):
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the training script is on this machine, unless it may be on a login node or in the image."""
+        """Check that the training script is on this machine.
+
+        Do nothing if the script is on a login node or may be in the image.
+        """
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
@@ -157,7 +160,10 @@ class SlurmTarget(Target):
         return done.returncode == 0
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the folder of runs on the cluster, unless it also contains the run's record. Raises ConfigError."""
+        """Return the folder of runs on the cluster. Raises ConfigError.
+
+        Return nothing if the run's files are in the folder of its record.
+        """
         path = PurePath(folder_of(run))
         if str(path) == run.folder and not self._host:
             return ()
@@ -329,7 +335,7 @@ def run_folders(run: Run) -> tuple[str, ...]:
 
 
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
-    """Return pairs of words for ``queue.PRINT``: the prefix for a file's lines, and the file. Raises ConfigError."""
+    """Return arguments for ``queue.PRINT``: for each file, the prefix of its lines and its path. Raises ConfigError."""
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if query.timestamps and tasks:
         raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")

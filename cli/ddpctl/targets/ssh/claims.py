@@ -4,9 +4,9 @@ Each host has a folder of claims with these files:
 
 ``run-NAME.NODE`` (a claim) lists the GPUs of one node. The claim is valid while the node's ddprun holds a lock on it
 (with an inherited file descriptor), or while the node's container runs.
-``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is the first in the queue. The ticket
-is valid while an SSH session of the launch's ddpctl holds a lock on it.
-``mutex`` is locked by every script that reads or changes the files.
+``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is first in the queue. The waiting
+ddpctl runs the script of ``take_ticket`` over SSH. The ticket is valid while this script holds a lock on it.
+``mutex`` is locked by every script that lists or creates claims and tickets.
 
 The next launch removes claims and tickets that are not valid.
 """

@@ -46,8 +46,8 @@ def is_resumed(plan: Plan) -> bool:
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
     """Return the positions of the hosts that are not excluded.
 
-    If the run resumes, the host whose disk has its checkpoints is the first. Raises ConfigError if too few hosts
-    remain.
+    If the run resumes, the host whose disk has the checkpoints comes first. Raises ConfigError if the options are wrong
+    for the job, for example if too few hosts remain.
     """
     for _, text in options.problems(plan.job):
         raise ConfigError(f"--nodes: {text}")
@@ -56,7 +56,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """Return the position of the host whose disk has the checkpoints from which the run resumes, or None."""
+    """Return the position of the host that has the checkpoints of a resumed run on its disk, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
@@ -118,8 +118,8 @@ def _with_checkpoints(
 ) -> tuple[list[int], list[str]]:
     """Order the usable hosts for a run that resumes. Return these hosts, and a list of notes for the user.
 
-    If the checkpoints are on the disks of hosts, the first host is the one to which they were saved. If that host
-    cannot be used, the first host is the one with the newest copy. Raises UnavailableError if no host has a copy.
+    If the hosts do not share the checkpoints, the host to which they were saved comes first. If that host cannot be
+    used, the host with the newest copy comes first. Raises UnavailableError if there is no copy either.
     """
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
@@ -152,12 +152,12 @@ def _with_checkpoints(
 
 
 # Waiting: a launch takes a ticket on one host after another, in the order of the names that the hosts report. It takes
-# the next ticket only when it is the first in the queues of all earlier hosts. So two launches never wait for each
+# the next ticket only when it is first in the queues of all earlier hosts. So two launches never wait for each
 # other, even if their files list the hosts in different orders or under different names.
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
-    """Wait until the launch is the first in the queue of every host, and every host has enough free GPUs.
+    """Wait until the launch is first in the queue of every host, and every host has enough free GPUs.
 
     Raises UnavailableError. The tickets of the launch are removed when the verb ``submit`` ends.
     """

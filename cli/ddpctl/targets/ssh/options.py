@@ -18,7 +18,7 @@ NETWORK = matching(r"[A-Za-z0-9][\w.-]*", "host, or a network's name")
 
 
 def check_user(user: str) -> str:
-    """Check that a text can be the name of a user. Raises ValueError."""
+    """Check that a string can be a user name. Raises ValueError."""
     if not re.fullmatch(r"[\w.][\w.-]*", user):
         raise ValueError("a log-in name")
     return user
@@ -32,7 +32,7 @@ def check_path(path: str) -> str:
 
 
 def check_project(project: str) -> str:
-    """Check that a text is ``none``, ``sync`` or a path that begins with ``/`` or ``~/``. Raises ValueError."""
+    """Check that a string is ``none``, ``sync`` or a path that begins with ``/`` or ``~/``. Raises ValueError."""
     return project if project in ("none", "sync") else check_path(project)
 
 

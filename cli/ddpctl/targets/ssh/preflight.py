@@ -84,7 +84,7 @@ class Facts:
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
-        """Return the first value of a key, or an empty text."""
+        """Return the first value of a key, or an empty string."""
         return self.words.get(word, ("",))[0]
 
     @property
@@ -105,11 +105,11 @@ class Facts:
 
     @property
     def tickets(self) -> tuple[Ticket, ...]:
-        """The launches that wait on this host, in order."""
+        """The launches in this host's queue, in order."""
         return parse_tickets(self.words.get("ticket", ()))
 
     def ahead(self, uid: str) -> tuple[str, ...]:
-        """Return the launches in the queue before the launch ``uid``, or all launches if it is not in the queue."""
+        """Return the launches ahead of the launch ``uid`` in the queue, or all launches if it is not in the queue."""
         return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
 
     def number(self, word: str) -> int:
@@ -126,12 +126,12 @@ class Facts:
 
     @property
     def image_id(self) -> str:
-        """The image's ID (``sha256:…``), or an empty text if the host does not have the image."""
+        """The image's ID (``sha256:…``), or an empty string if the host does not have the image."""
         return self.image.id if self.image else ""
 
     @property
     def address(self) -> str:
-        """The address at which this machine reached the host, or an empty text if it is unknown."""
+        """The address at which this machine reached the host, or an empty string if it is unknown."""
         return "".join(self.get("ssh").split()[2:3])
 
 

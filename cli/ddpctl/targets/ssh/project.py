@@ -1,9 +1,9 @@
-"""Copies the project's folder to hosts. Only files whose size or modification time has changed are sent.
+"""Copies the project's folder to hosts. Only files whose size, modification time or executable bit differs are sent.
 
-The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). But if
-both machines have rsync, and the host has older versions of more than 1 MB of these files, then rsync sends only their
-changed parts. A host keeps one copy of each project. Each run gets hard links to the files of this copy, so that a
-later sync does not change the files of the run.
+The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). rsync
+sends only the changed parts of files. It is used if both machines have it, and if the changed files that the host has
+in older versions exceed 1 MB in total. A host keeps one copy of each project. Each run gets hard links to the files of
+this copy, so that a later sync does not change the files of the run.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -d
 class Project:
     """The files of the project, and whether this machine has rsync and zstd."""
 
-    files: Mapping[str, str]  # name → a text with the size, the modification time and whether it is executable
+    files: Mapping[str, str]  # name → its size, modification time and executable bit (file_state)
     sizes: Mapping[str, int]  # name → bytes
     left_out: Sequence[str]  # files and folders that are not sent, for a message
     rsync: bool
@@ -69,7 +69,8 @@ class Copy:
     def suits_rsync(self, project: Project) -> bool:
         """Return whether to use rsync, which sends only the changed parts of files.
 
-        Both machines must have rsync, and the host must have older versions of more than ``_LITTLE`` bytes of files.
+        Both machines must have rsync. The changed files that the host has in older versions must exceed ``_LITTLE``
+        bytes in total.
         """
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE

@@ -152,8 +152,8 @@ def start_container(
 ) -> str:
     """Return a script that starts a node's container, or fails if another run has one of its GPUs.
 
-    ``argv``: the result of ``run_args``. ``env_file``: the text of its environment file. ``owner``: the new owner of
-    the run's folders, or None.
+    ``argv``: the result of ``run_args``. ``env_file``: the text of the container's environment file. ``owner``: the
+    new owner of the run's folders, or None.
     """
     folder = path_word(run_path(home, run))
     # Only the name of the environment file must be expanded by the shell.
@@ -203,7 +203,7 @@ cd {path_word(folder)}
 def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
     """Return a script that prints a JSON object for each run and node. The line ``SHOWN`` separates the objects.
 
-    Each object has the keys of ``nodectl show``: alive, remains, node (of node.json), outcome (of outcome.json) and
+    Each object has the keys of ``nodectl show``: alive, remains, node (from node.json), outcome (from outcome.json) and
     history.
     """
     # The script starts as few programs as possible, because it may query hundreds of runs. Processes or containers are

@@ -75,8 +75,8 @@ class SshTarget(Target):
     def dry_run(self, plan: Plan) -> Verb[Submission]:
         """Yield the commands that ``submit`` would run.
 
-        If hosts are not ready, the commands have placeholders such as ``<image>``. The error is raised after the last
-        command.
+        If too few hosts are ready, the commands have placeholders such as ``<image>``, and the error is raised after
+        the last command.
         """
         plan = replace(plan, wait_s=None)
         seen: list[tuple[SshHost, Facts]] = []
@@ -387,7 +387,7 @@ class SshTarget(Target):
         return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
 
     def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
-        """Return each node and its host. If its host is unknown, return each node with every host of the target."""
+        """Return each node and its host. If the hosts are unknown, return every pair of a node and a host."""
         if run.handle or run.job.max_nodes == len(self.options.hosts):
             return tuple(enumerate(self._hosts_of(run)))
         return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
