@@ -235,11 +235,12 @@ def _name(context: AppContext, request: Request) -> str:
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
     """Print a run's logs until the run ends. Return its last status, and ddpctl's exit code.
 
-    ``tail`` is how many earlier lines to print. The status has no message if the log ends with the same message.
+    ``tail`` is how many earlier lines to print. If the log ends with the status's message, the returned status has no
+    message.
 
     The first Ctrl-C sends SIGINT to the ranks, and the second kills them. If this process has ``launched`` the run,
-    SIGTERM to this process also stops the run. SIGHUP then stops it only if it is tethered to ddpctl. In all other
-    cases, these two signals raise interrupts.Terminated, and the run continues.
+    SIGTERM to this process also stops the run. SIGHUP does the same if the target has the capability "tethered". In all
+    other cases, SIGTERM and SIGHUP raise ``interrupts.Terminated``, and the run continues.
     """
     target = target_of(run)
     ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
@@ -298,8 +299,8 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 class Stopper:
     """Handles Ctrl-C for an attached run. The first Ctrl-C makes the run save and stop, and the second kills it.
 
-    ``first`` is the signal that the first Ctrl-C sends. A target that cannot send INT sends TERM instead. ``ends_on``
-    are the signals to ddpctl that also stop the run. For other signals, the exception is raised again.
+    ``first`` is the signal that the first Ctrl-C sends. A target that cannot send INT sends TERM instead. The run also
+    stops if ddpctl receives one of the signals ``ends_on``.
     """
 
     def __init__(
@@ -338,7 +339,10 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Make a run save and stop. Kill it after its grace period, and check that it has ended."""
+    """Make a run save and stop. Kill it if ``kill``, or if it has not ended after its grace period.
+
+    Raises DdpctlError if the run is still alive after that.
+    """
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
@@ -361,10 +365,10 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
 
 
 def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
-    """Tell the ddpctl process that is launching a run to undo the launch, and wait for this.
+    """Tell the ddpctl process that is launching a run to undo the launch. Wait until the process has done so.
 
-    Return None if the launch had finished. Raises UnavailableError if that process is on another machine, or does not
-    end.
+    Return None if the launch had already finished. Raises UnavailableError if that process is on another machine, or
+    does not end.
     """
     if launch.host != os.uname().nodename:
         raise UnavailableError(
@@ -407,7 +411,7 @@ def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...
 
 
 def is_unplaced(run: Run) -> bool:
-    """Return whether the run is being launched, and its target has not returned a handle yet."""
+    """Return whether the run's launch is unfinished and its target has not returned a handle yet."""
     return not run.handle and run_store.unfinished_launch(run) is not None
 
 
@@ -421,8 +425,8 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
     """Fetch a run's files into a local folder, and return the folder.
 
-    Raises ConfigError if the files are already accessible, NoInputError if there are no files yet, and
-    UnavailableError if a machine of the run does not answer or another pull of the run is running.
+    Raises ConfigError if the files are already accessible, and NoInputError if there are no files yet. Raises
+    UnavailableError if a machine of the run does not answer, or if another pull of the run is in progress.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
@@ -486,7 +490,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
-    """Add data from the run's local folder to its status: how the run ended, who stopped it, an unfinished launch."""
+    """Add data from the run's local folder to its status: its end, who stopped it, and an unfinished launch."""
     # No answer, or nothing left to ask.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):

@@ -71,7 +71,7 @@ class RankProfile:
         return f"rank {self.rank} (node {self.node})"
 
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
-        """Return each change of activity: the time, the new activity, and whether the rank communicates then.
+        """Return each change of activity: the time, the new activity, and whether the rank communicates meanwhile.
 
         The last entry is the end of the window. Compute is the time in kernels of a GPU or, without a GPU, in
         operators outside the data loader.
@@ -149,10 +149,10 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
 
 
 def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
-    """Return the length of the common time span, the shares of each rank, the slowest rank or None, and a sentence.
+    """Return the length of the common time span, the shares of each rank, and the slowest rank with an explanation.
 
-    Exposed communication is communication without simultaneous compute or data loading. At least one rank must be
-    recorded.
+    The slowest rank is None if no rank stands out. Exposed communication is communication without simultaneous compute
+    or data loading. At least one rank must be recorded.
     """
     known = [one for one in profiles if not one.unknown]
     window = max(one.began for one in known), min(one.ended for one in known)

@@ -1,4 +1,4 @@
-"""Selects the files of a project to send: all files except those that git or ``.ddpignore`` ignores.
+"""Selects the project files to send: all files except those that git or ``.ddpignore`` ignores.
 
 ``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, Python
 environments and caches. ``python -m ddpctl.project_files`` reads the output of the script LIST from stdin, and prints

@@ -117,7 +117,11 @@ def inventory_text(options: SshOptions, site: Site) -> str:
 
 
 def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
-    """Run the playbook with ``--check``, and then without. Raises UnavailableError and KeyboardInterrupt."""
+    """Run the playbook with ``--check``, and then without this option on the machines that passed the check.
+
+    The second run is skipped if ``run.check``, or if there is nothing to change. The playbook ``verify`` runs only
+    once, without ``--check``. Raises UnavailableError and KeyboardInterrupt.
+    """
     if run.playbook == "verify":
         return (yield from _play(run, check=False))
     looked = yield from _play(run, check=True)
@@ -129,7 +133,7 @@ def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
 
 
 def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
-    """Run the playbook on the machines in ``only`` or, if it is empty, on all. Return the result of each machine."""
+    """Run the playbook on the machines in ``only`` (empty: all machines). Return the result of each machine."""
     argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
     argv += ["--check"] if check else []
     argv += [f"--tags={','.join(run.tags)}"] if run.tags else []

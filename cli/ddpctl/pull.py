@@ -109,7 +109,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
 
 
 def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...], str]]:
-    """Return all files by path, one line for each skipped place or file, and one line about symbolic links."""
+    """Return a dictionary from path to file, lines about skipped places and files, and a line about symbolic links."""
     answers = yield tuple(
         replace(
             place.shell,
@@ -204,7 +204,7 @@ def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[st
 
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """Return which of the files ``paths`` are complete, which are partial, and which is the best checkpoint."""
+    """Return which files in ``paths`` are complete and which are partial, and which checkpoint is the best."""
     files = {path: [found.st_size, int(found.st_mtime)] for path in paths if (found := _stat(into / path))}
     parts = {path: found.st_size for path in paths if (found := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}

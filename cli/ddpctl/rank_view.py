@@ -104,7 +104,7 @@ class RankView:
         return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
 
     def is_before(self, one: Collective) -> bool:
-        """Return whether it is certain that the rank has not entered the collective ``one`` yet."""
+        """Return whether the rank has certainly not entered the collective ``one`` yet."""
         last = max((seq for group, seq in self.collectives if group == one.group), default=0)
         return last < one.seq and (not self.unknown or not self.state)
 
@@ -127,7 +127,7 @@ class RankView:
 
     @property
     def moved_lately(self) -> bool:
-        """Whether the rank entered a collective recently, compared with its usual time between two collectives."""
+        """Whether the rank entered a collective recently: within ``MIN_WAIT_S``, or ``PACES`` times ``pace_s``."""
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
@@ -157,10 +157,7 @@ class RankView:
         return self.state in ("", "Z", "X")
 
     def doing(self, subject: str) -> str:
-        """Return what the rank does, as a sentence that begins with ``subject``.
-
-        If ``subject`` is ``it``, an example is ``it is sleeping at dataset.py:88 (read)``.
-        """
+        """Return what the rank does, as a sentence such as ``SUBJECT is sleeping at dataset.py:88 (read)``."""
         return f"{subject} {self._doing()}"
 
     def _doing(self) -> str:

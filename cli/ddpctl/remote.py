@@ -40,7 +40,7 @@ class Batch:
     mark: str = ""  # a random text that separates the outputs of the commands
 
     def split(self, output: Output) -> dict[int, Output]:
-        """Return the output of each command by its index. Commands that did not run get the error of the session."""
+        """Return the output of each command by its index. A command that did not run gets the session's error."""
         if not self.mark:
             return {self.indices[0]: output}
         words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
@@ -89,7 +89,7 @@ class Remote:
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
-        """Import the modules for connections, which takes 0.3 s. Parallel threads must not import them.
+        """Import the modules for connections, which takes 0.3 s. Call this before parallel threads open connections.
 
         ``num_streams`` is the number of commands that will be streamed in parallel.
         """
@@ -163,7 +163,7 @@ class Remote:
         return Output(returncode=done.exited)
 
     def close(self) -> None:
-        """Close all connections. Commands that are running then fail."""
+        """Close all connections. Running commands then fail."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()

@@ -107,7 +107,7 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
 
 
 def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
-    """Measure the folders of each run on all machines and, unless ``dry_run``, remove them, the local folder last."""
+    """Measure each run's folders on all machines. Unless ``dry_run``, remove them, ending with the local folder."""
     names: dict[tuple[Host | None, str], list[str]] = {}
     roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
     failed: dict[str, DdpctlError] = {}
@@ -150,7 +150,8 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:
     """Return a script that measures the folders ``names`` in ``root`` and, unless ``dry_run``, removes them.
 
-    The script prints lines with a folder, a word and a value, separated by tabs.
+    Each line that the script prints has three fields, separated by tabs: a folder, a word and a value. The words are
+    ``size``, ``checkpoints``, ``stays``, ``held`` and ``failed``.
     """
     # It starts only a few programs, even for many folders, unless a folder cannot be removed.
     return f"""\

@@ -35,7 +35,7 @@ _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a training according to a node's history. A field is None if the history has no value."""
+    """The progress of a training according to a node's history. A field is None if its value is unknown."""
 
     step: int
     planned: int | None = None
@@ -115,9 +115,9 @@ class RunStatus:
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return ``end``, a status that was recorded earlier, updated with this newer status.
+        """Return the recorded status ``end`` with some fields of this newer status.
 
-        This updates the fields that say what still exists: ``nodes`` (if there are any), ``remains``, ``has_logs`` and
+        These are the fields that say what still exists: ``nodes`` (if there are any), ``remains``, ``has_logs`` and
         ``has_files``.
         """
         nodes = self.nodes or end.nodes
@@ -173,7 +173,7 @@ def _ranks(ranks: Collection[int]) -> str:
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """Parse the output of ``nodectl show``. Data that cannot be read is skipped, such as data from another version."""
+    """Parse the output of ``nodectl show``. Unreadable data, such as data from another version, is skipped."""
     state = outcome = None
     with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
@@ -189,7 +189,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     """Return the status of a run.
 
-    ``young`` is true if the run was launched so recently that the start of its nodes may still be in progress.
+    ``young`` is true if the run was launched so recently that its nodes may still be starting.
     """
     outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]

@@ -133,7 +133,7 @@ def next_name(root: Path, name: str) -> str:
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Return whether the run has a checkpoint. Return True if its checkpoints are not on this machine."""
+    """Return whether the run has a checkpoint. Assume that it has one if its checkpoints are not on this machine."""
     return run.elsewhere or bool(run.job.checkpoint_dir) or any(Path(run.checkpoint_dir).glob("[!.]*"))
 
 
@@ -151,7 +151,7 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Check that a new run in the folder of runs ``root`` can have the name ``name``.
+    """Check that a new run in ``root``, the folder of all runs, can have the name ``name``.
 
     Raises UsageError if a run has this name, and CannotWriteError if a file exists where a folder is needed. If an
     earlier launch with this name was killed before it wrote a record, its folder is removed.
@@ -205,8 +205,8 @@ _LAUNCH = "launch.lock"
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
     """Hold the lock of a launch. Yield a function that records what the launch does.
 
-    The function writes to the locked file ``launch.lock`` in the run's folder. At the end, this file is removed. After
-    an error, it remains.
+    The function writes to the locked file ``launch.lock`` in the run's folder. The file is removed when the ``with``
+    block ends, but not after an error.
     """
     path = folder / _LAUNCH
     with writing(path):
@@ -348,7 +348,7 @@ def unreadable(root: Path, runs: Collection[Run]) -> tuple[Path, ...]:
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """Return the run ``name``, or the newest run if ``name`` is None. Raises NoInputError.
 
-    If ``whole`` is false, ``name`` can also be the beginning of a run's name. The beginning must be unique.
+    If ``whole`` is false, ``name`` can also be the beginning of a run's name, if no other run's name begins with it.
     """
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")

@@ -1,7 +1,7 @@
 """Defines ddpctl.yaml: how its values are parsed and checked, its JSON schema, and the file that ``init`` writes.
 
 The pydantic models are created from dataclasses (``spec.fields_of``). A field may be a tuple of frozen dataclasses,
-called records. If their class has a method ``from_text``, a record may be given as text, which this method parses.
+called records. A record may be written as text if its class has a method ``from_text``, which parses the text.
 """
 
 import re
@@ -44,7 +44,10 @@ def is_null(value: Any) -> bool:
 
 
 def read_text(value: Any) -> Any:
-    """Return the text of a scalar, or a Python value unchanged. Raises ValueError, with a message without the text."""
+    """Return the text of a scalar. A value that is not from the file is returned unchanged.
+
+    Raises ValueError for a list, a dictionary or a missing value.
+    """
     if isinstance(value, dict | list):
         raise ValueError(f"takes text, not {kind_of(value)}")
     if value == "" and is_null(value):
@@ -156,7 +159,7 @@ class Problem(NamedTuple):
 def validate(
     cls: type, values: Mapping[str, Any], *, what: str = "", owner: str = ""
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the valid values, converted to the types of the dataclass's fields, and all errors.
+    """Return the valid values and all errors. The values have the types of the dataclass's fields.
 
     ``values`` are from the file (Text, list, dict) or from Python. ``what`` (such as ``a job``) and ``owner`` (such as
     ``target 'a'``) are used in error messages.

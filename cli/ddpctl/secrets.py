@@ -104,8 +104,9 @@ mkdir -p {folder} && {{ [ -s {file} ] ||
 
 
 # Redaction. The values of a job's secrets are removed everywhere. Other values are removed if the name of their
-# variable, flag or key looks like the name of a secret. Other secrets are not recognized. If the end of a value is
-# unclear, the rest of the line is removed. Every pattern takes linear time.
+# variable, flag or key looks like the name of a secret. Private keys, bearer tokens, and passwords and tokens in URLs
+# are removed, too. Other secrets are not recognized. If the end of a value is unclear, the rest of the line is removed.
+# Every pattern takes linear time.
 
 
 # The part that is kept, and the value that is removed.
@@ -143,7 +144,7 @@ def can_be_sought(value: str) -> bool:
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """Redact ``values`` in any notation, and other values whose name looks like the name of a secret."""
+    """Redact ``values``, even if they are quoted or encoded, and other text that looks like a secret."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)

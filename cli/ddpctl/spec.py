@@ -40,7 +40,7 @@ class Rule:
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return the rule that a text, or each item of a list, matches ``pattern``.
+    """Return the rule that a text, or each item of a list, must match ``pattern``.
 
     ``allowed`` is the error message, in which ``{}`` is replaced with the text or the item.
     """
@@ -409,10 +409,10 @@ class JobSpec:
 
     @property
     def min_nodes(self) -> int:
-        """The smallest number of nodes that must join."""
+        """The minimum number of nodes that the run needs."""
         return int(self.nodes.split(":")[0])
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes that can join. This number of nodes is started."""
+        """The number of nodes that are started. No more nodes can join."""
         return int(self.nodes.split(":")[-1])

@@ -79,9 +79,9 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 
 
 def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
-    """Return a function that returns whether another host has the same settings as ``host``, except its name.
+    """Return a predicate that tells whether another host has the same settings as ``host``, apart from the name.
 
-    With this function, one run of ``ssh -G`` is enough for many hosts.
+    With this predicate, one run of ``ssh -G`` is enough for many hosts.
     """
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
     lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]

@@ -85,7 +85,10 @@ RUN_OF_NODE = Recording(
 
 
 def with_run(series: str) -> str:
-    """Return an expression that adds the labels in IDENTITY to a series. A comparison must come in parentheses."""
+    """Return an expression that adds the labels in IDENTITY to a series.
+
+    If ``series`` is a comparison, it must be in parentheses.
+    """
     return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
 
 
@@ -95,7 +98,10 @@ def by_run(operation: str, series: str, *, keep: str = "") -> str:
 
 
 def share(part: str, whole: str, *, keep: str = "") -> str:
-    """Return an expression for the rate of ``part`` divided by the rate of ``whole``, by run, over five minutes."""
+    """Return an expression that divides the rate of ``part`` by the rate of ``whole``, for each run.
+
+    The rates are over five minutes. The rate of ``part`` is also grouped by the labels ``keep``.
+    """
     of = f"{by_run('sum', f'rate({part}[5m])', keep=keep)}\n/"
     return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
@@ -351,12 +357,12 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_yaml(value: Any) -> str:
-    """Return a value as YAML, without sorted keys and without line breaks in long strings."""
+    """Return a value as YAML. The keys keep their order, and long strings stay on one line."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
 def promql_duration(seconds: float) -> str:
-    """Format a duration for Prometheus, in seconds or, if it is not a whole number, in milliseconds."""
+    """Format a duration for Prometheus: whole seconds as seconds, and other durations as milliseconds."""
     return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
 
 

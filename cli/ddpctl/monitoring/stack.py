@@ -147,7 +147,7 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
 
 
 def env_file(settings: StackSettings) -> str:
-    """Return the text of ``.env``. The data is in folders of this user, so no container runs as root."""
+    """Return the text of ``.env``. The containers run as the user OWNER, who owns the data folders."""
     values = {
         "TARGETS": settings.targets,
         "OWNER": settings.owner,
@@ -170,7 +170,7 @@ class Places:
 
 
 def folder_of(root: Path) -> Path:
-    """Return the folder with the files and the data. It is beside the runs, but a run cannot have this name."""
+    """Return the folder for the files and the data. No run can have this folder's name."""
     return root / ".monitoring"
 
 
@@ -292,7 +292,7 @@ def _wait(service: str, url: str, where: str) -> None:
 
 
 def dashboard_config_maps() -> str:
-    """Return a ConfigMap for each dashboard, with the default label for which Grafana's sidecar searches."""
+    """Return a ConfigMap for each dashboard, with the label that Grafana's sidecar searches for by default."""
     return "---\n".join(
         f"""\
 # Made by ddpctl monitor. In the namespace that Grafana's sidecar watches.

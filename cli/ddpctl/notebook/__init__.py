@@ -36,19 +36,19 @@ def launch(
 ) -> Any:
     """Run ``what`` on ``gpus`` GPUs of this machine, show its progress, and wait for its end.
 
-    If ``what`` is a function, every rank calls ``what(*args, **kwargs)``, and this function returns the result of rank
-    0, with tensors on the CPU. If ``what`` is a script or "ddptrain", ``args`` is its command line, and this function
-    returns a ``Finished``, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. There is
-    one rank for each GPU, unless ``ranks`` is given. ``ranks`` must divide ``gpus``.
+    If ``what`` is a function, every rank calls ``what(*args, **kwargs)``. ``launch`` returns the result of rank 0, with
+    tensors on the CPU. If ``what`` is a script or "ddptrain", ``args`` is its command line. ``launch`` returns a
+    ``Finished``, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. There is one rank
+    for each GPU, unless ``ranks`` is given. ``gpus`` must be a multiple of ``ranks``.
 
     ``resume`` is the name of an earlier run. The new run continues from the checkpoints of that run. True means the
     newest run of the same script, or of the same function in the same notebook or file. On Kaggle, the newest run can
-    also be from an earlier version of the notebook. The output of that version must then be an input of the notebook.
+    also be from an earlier version of the notebook, if the output of that version is an input of the notebook.
     The other arguments mean the same as in ddpctl.yaml.
 
     Raises RankError if a rank fails. Its ``traceback`` is the traceback of the rank. Raises ConfigError if the call
     cannot be sent to the ranks or this machine cannot run it, and UsageError if an argument is wrong. If the cell is
-    interrupted, stops the run, waits for its end and raises KeyboardInterrupt.
+    interrupted, ``launch`` stops the run, waits for its end and raises KeyboardInterrupt.
     """
     from ddpctl.notebook.session import run
 

@@ -44,7 +44,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
     """Return the error without the frames of this package, which do not help the caller of ``launch``.
 
     Python adds the frame of ``launch`` when the error is raised again. IPython does not show that frame, because it
-    calls ``_render_traceback_`` instead.
+    prints the result of ``_render_traceback_``.
     """
     if not hasattr(error, "_render_traceback_"):
         error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
@@ -52,7 +52,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
 
 
 def _of_cells(error: BaseException) -> list[str]:
-    """Return the traceback, beginning with the first frame in a cell, without the frames of this package."""
+    """Return the traceback from the first frame in a cell on, without the frames of this package."""
     from ddpctl.notebook.serialization import cell_of
 
     package = str(Path(__file__).parent)

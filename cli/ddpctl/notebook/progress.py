@@ -27,7 +27,7 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The last values that the ranks had reported at one moment."""
+    """The newest values that the ranks had reported at the time ``at``."""
 
     at: float  # in seconds since the epoch
     step: int
@@ -46,10 +46,7 @@ class Progress:
         self._read_at = -math.inf
 
     def update(self, *, last: bool = False) -> None:
-        """Read the history and show it.
-
-        If the previous reading was less than ``DRAW_S`` ago, do nothing, except if ``last`` is true.
-        """
+        """Read the history and show it, but at most once in ``DRAW_S`` seconds unless ``last`` is true."""
         if not last and time.monotonic() - self._read_at < DRAW_S:
             return
         self._read_at = time.monotonic()

@@ -1,7 +1,7 @@
 """The program of each rank that runs a function of a notebook: ``python -m ddpctl.notebook.rank_main CALL_FILE``.
 
-Each rank reads the call from the file and calls the function. Rank 0 writes the result, and a failed rank writes its
-traceback, to the folder of the file. The program needs cloudpickle. It uses torch only if the function imports torch.
+Each rank reads the call from the file and calls the function. Rank 0 writes the result to the folder of the file, and
+a failed rank writes its traceback there. The program needs cloudpickle. It uses torch only if the function imports it.
 """
 
 import io

@@ -1,7 +1,7 @@
 """Serializes a function, its arguments and its source code with cloudpickle, for the ranks.
 
-If a value cannot be serialized, the error message contains the name of the value. This module need not import torch.
-Values can be tensors only if the kernel has already imported torch.
+If a value cannot be serialized, the error message contains the name of the value. This module does not import torch:
+if the kernel has not imported torch, no value is a tensor.
 """
 
 import inspect
@@ -64,7 +64,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _dumps(pickler: Any, value: object) -> bytes:
-    """Serialize a value with ``pickler`` (cloudpickle.Pickler), and keep the file names of the functions in it.
+    """Serialize a value with ``pickler`` (cloudpickle.Pickler). Functions in the value keep their file names.
 
     Since version 3.1.3, cloudpickle replaces these names with ``<dynamic-code>``. But the error messages of a rank need
     the file names, to show in which cell an error occurred.
@@ -82,7 +82,10 @@ def _dumps(pickler: Any, value: object) -> bytes:
 
 
 def cell_of(file: str) -> str:
-    """Return the name of a cell, such as ``Cell In[3]``, if ``file`` is the file of a cell, otherwise ``file``."""
+    """Return the name of the cell whose code is in ``file``, such as ``Cell In[3]``.
+
+    Return ``file`` itself if it does not belong to a cell.
+    """
     compiler = getattr(_ipython(), "compile", None)
     names = getattr(compiler, "format_code_name", None)
     found = names(file) if names else None
@@ -101,7 +104,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function as a call, with its module if it has one, such as ``recipes.Trainer.fit()``."""
+    """Return a function's name with its module (unless ``__main__``), such as ``recipes.Trainer.fit()``."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     module = "" if named.__module__ == "__main__" else f"{named.__module__}."
@@ -109,7 +112,7 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """Return the path of the file with the function.
+    """Return the path of the file that defines the function.
 
     For a function in a cell, return the path of the notebook, or the current folder if the notebook is unknown.
     """
@@ -128,7 +131,7 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def title(function: Callable[..., Any]) -> str:
-    """Return the name of a function as a call, such as ``train()``."""
+    """Return the name of a function with parentheses, such as ``train()``."""
     return f"{name_of(function)}()"
 
 
@@ -145,7 +148,7 @@ def _device_of(value: object) -> str:
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     """Return the kind, name and value of each outer variable that a function uses.
 
-    The outer variables of the functions that it uses are included.
+    If such a variable is a function that a rank cannot import, its outer variables are included, too.
     """
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()

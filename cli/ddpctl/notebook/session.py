@@ -67,7 +67,7 @@ def run(
     resume: str | bool,
     **fields: Any,
 ) -> Any:
-    """Do what ``ddpctl.notebook.launch`` documents. ``fields`` are its arguments that are fields of JobSpec."""
+    """Do what ``ddpctl.notebook.launch`` documents. ``fields``: those arguments that are fields of JobSpec."""
     # In messages, show the name of the function instead of the module that calls it.
     module, shown = "ddpctl.notebook.rank_main", what if isinstance(what, str) else serialization.title(what)
     context = AppContext(
@@ -127,8 +127,9 @@ def run(
 def _executor() -> Executor:
     """Return the executor for all calls of this kernel. If the kernel ends, the ranks end, too.
 
-    The ranks get the environment at the time of the call, but another matplotlib backend, because the backend of the
-    notebook draws into a cell. The executor does not read the stdin of the kernel, which is not the input of the cell.
+    The ranks get the kernel's environment at the time of the call. Only the matplotlib backend is replaced, because the
+    notebook's backend draws into a cell. The commands do not read the kernel's stdin, because it is not the input of
+    the cell.
     """
     return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ), has_stdin=False)
 
@@ -320,7 +321,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
 
 
 def _stop(stopper: launcher.Stopper) -> None:
-    """Stop the run. If the cell is interrupted again during this call, continue with the next way to stop the run."""
+    """Stop the run. If the cell is interrupted again during this call, kill the run."""
     while True:
         try:
             return stopper()
@@ -366,7 +367,7 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
 
 
 def restore(found: Run, root: Path) -> Run:
-    """Copy a run to the folder of runs ``root``, and return the copy. Raises CannotWriteError."""
+    """Copy a run into ``root``, the folder of all runs, and return the copy. Raises CannotWriteError."""
     first = PurePath(found.checkpoint_dir).parent.name  # the folder of this run or, if it was resumed, of its first run
     folder = Path(found.folder)
     try:

@@ -161,10 +161,7 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
-    """Return a table with a column for each node. Nodes with equal values share a column.
-
-    Differences between the columns are highlighted.
-    """
+    """Return a table with a column for each group of nodes with equal values. Rows with differences are highlighted."""
     known = tuple(values)
     hosts: dict[int, str] = {}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}

@@ -231,7 +231,7 @@ def _key(drawn: Sequence[Line]) -> str:
 
 
 def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Return evenly spaced, round values from ``low`` to ``high``. There are about ``number`` of them."""
+    """Return about ``number`` evenly spaced, round values from ``low`` to ``high``."""
     if not high > low:
         return [low]
     rough = (high - low) / number

@@ -152,7 +152,7 @@ class Target(ABC):
         """Return a script or manifests that run the job without ddpctl."""
 
     def resolve(self) -> Verb[Any]:
-        """Fill in the options with values of the current environment, and return them.
+        """Return the options, with missing values filled in from the current environment.
 
         Later verbs then use the same values.
         """
@@ -184,7 +184,7 @@ class Target(ABC):
         raise self._cannot(run, "show a run while it runs")
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
-        """Return what each machine has and which runs use it. Needs the capability "hosts"."""
+        """Return each machine with its GPUs and the runs that use it. Needs the capability "hosts"."""
         raise NotImplementedError
 
     def machines(self, run: Run) -> tuple[str, ...]:
@@ -232,15 +232,15 @@ class Target(ABC):
         return {}, ""
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the folders that contain a folder of this run, except the folder that contains its record.
+        """Return where the run has folders, in addition to the folder with its record.
 
-        Each item is a machine (None: this machine) and a parent folder there. ``~`` is the home folder on that machine.
-        Raises ConfigError.
+        Each item is a machine (None: this machine) and the parent of the run's folder there. ``~`` is the home folder
+        on that machine. Raises ConfigError.
         """
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Save the files for ``timeline`` and ``report``, if these files would be deleted with the nodes.
+        """Save the files for ``timeline`` and ``report`` if they would otherwise be deleted together with the nodes.
 
         Raises no DdpctlError.
         """

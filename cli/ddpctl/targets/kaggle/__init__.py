@@ -1,6 +1,6 @@
 """The target ``kaggle``: a run is a version of a private notebook, which Kaggle's own client pushes and queries.
 
-A Kaggle session has one node, two GPUs and 12 hours. The files in its working folder are its output.
+A Kaggle session has one node with two GPUs, and lasts at most 12 hours. The files in its working folder are its output.
 """
 
 from ddpctl.targets.kaggle.options import KaggleOptions

@@ -33,7 +33,7 @@ class Cargo:
 
 
 def slug_of(run: str) -> str:
-    """Return the notebook's title, which is also its name in Kaggle's addresses."""
+    """Return the notebook's title, which is also its name in Kaggle's URLs."""
     return PREFIX + run
 
 

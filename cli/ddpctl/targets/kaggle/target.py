@@ -175,7 +175,7 @@ class KaggleTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the session's log, or the lines of some nodes and ranks.
 
-        ``follow``: wait until the session starts, and print until it ends.
+        ``query.follow``: wait until the session starts, and print all lines until it ends.
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
@@ -209,9 +209,9 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Raise UnavailableError, because only the website can stop a session.
+        """Return True if the run has no session. Otherwise, raise UnavailableError.
 
-        Return True if the run has no session.
+        Only Kaggle's website can stop a session.
         """
         del signal, wait
         if run.handle:
@@ -312,7 +312,7 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Return ``found``, the status of an ended session, with the outcome or the error from the session's log.
+    """Complete ``found``, the status of an ended session, with the outcome or the error from the session's log.
 
     ``explained``: whether Kaggle has given a reason for the end. This reason takes precedence over an error in the log.
     """

@@ -169,7 +169,7 @@ def main() -> int:
 
 
 def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
-    """Try to delete the pods on lost machines. Return the uids of these pods."""
+    """Try to delete the pods on lost machines. Return the uids of these pods, even if a deletion failed."""
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))

@@ -134,7 +134,7 @@ class KubernetesTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the logs of the pods, including the log from before a container's last restart.
 
-        ``follow``: print until the job ends, even if pods are replaced.
+        ``query.follow``: print until the job ends, even if pods are replaced.
         """
         if any(n >= run.job.max_nodes for n in query.nodes) or any(r >= run.job.world_size for r in query.ranks):
             raise no_such_log(run)
@@ -308,7 +308,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
     """Return a command that prints the output lines of ``argv`` that match ``only``.
 
-    If ``only`` is None, the command prints all lines except the lines (records) in which nodes save their files.
+    If ``only`` is None, the command leaves out only the records: the log lines in which nodes save their files.
     """
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
@@ -494,7 +494,8 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
     """Create the ``needed`` objects and the job. The job becomes their owner, so that they are deleted with it.
 
-    Return whether the Secret was created. If the user has no right to create Secrets, only a job with secrets fails.
+    Return whether the Secret was created. If the user has no right to create Secrets, a job fails only if it has
+    secrets.
     """
     answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
