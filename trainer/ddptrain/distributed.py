@@ -170,7 +170,7 @@ def _meeting_point(options: RankOptions) -> str:
 
 @contextmanager
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
-    """Print that the rank is waiting for the others if the ``with`` block takes longer than ``seconds``."""
+    """If the ``with`` block takes longer than ``seconds``, print that this rank is waiting for the other ranks."""
     line = (
         f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
         f"giving up after {options.timeout_s:g} s"
@@ -289,10 +289,9 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Return the result of ``action``. If it fails on a rank, raise its TrainError on all ranks. Every rank must call
-    this.
+    """Return the result of ``action``. If ``action`` raises TrainError on one rank, raise this error on all ranks.
 
-    If ``action`` fails on several ranks, the error of the lowest rank is raised.
+    If ``action`` fails on several ranks, the error of the lowest rank is raised. Every rank must call this.
     """
     failure: TrainError | None = None
     try:
@@ -318,7 +317,7 @@ def broadcast(rank_info: RankInfo, value: T) -> T:
 def broadcast_state(rank_info: RankInfo, value: T) -> T:
     """Return rank 0's value on all ranks. Its tensors must be on the CPU. They are sent one by one and not pickled.
 
-    Dense tensors keep their strides, because a fused optimizer needs moments with the strides of the weight.
+    Dense tensors keep their strides, because a fused optimizer's moments must have the same strides as the weights.
     """
     if rank_info.size == 1:
         return value
@@ -352,7 +351,7 @@ def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
 def is_timeout(error: Exception) -> bool:
     """Return whether the rendezvous or a collective timed out.
 
-    Neither torch nor gloo has an error type for a time-out. Only the first line of the error's text shows it.
+    Neither torch nor gloo has an error type for a time-out, so this function reads the first line of the error's text.
     """
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
@@ -361,7 +360,7 @@ def is_timeout(error: Exception) -> bool:
 def is_lost_peer(error: Exception) -> bool:
     """Return whether another rank exited or did not answer.
 
-    gloo has no error type of its own. It raises RuntimeError, whose text contains the path of a source file of gloo.
+    gloo has no error type of its own. The text of its RuntimeError contains the path of a gloo source file.
     """
     if isinstance(error, dist.DistError):
         return nccl_failure(error) is None
@@ -371,9 +370,9 @@ def is_lost_peer(error: Exception) -> bool:
 def nccl_failure(error: Exception) -> str | None:
     """Return NCCL's reason for a failure. Return None if NCCL lost another rank, or if the error is not from NCCL.
 
-    The text of torch's DistBackendError (NCCLUtils.hpp) contains a line "NCCL error in: FILE:LINE, WHAT", a line
-    "ncclKIND: WHAT", and "Last error:" with a line from NCCL. A lost rank is not always an ncclRemoteError:
-    https://github.com/NVIDIA/nccl/issues/795.
+    The text of torch's DistBackendError (NCCLUtils.hpp) has a line "NCCL error in: FILE:LINE, WHAT" and a line
+    "ncclKIND: WHAT". After a line "Last error:", there is a line from NCCL. A lost rank is not always an
+    ncclRemoteError: https://github.com/NVIDIA/nccl/issues/795.
     """
     head, _, text = str(error).partition("\n")
     if not isinstance(error, dist.DistBackendError) or "NCCL error" not in head:
@@ -388,7 +387,10 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the number of threads and the algorithms. OMP_NUM_THREADS has no effect if ``deterministic`` is set."""
+    """Set the number of torch's threads.
+
+    If ``deterministic`` is set, use one thread and deterministic algorithms, and ignore OMP_NUM_THREADS.
+    """
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -497,8 +499,8 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
 
     DDP groups the gradients into buckets when it is created. After the first backward pass, it groups them again, in
     the order in which they became ready. The place of an element in its bucket determines in which order the all-reduce
-    adds the ranks' values. Without this call, a restart would change this order in the first step that follows. With
-    three or more ranks, the last bits of the sums would then differ from those of a training without a restart.
+    adds the ranks' values. Without this call, the first step after a restart would add these values in another order.
+    With three or more ranks, the last bits of the sums would then differ from those of a training without a restart.
 
     This function computes the sum of one element of each parameter, and runs backward passes from this sum. So the
     layout depends only on the model. Weights, buffers and random generators do not change, and no gradient is left.

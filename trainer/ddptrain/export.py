@@ -72,7 +72,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
     """Return the checkpoint of ``source``. Raises TrainError.
 
     If ``source`` is a folder, return its newest complete checkpoint or, with ``best``, its most accurate one. Print a
-    warning for each newer or more accurate checkpoint that cannot be used.
+    warning for each checkpoint that would be preferred but cannot be used.
     """
     from ddptrain.checkpoint import first_file  # imports torch
     from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
@@ -96,7 +96,10 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of a run, or None. For a resumed run, it is the directory of the first run."""
+    """Return the checkpoint directory of the run in ``source``, or None if ``source`` is not a run's folder.
+
+    A resumed run uses the checkpoint directory of the first run.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

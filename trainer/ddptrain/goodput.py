@@ -1,4 +1,4 @@
-"""Goodput: the share of a rank's wall time that it spent on productive steps, and the time lost to each cause."""
+"""Goodput: the share of a rank's wall time that was spent on productive steps, and the time lost to each cause."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ class Goodput:
     """The productive and the lost seconds of a process. ``started`` is the value of time.monotonic() at its start."""
 
     def __init__(self, started: float, *, steps_before: int = 0) -> None:
-        """``steps_before`` is the last step of earlier attempts. Steps up to it count as recomputed."""
+        """``steps_before`` is the highest step of earlier attempts. Steps up to this number count as recomputed."""
         self.started = started
         self.productive_s = 0.0  # in steps that no earlier attempt has taken
         self.lost_s = dict.fromkeys(UNPRODUCTIVE_CAUSES, 0.0)
@@ -47,15 +47,16 @@ class Goodput:
 
 
 def steps_before(environ: Mapping[str, str]) -> int:
-    """Return the last step of earlier attempts, as ddprun has set it in the environment, or 0 if there are none."""
+    """Return the highest step of earlier attempts, or 0 if there were none. ddprun sets it in the environment."""
     text = environ.get(names.STEPS_BEFORE, "")
     return int(text) if text.isdecimal() else 0
 
 
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
-    """Return the seconds that ddprun counted as lost before this process was ``started``, keyed by cause.
+    """Return the seconds that were lost before this process was started, keyed by cause.
 
-    The time from ddprun's start request to the start of this process counts as start-up.
+    ddprun sets them in the environment. The time that ddprun needed to start this process counts as start-up.
+    ``started`` is the value of time.monotonic() at the start of this process.
     """
     given: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
@@ -69,10 +70,7 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return the value of time.monotonic() at the start of this process.
-
-    If the start is unknown, return the present value.
-    """
+    """Return the value of time.monotonic() at the start of this process. If it is unknown, return the current value."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))

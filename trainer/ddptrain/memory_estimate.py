@@ -96,7 +96,7 @@ class TrainingSize:
 
 
 def suggestions(case: TrainingSize, *, ranks: int) -> Iterator[tuple[str, TrainingSize]]:
-    """Yield changes that may reduce the memory. Each item is a description and the changed training."""
+    """Yield changes that may reduce the needed memory. Each item is a description and the changed training."""
     lean = replace(case, bucket_view=True)
     if not case.bucket_view:
         yield "gradients as views of DDP's buckets (gradient_as_bucket_view)", lean
@@ -120,9 +120,10 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training with FSDP on the smallest number of ranks with which it fits into ``memory``.
+    """Return the training with FSDP on the smallest number of ranks that each need at most ``memory`` bytes.
 
-    The number is a power of two. Return None if the training does not fit with any number up to MAX_RANKS.
+    The number is a power of two. The result uses ``--recompute`` only if this number of ranks requires it. Return None
+    if even MAX_RANKS ranks are too few.
     """
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
@@ -325,7 +326,7 @@ def _launch_options(given: argparse.Namespace) -> str | None:
 
 
 def gpu_memory(device: "torch.device | None" = None) -> float | None:
-    """Return the bytes of memory of ``device`` (default: the first GPU), or None if it is a CPU or there is no GPU."""
+    """Return the bytes of memory of a GPU (default: the first one). Return None for a CPU or if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available() or (device is not None and device.type == "cpu"):

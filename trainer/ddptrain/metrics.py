@@ -23,9 +23,9 @@ class Metrics:
     """
 
     def __init__(self, folder: str = "", *, first: bool = False) -> None:
-        """Write to files in ``folder``, or nowhere if it is empty. ``first`` states whether this process is rank 0.
+        """Write to files in ``folder``. If ``folder`` is empty, write nothing. Raises OSError.
 
-        Raises OSError.
+        ``first`` states whether this process is rank 0.
         """
         self.enabled = bool(folder)
         self._folder = folder
@@ -43,7 +43,7 @@ class Metrics:
     def _open(self, metric: Metric) -> None:
         """Create a metric's series with the value 0.
 
-        The series of phases and of communication are created later, when ``count`` gets their first value.
+        ``count`` creates the series of phases and of communication later, with their first value.
         """
         from ddpwire.series import series_of  # imports prometheus_client
 
@@ -58,7 +58,7 @@ class Metrics:
             series.set(value)
 
     def count(self, metric: Metric, *labels: str, number: float = 1) -> None:
-        """Increase a counter. ``labels`` are the label values, in the catalogue's order."""
+        """Increase a counter. ``labels`` are the values of its labels, in the order of ``metric.labels``."""
         if (series := self._series.get((metric.name, *labels))) is None and (metric.name,) in self._series:
             series = self._series[metric.name, *labels] = self._series[metric.name,].labels(*labels)
         if series is not None:
@@ -106,11 +106,7 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Record how the time since the start was spent.
-
-        These are the seconds in each phase of the steps, the seconds in productive steps, and the seconds lost to each
-        cause.
-        """
+        """Record the seconds since the start: in each phase, in productive steps, and lost to each cause."""
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -130,10 +126,10 @@ class Metrics:
             self.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
 
     def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds over all starts of the run, keyed by "productive" and by cause.
+        """Return this rank's seconds, keyed by "productive" and by the causes of lost time.
 
-        The values come from the files that ddprun collects. The files of earlier processes are among them. Without a
-        folder, the result is empty.
+        The seconds of earlier processes are included, because their files remain in the folder. Without a folder, the
+        result is empty.
         """
         if not self.enabled:
             return {}
@@ -153,12 +149,12 @@ class Metrics:
         self._set(catalogue.GRAD_NORM, grad_norm)
 
     def skew(self, ratio: float, speed: float) -> None:
-        """Set the metrics of stragglers. ``ratio`` and ``speed`` are those of a ``straggler.Skew``."""
+        """Set the metrics of stragglers. ``ratio`` and ``speed`` are the fields of a ``straggler.Skew``."""
         self._set(catalogue.STRAGGLER_SKEW, ratio)
         self._set(catalogue.RELATIVE_SPEED, speed)
 
     def memory(self, **kinds: int) -> None:
-        """Set the bytes of GPU memory for each kind. A rank on a CPU does not call this and has no such series."""
+        """Set the bytes of GPU memory. ``kinds``: allocated, reserved and peak. A rank on a CPU has no such series."""
         if self.enabled and (catalogue.DEVICE_MEMORY.name,) not in self._series:
             self._open(catalogue.DEVICE_MEMORY)
             self._open(catalogue.DEVICE_OOMS)
@@ -187,7 +183,7 @@ class Metrics:
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
-    """Return the metrics of this process. Without ddprun, or on an error, they are not written."""
+    """Return the metrics of this process. They are written only under ddprun and if their files can be created."""
     try:
         return Metrics(environ.get(names.PROMETHEUS_MULTIPROC_DIR, ""), first=first)
     except (ImportError, OSError) as error:

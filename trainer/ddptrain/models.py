@@ -185,7 +185,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return DigitsNet: three convolutions for the 8x8 digits, with GroupNorm, which needs no statistics over ranks."""
+    """Return DigitsNet, three convolutions for the 8x8 digits. Its GroupNorm needs no statistics over ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
@@ -249,7 +249,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
 
 
 def _make_stem_small(model: nn.Module, name: str) -> None:
-    """Replace the stem with a 3x3 convolution and no pooling. Raises TrainError if the model is not a ResNet."""
+    """Replace the stem with a 3x3 convolution without pooling. Raises TrainError if the model is not a ResNet."""
     old = getattr(model, "conv1", None)
     if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
         raise config_error(f"--stem small is for ResNets, not for {name}")
@@ -311,7 +311,7 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors in a file, which is a state_dict or contains one as "model" or "state_dict"."""
+    """Return the tensors of a state_dict in a file. The state_dict may be under the key "model" or "state_dict"."""
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:

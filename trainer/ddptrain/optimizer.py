@@ -74,7 +74,7 @@ def cosine(fraction: float) -> float:
 
 
 def match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give each moment the strides of its weight, because a fused optimizer reads both in the order of memory.
+    """Give each moment of the optimizer the strides of its weight, because a fused optimizer ignores strides.
 
     The strides differ if the checkpoint was saved with another setting of ``--channels-last``.
     """

@@ -31,7 +31,7 @@ class Sharding:
     shard: Shard | None
 
     def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
-        """Shard a model, which is on the meta device, and load its weights. Every rank must call this.
+        """Shard a model that is on the meta device, and load its weights. Every rank must call this.
 
         On rank 0, ``weights`` is the complete model, on the CPU. On the other ranks, it is None. ``compute`` is the
         dtype in which weights are gathered for mixed precision. If ``compute`` is None, they keep their own dtype.
@@ -115,9 +115,9 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter to which the tensor at ``path`` in the state of ``part`` belongs.
+    """Return the parameter or buffer that a tensor in the state of ``part`` belongs to, or None if there is none.
 
-    Return None if there is no such parameter.
+    ``path`` is the path of the tensor in the state.
     """
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]

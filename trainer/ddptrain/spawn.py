@@ -24,10 +24,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
-    """Start ``num_ranks`` processes with ddptrain's command line. Return the first exit code that is not 0.
-
-    Return 0 if all exit codes are 0.
-    """
+    """Start ``num_ranks`` processes with ddptrain's command line. Return the first exit code that is not 0, else 0."""
     from torch.multiprocessing.spawn import start_processes  # imports torch
 
     processes: list[BaseProcess] = []

@@ -6,8 +6,8 @@ the phases. On a GPU, an event is recorded between the phases, because the host 
 between two events is read when the GPU has passed both events.
 
 ``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce. Sharded ranks wait for each other
-during ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time for what surrounds a step:
-the vote, the metrics and the heartbeat.
+during ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time for the vote, the metrics
+and the heartbeat.
 """
 
 import os
@@ -45,14 +45,14 @@ class Phases:
         """End a phase. A step may have the same phase several times."""
 
     def gradients_ready(self) -> None:
-        """Record that this rank's last gradient is ready. In the rest of ``backward``, it waits for other ranks."""
+        """Record that this rank's last gradient is ready. In the rest of ``backward``, the rank waits for others."""
 
     def end(self, step: int) -> None:
         """End the step. The time since the last mark is the phase ``other``."""
 
 
 class ClockPhases(Phases):
-    """Measures phases on a CPU with a clock, because a call on a CPU returns when its work is done."""
+    """Measures phases on a CPU with a clock, because a call on a CPU returns only after its work is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class EventPhases(Phases):
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
     """Return an object that measures steps on this device. ``alone`` states whether this is the only rank.
 
-    ``parameters`` are those of the model, in the order of its forward pass.
+    ``parameters`` are the model's parameters, in the order in which its forward pass uses them.
     """
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
     if sharded:
@@ -149,12 +149,12 @@ class Overlap:
         self._ddp = find_ddp(model)
 
     def hidden_s(self) -> float:
-        """Return the seconds of overlap in a step, as the mean of the measured steps, or 0 without DDP."""
+        """Return the seconds of overlap per step: the mean of the measured steps. Without DDP, return 0."""
         return 0.0 if self._ddp is None else 1e-9 * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:
-    """Records a trace of ``num_steps`` steps of this rank, after the first few steps, for https://ui.perfetto.dev."""
+    """Records ``num_steps`` steps of this rank in a trace for https://ui.perfetto.dev. The first steps are left out."""
 
     def __init__(self, num_steps: int, path: Path, *, log: Callable[[str], None]) -> None:
         self._left = SKIPPED_STEPS + WARM_UP_STEPS + num_steps if num_steps else 0

@@ -1,10 +1,10 @@
 """Finds stragglers, which are ranks that the other ranks wait for. Compares the ranks' own times for a step.
 
 A rank's own time does not include the time in which it waits for other ranks. Every few steps, an all-reduce
-distributes one value per rank: the shortest own time of its last steps. If a rank itself is slow, all its steps are
+sends each rank's shortest own time since the last all-reduce to all ranks. If a rank itself is slow, all its steps are
 slow, so its shortest time is long. Another process on the rank's core slows down only some steps, so the shortest time
-does not change. The result is read a few steps later, so no rank waits for it. A rank is reported after several
-comparisons in a row in which it was slow (see `StragglerPolicy`). It is reported again when it is no longer slow.
+does not change. The ranks read the result a few steps later, so that no rank waits for it. A rank is reported if it was
+slow in several comparisons in a row (see `StragglerPolicy`). It is reported again when it is no longer slow.
 """
 
 import math
@@ -59,10 +59,10 @@ class StragglerEvent:
 class StragglerPolicy:
     """Decides when to report that a rank is slow, and when to report that it is no longer slow. Has no side effects.
 
-    A healthy rank is slow in a share p of all comparisons. p is measured in this training, without the reported ranks.
+    A healthy rank is slow in a share p of all comparisons. p is measured in this training. Reported ranks do not count.
     With independent comparisons, a healthy rank is slow in k comparisons in a row with probability p**k. A rank is
-    reported if it was slow in k comparisons in a row and for LASTING_S. k is the smallest number for which the sum of
-    p**k over all ranks is at most FALSE_REPORTS.
+    reported if it was slow in k comparisons in a row that took at least LASTING_S seconds. k is the smallest number for
+    which the sum of p**k over all ranks is at most FALSE_REPORTS, but at least IN_A_ROW.
     """
 
     def __init__(self, size: int) -> None:
@@ -155,7 +155,10 @@ class StragglerDetector:
         return skew
 
     def read_answer(self, step: int) -> Skew | None:
-        """Return the skew of the pending all-reduce, or None. Also call this before the process group ends."""
+        """Return the skew of the pending all-reduce, or None if there is no complete result.
+
+        Also call this before the process group ends.
+        """
         if self._pending is None:
             return None
         self._pending.wait()

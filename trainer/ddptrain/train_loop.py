@@ -182,7 +182,7 @@ def compute_gradients(
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-    """Return the weighted loss of a rank's batch. ``model`` is ``state.ddp``, or ``state.model`` for a single rank."""
+    """Return the weighted loss of a rank's batch. ``model`` is ``state.ddp``, or ``state.model`` for a diagnosis."""
     with state.precision.autocast(state.world.device):
         logits_BK = model(batch.inputs)
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)

@@ -109,7 +109,7 @@ class TensorBoard:
     """Writes the results of each epoch to TensorBoard's event files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Write to ``folder``, or nowhere if it is None. Raises TrainError."""
+        """Write to ``folder``. If ``folder`` is None, write nothing. Raises TrainError."""
         self._writer: Any = None
         try:
             if folder is not None:
@@ -134,7 +134,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """The state of one training on one rank. ``ddp`` is ``model`` after it is wrapped for training."""
+    """The state of one training on one rank. ``ddp`` is ``model`` with its wrappers, if it has any."""
 
     options: Options
     world: World
@@ -166,7 +166,7 @@ class TrainingState:
 
     @property
     def parts(self) -> dict[str, Stateful]:
-        """The objects that have a state, keyed by the name of their part of a checkpoint."""
+        """The objects whose states a checkpoint contains, keyed by the name of the part of the checkpoint."""
         parts: dict[str, Stateful | None] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -279,7 +279,7 @@ def _make_batches(
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return the first 16 hex digits of a SHA-256 of names, dtypes, shapes and values. Every rank must call this."""
+    """Return 16 hex digits of a SHA-256 of tensors, their names, dtypes and shapes. Every rank must call this."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

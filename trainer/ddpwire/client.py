@@ -76,7 +76,7 @@ def saved(path: str | Path, *, step: int | None = None) -> None:
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Report that this rank is alive although it ends no step, for example during an evaluation or a long save."""
+    """Report that this rank is alive. Call this during work without steps, such as an evaluation or a save."""
     global _last_step
     if step is not None:
         _last_step = step
@@ -96,7 +96,7 @@ def should_stop() -> bool:
 
 
 def exit_code() -> int:
-    """Return the code with which ``stop`` exits, or 0 as long as ``should_stop`` has not returned True."""
+    """Return the exit code of ``stop``. Before ``should_stop`` returns True, return 0."""
     return _code
 
 

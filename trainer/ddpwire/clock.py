@@ -33,10 +33,10 @@ def offset_s(
     now: Callable[[], float] = time.time,
     read: Callable[[str, bytes], float] = lambda _, value: float(value),
 ) -> float:
-    """Return how many seconds this clock is ahead of node 0's, from the fastest of ``NUM_REQUESTS`` round trips.
+    """Return how many seconds this clock is ahead of node 0's clock. Raises RuntimeError.
 
-    As in NTP, the answer is assumed to be node 0's time in the middle of the round trip. ``read`` gets a key and its
-    value, and returns the time. Raises RuntimeError.
+    The result comes from the fastest of ``NUM_REQUESTS`` round trips. As in NTP, the answer is assumed to be node 0's
+    time in the middle of the round trip. ``read`` gets a key and its value, and returns the time.
     """
     trips = []
     for _ in range(NUM_REQUESTS):

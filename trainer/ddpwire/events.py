@@ -138,7 +138,7 @@ def strange_lines(text: str) -> int:
 
 
 def is_time(value: object) -> bool:
-    """Return whether ``value`` can be a time, in seconds since the epoch, up to ``LAST_TIME`` (the year 5138)."""
+    """Return whether ``value`` is a number of seconds since the epoch, at most ``LAST_TIME`` (the year 5138)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_TIME
 
 

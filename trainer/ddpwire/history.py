@@ -1,9 +1,9 @@
 """``history.csv``: the metrics of a node's training over time, one row every few seconds. ddprun writes it.
 
 A row has the Unix time and one column per series. A column combines the values of the node's ranks: the sum of
-counters, and the largest value of gauges. A column is named after the metric and, after a colon, the value of its
-label: ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. In a long run, rows are
-removed at regular intervals, so that there are never more than ``MAX_ROWS``.
+counters, and the largest value of gauges. The name of a column is the metric's name, or the metric's name and the value
+of its label, as in ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. When there are
+``MAX_ROWS`` rows, every other row is removed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ def line(time_s: float, row: Row) -> str:
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """Return the rows of a file, each with its ``time``. Skip invalid lines. Columns of other versions are accepted."""
+    """Return the rows of a file, each with its ``time``. Skip invalid lines. The file may have any columns."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))

@@ -1,8 +1,7 @@
 """Passes the variables of a job's ``env`` to a node's ddprun, through shells and container engines.
 
-A shell uses some names itself. Examples are UID and PS4, and also PATH when the shell searches for a program. A batch
-script has variables of its own, too. So the job's variables are packed into one variable. Before it does anything else,
-ddprun unpacks this variable.
+Shells use some variables themselves, such as UID, PS4 and PATH. A batch script has variables of its own, too. So the
+job's variables are packed into one variable. Before it does anything else, ddprun unpacks this variable.
 """
 
 import json
@@ -13,7 +12,7 @@ from ddpwire import names
 
 
 def pack(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that contains ``env``, in ASCII without line breaks, or an empty dict if ``env`` is empty."""
+    """Return a dict with one variable that contains ``env`` as a line of ASCII, or {} if ``env`` is empty."""
     return {names.JOB_ENV: json.dumps(dict(env))} if env else {}
 
 

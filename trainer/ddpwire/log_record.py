@@ -1,7 +1,8 @@
 """JSON objects in a log that is read on another machine. They are compressed with zlib and split into several lines.
 
-``[node1] ddprun-record 2/3 BASE64`` is part of a node's events, history and environment (file names and contents). It
-is for nodes of which only the log remains. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the result of a check.
+``[node1] ddprun-record 2/3 BASE64`` is part of a node's events, history and environment (file names and contents). A
+node writes such a record if only its log remains after its end. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the
+result of a check.
 """
 
 import base64
@@ -27,7 +28,10 @@ MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path) -> tuple[str, ...]:
-    """Return the lines of a node's record, without ``[node1] ``. Leave out old events and some rows of a long run."""
+    """Return the lines of a node's record, without a prefix such as ``[node1] ``.
+
+    In a long run, old events and some rows of the history are left out.
+    """
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
@@ -35,7 +39,7 @@ def pack(node_dir: Path) -> tuple[str, ...]:
 
 
 def pack_result(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the lines of a check's result, which rank 0 prints."""
+    """Return the lines with the result of a check. Rank 0 prints these lines."""
     return _encode("ddpcheck-record", result)
 
 

@@ -108,7 +108,7 @@ def shm_bytes() -> int | None:
 
 
 def resolve(host: str, *, timeout_s: float) -> str:
-    """Return the address of ``host``. Raises OSError, and TimeoutError if the name server does not answer in time."""
+    """Return the address of ``host``. Raises OSError, or TimeoutError if no answer comes within ``timeout_s``."""
     results: list[str | OSError] = []
 
     def look_up() -> None:

@@ -1,7 +1,7 @@
 """The catalogue of all metrics that ddprun and ddptrain export. The code, the documentation and the tests read it.
 
 Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): one prefix, base units, ``_total`` for
-counters. The values of every label are known in advance.
+counters. The possible values of a label are known in advance, or a process sets the value once.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_
 class Metric:
     """One metric. ``labels`` maps each label to its possible values.
 
-    An empty tuple means any text that a process sets once (a version, a run's id, the number of a device).
+    If the tuple is empty, the value can be any text that a process sets once, such as a version or a run's id.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def kind(self) -> Kind:
-        """The kind: a metric with buckets is a histogram; one whose name ends in ``_total`` is a counter."""
+        """The kind. A metric with buckets is a histogram. A metric with a name that ends in ``_total`` is a counter."""
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
@@ -194,8 +194,8 @@ def goodput(productive_s: float, unproductive_s: float) -> float | None:
     """Return the goodput of a run, from 0 to 1, or None if no step was taken yet.
 
     Goodput is the share of the time that the ranks spent on new steps: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each
-    summed over the ranks and causes. The time begins with the start of the first ddprun and includes all starts of the
-    run.
+    summed over the ranks and causes. The time begins with the first start of ddprun, and all later starts of the run
+    count as well.
     """
     return productive_s / (productive_s + unproductive_s) if productive_s else None
 

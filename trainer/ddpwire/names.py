@@ -1,6 +1,6 @@
 """The names of the environment variables that the programs use to pass values to each other.
 
-``PET_*`` are read by torchrun and set by Kubeflow's operators; the ranks' variables are listed at
+torchrun reads ``PET_*``, and Kubeflow's operators set them. The ranks' variables are those of torchrun:
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are this project's own.
 """
 

@@ -211,7 +211,8 @@ def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
 class Uploader:
     """Uploads checkpoints in a thread, and retries each upload that fails.
 
-    ``keep`` and ``keep_best`` say which checkpoints the store keeps, like ddptrain's options for the folder.
+    ``keep`` and ``keep_best`` determine which checkpoints the store keeps. ddptrain's options of these names determine
+    which checkpoints the folder keeps.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class LoopSeries:
         self._reported = False  # a loss that is not finite
 
     def step(self, step: int, *, samples: int, **given: float | Scalar | None) -> None:
-        """Record that one or more steps have ended since the last call. ``given`` has total, loss, lr and epoch."""
+        """Record that one or more steps have ended since the last call. ``given``: total, loss, lr and epoch."""
         now = time.monotonic()
         num_steps = step - self._step
         if self._ended and num_steps > 0:

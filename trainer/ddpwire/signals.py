@@ -1,8 +1,7 @@
 """Signals that ask a rank to stop. A rank that gets a signal during training saves a checkpoint before it stops.
 
-A rank that gets a signal while it is starting stops at once.
-
-This module does not import torch, because the handlers must be installed before torch is imported.
+A rank that gets a signal while it is starting stops at once. This module does not import torch, because the handlers
+must be installed before torch is imported.
 """
 
 import os

@@ -11,8 +11,8 @@ CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"  # https://docs.pytorch.org/docs/stable/di
 def set_cpp_log_level(level: str, torch_file: str) -> None:
     """Set TORCH_CPP_LOG_LEVEL and make torch read it again. ``torch_file`` is ``torch.__file__``.
 
-    torch reads the variable once, when it is imported, and has no public function to read it later. If a build of torch
-    lacks the symbol in c10 for this, the level does not change.
+    torch reads the variable only when it is imported. No public function reads the variable later, so this function
+    calls ``c10::initLogging``. If a build of torch does not have that function, the level does not change.
     """
     os.environ[CPP_LOG_LEVEL] = level
     with contextlib.suppress(OSError, AttributeError):

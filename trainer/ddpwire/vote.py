@@ -14,7 +14,7 @@ class Vote:
     """A vote that starts at the end of a step and is read at the end of the next step, so no rank waits for another."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """``group`` has the ranks that vote, with a backend for CPU tensors (gloo). None: the default group."""
+        """``group`` contains the ranks that vote (default: all). Its backend must support CPU tensors, as gloo does."""
         self.asker = 0  # the rank whose code was agreed on
         self._group = group
         self._vote = torch.zeros(1, dtype=torch.int64)
@@ -27,7 +27,10 @@ class Vote:
         return -int(ends[0]), int(ends[1])
 
     def ask(self, code: int) -> int:
-        """Return the highest code that a rank passed in the previous call. All ranks get the same code. 0: continue."""
+        """Return the highest code that a rank passed in the previous call, or 0 if no rank asked to stop.
+
+        All ranks get the same code.
+        """
         agreed = self.answer()
         if agreed == 0:
             self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0

@@ -48,7 +48,7 @@ def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def read_digits(path: Path) -> ImageDataset:
-    """Read a digits.csv.gz. Each line has 64 grey values from 0 to 16, and the digit. Raises TrainError."""
+    """Read a digits.csv.gz. Each line has 64 grey values from 0 to 16, then the digit. Raises TrainError."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             rows = torch.from_numpy(np.array([line.split(",") for line in file], dtype=np.uint8))
@@ -131,10 +131,11 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
-    """Return images computed from the seed, to test a machine: each class has a pattern, to which noise is added.
+    """Return images that are computed from the seed. They are for tests of a machine.
 
-    The test set has an eighth of the training set's size. The images are the same on every machine, because they are
-    computed with integers. Raises TrainError if they do not fit into memory.
+    An image is the pattern of its class plus noise. The test set is one eighth as large as the training set. The images
+    are the same on every machine, because they are computed with integers. Raises TrainError if they do not fit into
+    memory.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes

@@ -1,8 +1,9 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""A folder of pictures: CLASS/*.png or *.jpg, either directly or in subfolders train and val (or test).
+"""A folder with .png and .jpg pictures in a subfolder for each class.
 
-The classes are sorted by name. Each picture is decoded once, to a square that is a little larger than the model's
-images. All squares are in one .npy file, which is mapped into memory.
+The class folders may be in two folders, train and val (or test). The classes are sorted by name. Each picture is
+decoded once and stored as a square that is a little larger than the model's images. The squares of the training set or
+of the test set are in one .npy file, which is mapped into memory.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the names of files and folders that are ignored because they are not pictures. Leave out hidden ones."""
+    """Return the paths in ``folder`` that are ignored because they are not pictures. Hidden paths are not reported."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
     found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
@@ -141,7 +142,7 @@ def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
 
 
 def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
-    """Decode the pictures into their cache unless it exists. Raises TrainError."""
+    """Decode the pictures, and write their cache file, unless the file exists already. Raises TrainError."""
     file = _cache_file(paths, options)
     if file.exists():
         return
@@ -161,7 +162,7 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
 
 
 def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tensor, Path]:
-    """Map the cache file into memory. Return its square images and its path. Raises TrainError."""
+    """Map the cache file into memory. Return the square images and the path of the file. Raises TrainError."""
     file = _cache_file(paths, options)
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning

@@ -32,8 +32,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     """Find the folder that contains the data. Return the options with ``folder`` set to it. Raises TrainError.
 
     Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``folder``
-    is set to a temporary folder for a download. ``--data folder`` has no download, so missing data is an error. It is
-    also an error if several folders contain the data.
+    is set to a temporary folder for a download. It is an error if no folder contains the pictures for
+    ``--data folder``, or if several folders contain the data.
     """
     session = kaggle.session(environ)
     is_known = options.name in _LAYOUT_CHECKS
@@ -85,7 +85,10 @@ def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
 
 
 def _mnist_file(path: Path, name: str) -> Path | None:
-    """Return the path of an MNIST file. It may be compressed, named with ``.idx``, or in a folder of the same name."""
+    """Return the path of an MNIST file, or None if it is missing.
+
+    The file may be compressed. Its name may contain ``.idx`` instead of ``-idx``. It may be in a folder of this name.
+    """
     dotted = name.replace("-idx", ".idx")
     candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")
     return next((file for file in candidates if file.is_file()), None)

@@ -61,7 +61,10 @@ class DeviceFeed:
 
 
 class SampleReader(Dataset[tuple[Tensor, Tensor]]):
-    """The samples in a worker process. A cache file is mapped by the worker. Other images are in shared memory."""
+    """Reads samples in a worker process.
+
+    If the images are in a cache file, the worker maps this file into memory. Other images are in shared memory.
+    """
 
     def __init__(self, samples: Samples, lifeline: Connection) -> None:
         self._lifeline = lifeline
@@ -85,7 +88,7 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit when the rank ends. The parent of a worker is the fork server, which survives a killed rank."""
+    """Exit when the rank ends. The worker's parent, the fork server, does not end if the rank is killed."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os._exit(0)
@@ -138,7 +141,7 @@ class LoaderFeed:
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return the next samples of the plan. ``indices_B`` must be these samples."""
+        """Return the samples of the plan's next batch. ``indices_B`` must be the indices of these samples."""
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
@@ -162,9 +165,10 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch. torch detects a lost worker only when the wait for a batch times out.
+        """Return the next batch.
 
-        So this wait is short, and the function repeats it until ``timeout_s`` has passed.
+        torch detects a lost worker only when the wait for a batch times out. So each wait is short, and this function
+        waits again until ``timeout_s`` has passed.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -180,7 +184,7 @@ class LoaderFeed:
 
 
 def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of the training images, and by how many pixels they are padded. Raises TrainError."""
+    """Return the augmentation of the training images, and the number of pixels of padding. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
     if not given.augment:
         return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0

@@ -40,7 +40,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataset:
-    """A text that is split into a training part and, at its end, a test part."""
+    """A text that is split into two parts, for training and for testing. The test part is at the end."""
 
     name: str
     context: int
@@ -80,7 +80,7 @@ class TextBatches:
 def load_text(options: DataOptions, _seed: int) -> TextDataset:
     """Read a file, or the *.txt files of a folder in the order of their names. Raises TrainError.
 
-    The test set consists of complete windows at the end of the text. Each of its bytes is predicted once.
+    The test set consists of complete windows at the end of the text. Each byte of the test set is predicted once.
     """
     path, context = options.folder, options.context
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
