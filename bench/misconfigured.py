@@ -33,7 +33,7 @@ UNFINISHED = 75
 
 
 class Results:
-    """The results of each case with each launcher, and how long importing torch took during the measurements."""
+    """The results of each case with each launcher, and the times that ``import torch`` took meanwhile."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
