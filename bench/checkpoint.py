@@ -2,10 +2,10 @@
 
     python bench/checkpoint.py [--rounds 10] [--json FILE]
 
-"Blocked" is how long saving a checkpoint stops the loop. ddptrain writes the checkpoint in a background thread. It is
-compared with two ways that block the loop until the file is written: torch.save of the same state, and torch.save
-followed by fsync and rename. Of these two, only the second survives a power failure. The three ways take turns, and
-each round reverses their order.
+"Blocked" is the time for which the loop stops to save a checkpoint. ddptrain writes the file in a background thread.
+Two other ways block the loop until the file is written: torch.save of the same state, and torch.save followed by fsync
+and rename. Of these two, only the second survives a power failure. The three ways take turns, and each round reverses
+their order.
 
 Goals: a checkpoint blocks the loop for at most 25 % of the time of torch.save, and metrics and logging take at most
 50 us per step. The exit code is 0 whatever the numbers are.
@@ -108,8 +108,8 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
 def watching() -> tuple[list[float], float]:
     """Return a list of times and a single time, in microseconds.
 
-    The list has, for each step, how long metrics, phases, heartbeat and progress took. The single time is how long the
-    guard takes to check the gradients of a step (a median)."""
+    The list has one time for each step: metrics, phases, heartbeat and progress together. The single time is how long
+    the guard takes to check the gradients of a step (a median)."""
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics

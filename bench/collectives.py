@@ -2,12 +2,14 @@
 
     python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
-Each repeat measures in the order loop, bench, bench, loop. The ratio compares the best figure of the loop with the best
-figure of bench, because other work on the machine can only make a call slower. The ratio counts only if the loop's
-figures are stable: the best of its first turns and the best of its second turns differ by at most 5 %. The measurement
-is repeated until the figures are stable: at least --repeats times, and at most ten times this number.
+Each repeat measures in the order loop, bench, bench, loop. The result is a ratio: the best figure of bench, divided by
+the best figure of the loop. The best figures are used, because other work on the machine can only make a call slower.
 
-The exit code is 1 if a ratio that counts differs from 1 by more than 10 %. It is 3 if the figures do not become stable,
+The ratio is valid only if the figures of the loop are stable: the best figure of all first turns and the best figure of
+all second turns differ by at most 5 %. The measurement is repeated until they are stable, at least --repeats times and
+at most 10 * --repeats times.
+
+The exit code is 1 if a valid ratio differs from 1 by more than 10 %. It is 3 if the figures do not become stable,
 because the machine is too busy. Needs an idle machine.
 """
 

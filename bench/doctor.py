@@ -169,7 +169,7 @@ def slow_link(cluster: Lab, a: int, b: int) -> None:
 
 
 def examine(cluster: Lab, *words: str) -> dict[str, Any]:
-    """Run a ``ddpctl`` command and return its JSON. It must contain a result."""
+    """Run a ``ddpctl`` command and return the JSON that it prints, which must contain its exit code."""
     done = cluster.ddpctl(*(words or ("doctor",)), "--json", timeout=TIMEOUT_S)
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -178,7 +178,9 @@ def examine(cluster: Lab, *words: str) -> dict[str, Any]:
 
 
 def bad_places(result: dict[str, Any]) -> set[Place]:
-    """Return each bad check with its node. For ``ddpctl bench``, return each slow node or link with its first node."""
+    """Return each bad check with its node. For ``ddpctl bench``, return the slow nodes and the slow links.
+
+    A link is listed under its first node."""
     if result["check"] == "bench":
         return {(members[0], "slow " + "-".join(map(str, members))) for members in result["slow"]}
     return {(one["node"], one["check"]) for one in result["results"] if one["status"] == "bad"}
@@ -190,7 +192,7 @@ def no_effect(_: Lab) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault, and the places where it must be found. Its functions get the folder of the lab, or the lab itself."""
+    """A fault, and the place where it must be found."""
 
     title: str
     place: Place

@@ -3,9 +3,9 @@
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
 All trainings run with --deterministic and gloo. Each row trains twice on the same number of ranks: once undisturbed,
-and once with a rank that gets signals at chosen moments (exact_rank.py). After a SIGKILL, ddprun starts the rank again,
-or the same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save and stop, and
-the same command is run again.
+and once with a rank that gets signals at chosen moments (exact_rank.py). After a signal, the training continues in one
+of three ways: ddprun starts the ranks again (after a SIGKILL only), the same command is run again, or ``ddpctl launch
+--resume`` is run. After a SIGTERM, all ranks save before they stop.
 
 --rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
 --gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment. --write

@@ -1,4 +1,4 @@
-"""A rank of ddptrain that sends itself a signal at chosen moments, once per moment in a training.
+"""A rank of ddptrain that sends itself a signal at chosen moments.
 
     exact_rank.py FOLDER SIGNAL@MOMENT:NUMBER@RANK ... -- OPTIONS OF ddptrain
 
@@ -8,7 +8,7 @@
     data:N        when rank 0 has written the data of the checkpoint of step N, but not its manifest
     manifest:N    when that manifest has its final name, but the data does not have its final name yet
 
-A file in FOLDER records each signal, so that it is not sent again.
+A file in FOLDER records each signal, so that a restarted training does not get it again.
 """
 
 import os

@@ -133,7 +133,7 @@ def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def wait_until_started(run: Path, ranks_met: int) -> None:
-    """Wait until ``ranks_met`` ranks have started their rendezvous, or until the run has ended."""
+    """Wait until ``ranks_met`` ranks have begun to create their process group, or until the run has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = [*run.glob("node-*/outcome.json")]

@@ -48,7 +48,7 @@ class Tensors(Dataset):
 
 
 def ours(device: torch.device, *arguments: str):
-    """Batches of ddptrain, one after the other."""
+    """Yield batches of ddptrain."""
     given = [
         "--data=synthetic",
         f"--synthetic-samples={NUM_IMAGES}",

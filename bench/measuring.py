@@ -22,7 +22,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def clean_environ(*prefixes: str) -> dict[str, str]:
-    """Return this process's environment without a launcher's variables and without names that begin with a prefix."""
+    """Return this process's environment without variables that begin with PET_, DDP_ or one of ``prefixes``."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
 
 

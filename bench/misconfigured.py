@@ -5,8 +5,9 @@
 Prints a table. --write also puts the table into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux,
 because the machines are network namespaces.
 
-Needs an idle machine. --results keeps the results in a file, so that no measurement is repeated. --for starts no new
-measurement after S seconds. With both, the work can be split: repeat the same command until it prints the table.
+Needs an idle machine. With --results, the results are kept in a file, so that no measurement is repeated. With --for,
+no new measurement starts after S seconds. Together, these options split the work: repeat the same command until it
+prints the table.
 """
 
 import concurrent.futures
@@ -32,7 +33,7 @@ UNFINISHED = 75
 
 
 class Results:
-    """The results of each case with each launcher, and how long importing torch took during the measurements."""
+    """The results of each case with each launcher, and the times that ``import torch`` took meanwhile."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -2,11 +2,13 @@
 
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
-Both ways train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo
-ranks of one thread each. They take turns, and their order is reversed after each round. mp.spawn starts the tutorial's
-ranks, and its DataLoader starts two workers per rank in each epoch. ddpctl.notebook.launch starts ours.
-ddptrain.step_timing measures both. The first epoch of each turn does not count. "Not computing" is the time outside
-forward, backward and the optimizer: the start of workers, the input, and waiting for the other rank.
+Both ways train the same small model on two gloo ranks with one thread each. Both use the same number of images of
+CIFAR's shape, and crop and mirror them. mp.spawn starts ranks that train as in the tutorials, with two DataLoader
+workers per rank, which are started in each epoch. ddpctl.notebook.launch starts ranks that use ddptrain's step and
+input. The ways take turns, and each round reverses their order. The first epoch of each turn does not count.
+
+ddptrain.step_timing measures both ways. "Not computing" is the time outside forward, backward and the optimizer: the
+start of workers, the input, and waiting for the other rank.
 """
 
 import contextlib

@@ -2,18 +2,19 @@
 
     python bench/random_kills.py [--runs 30] [--seed 0] [--epochs 15] [--limit 180] [--only ROLE] [--json F]
 
-The seed of a run determines three things:
+The seed of a run determines:
 
 - the process that gets the signal: ddpctl, its log reader, a ddprun, the process that forks the ranks of a ddprun, a
   rank, or a child of a rank
 - the signal: SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later
 - the moment
+- whether each rank has a DataLoader worker
 
 Some runs are ended by `ddpctl stop` instead of a signal. `--seed 7 --runs 1` repeats the run of seed 7.
 
-The benchmark waits for the end of the run. Then it compares what was done with the exit code of `ddpctl launch` and the
-output of `status --json` and `timeline --json`. It finds the processes of a run by a variable in their environment. The
-exit code is 1 if ddpctl reported anything false, if a process was left, or if a launch did not end.
+The benchmark waits for the end of the run. Then it checks whether the exit code of `ddpctl launch` and the output of
+`status --json` and `timeline --json` agree with what was done. It finds the processes of a run by a variable in their
+environment. The exit code is 1 if ddpctl reported anything false, if a process was left, or if a launch did not end.
 """
 
 import argparse
@@ -204,7 +205,7 @@ class Run:
         return line, wrong
 
     def compare(self, sent: str, code: int | None, status: dict, timeline: dict) -> list[str]:
-        """Compare status, timeline and exit code with what was done. Return a sentence for each false report."""
+        """Return a sentence for each statement of status, timeline and exit code that is false."""
         state, told, said = status["state"], status["code"], status["message"][:200]
         step = (status.get("progress") or {}).get("step")
         cause = (status.get("outcome") or {}).get("cause")

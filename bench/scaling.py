@@ -44,7 +44,7 @@ def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
 
 
 def rate(commands: list[list[str]]) -> float:
-    """Run these ranks. Return the sum of their images/s."""
+    """Run these ranks. Return the images/s of all ranks together, which rank 0 prints."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
     ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]

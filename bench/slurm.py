@@ -7,9 +7,9 @@
 handwritten script take turns. The handwritten script starts torchrun with srun. Goal: the rendered script takes at most
 1.05 times as long. The exit code is 0 whatever the numbers are.
 
-`scripts` generates scripts. It checks all of them with bash -n, and --checked of them with shellcheck and
-sbatch --test-only. The values in the scripts are commands that create a file. A shell runs such a command if the script
-does not quote the value. Goals: no script is refused, and no such file exists.
+`scripts` generates --number scripts and checks them with bash -n. --checked is the number of scripts that are also
+checked with shellcheck and sbatch --test-only. Many values in the scripts are commands that create a file. A shell runs
+such a command if the script does not quote the value. Goals: no script is refused, and no such file exists.
 """
 
 import os
@@ -93,7 +93,7 @@ def start(repeats: int) -> None:
 
 
 def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
-    """Return a random job. Its values are commands that a shell would run if they were not quoted."""
+    """Return a random job. Many of its values are commands that a shell would run if they were not quoted."""
 
     def text() -> str:
         return dice.choice(TEXTS).format(canary=canary)

@@ -1,7 +1,7 @@
 """Count the healthy trainings that report a straggler, and check that a slow rank is reported.
 
-In each run, ddprun trains ddptrain's digits on two ranks or, in every second run, on four. During half of the runs,
-busy loops use all cores. In the slow runs, one rank takes --delay seconds longer for each step.
+In each run, ddprun starts a training of ddptrain. Every second run has four ranks, and the others have two. During half
+of the runs, busy loops use all cores. In the slow runs, one rank takes --delay seconds longer for each step.
 
     python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
 

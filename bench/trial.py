@@ -28,8 +28,7 @@ class Result:
 def run(case: Case, launcher: str, prefix: str) -> Result:
     """Start a job with a mistake. Wait until the launcher of the node ``case.speaker`` ends, at most BOUND_S seconds.
 
-    Return the message and the exit code of this launcher, and the seconds until its end. The time counts from the start
-    of the last node."""
+    Return its message, its exit code, and the seconds from the start of the last node to its end."""
     with (
         lab.machines(2, prefix=prefix) as machines,
         tempfile.TemporaryDirectory() as folder,

@@ -107,7 +107,7 @@ class Pictures(Dataset):
 
 
 def loader(setting: Setting) -> DataLoader:
-    """Return a loader that shuffles. It has no workers, so that its CPU time counts as the process's."""
+    """Return a loader that shuffles. It has no workers, so the CPU time of the process includes the loader's."""
     data = Pictures(setting)
     sampler = DistributedSampler(data, setting.size, setting.rank) if setting.size > 1 else None
     return DataLoader(data, batch_size=setting.batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)

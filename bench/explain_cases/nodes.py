@@ -1,10 +1,9 @@
-"""Causes that bench/explain.py injects from outside the ranks: into links, disks and limits of two machines
-(bench/lab.py).
+"""Causes that bench/explain.py injects from outside the ranks: in the links, disks and limits of two machines.
 
 Each cause is a generator with up to three ``yield``. The code before the first one runs before the ranks start. The
 code before the second one runs while they train. The code before the third one runs after ``ddpctl explain`` has
-answered. The rest runs after the ranks have ended. ``SCRIPTS`` names the case of the training script that the ranks
-run.
+answered. The rest runs after the ranks have ended. For each cause, ``SCRIPTS`` has the name of the function that the
+ranks run, in cases.py or healthy.py.
 """
 
 import contextlib
@@ -65,7 +64,7 @@ def shell(machine: Machine, *commands: str) -> None:
 
 @injects("goes_on")
 def ports_blocked(site: Site) -> Iterator[None]:
-    """Block all incoming ports on both nodes with a firewall, except the port of node 0."""
+    """Drop new TCP connections on both nodes, except those to the port of the rendezvous."""
     for machine in site.machines:
         shell(machine, f"iptables -A INPUT -i eth0 -p tcp --syn ! --dport {PORT} -j DROP")
     yield

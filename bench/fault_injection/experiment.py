@@ -22,7 +22,10 @@ class Experiment:
     """A job with a fault. Its records are kept, even if a later wait ends with a time-out."""
 
     def __init__(self, job: Job, dice: random.Random, weights: str, *, limit_s: float = 0.0) -> None:
-        """``weights`` is the sha256 of an undisturbed run's weights. ``limit_s`` is the time-out of each wait."""
+        """``weights`` is the sha256 of an undisturbed run's weights.
+
+        ``limit_s``, if not 0, is the time-out of ``is_noticed``, ``trains_again`` and ``ends``.
+        """
         self.job = job
         self.dice = dice
         self.result = Result()

@@ -1,7 +1,7 @@
 """A training on two machines with two ranks each, and what can be observed from outside its processes.
 
 The job starts one ddprun (or torchrun) per node. While it is ``tended``, it acts like a scheduler: it starts a node
-again if the node's exit code means that a retry may help. rows.py defines the faults and the expected results.
+again if the node's exit code means that a retry may help.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Job:
-    """One run. While ``tended`` is true, a node that has ended is started again if a retry may help."""
+    """One run of a training."""
 
     machines: tuple[lab.Machine, ...]
     folder: Path
@@ -92,7 +92,7 @@ class Job:
         return measuring.clean_environ() | ours | self.environ.get(node, {})
 
     def tend(self) -> None:
-        """Record which nodes have ended. While the job is ``tended``, start those again for which a retry may help."""
+        """Record which nodes have ended. While the job is ``tended``, start an ended node again if a retry may help."""
         for node, process in list(self.processes.items()):
             if self.processes.get(node) is not process:  # restarted meanwhile
                 continue
@@ -123,7 +123,7 @@ class Job:
         return time.time()
 
     def has_ended(self, *nodes: int) -> bool:
-        """Return whether all processes of these nodes (by default, of all nodes) have ended."""
+        """Return whether the launchers of these nodes (by default, of all nodes) have ended."""
         return not any(node in self.processes for node in nodes or range(NODES))
 
     def steps(self, rank: int, since: float = 0.0) -> list[Step]:

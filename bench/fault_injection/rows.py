@@ -171,7 +171,7 @@ ROWS = (
 def try_fault(
     row: Row, folder: Path, weights: str, *, seed: int, launcher: str = "ddprun", limit_s: float = 0.0
 ) -> Result:
-    """Inject a fault once, on new machines. ``limit_s`` is the time-out until the ranks train again."""
+    """Inject a fault once, on new machines. ``limit_s`` is passed to Experiment."""
     options = row.options if launcher == "ddprun" else ("--max-restarts", "3")
     job = fault_job.start_job(
         folder, prefix=f"r{row.number}-", launcher=launcher, options=options, script_args=row.script_args

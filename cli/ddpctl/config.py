@@ -160,10 +160,11 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """Report the errors that the methods ``problems`` of the job and of the target's options find.
+    """Call the methods ``problems`` of the job and of the target's options, and report the errors that they return.
 
-    An error is reported at its key in the file or, if the file does not contain the key, at the target. Errors of
-    flags are returned. ``flags`` maps each field or option to the flag that set it.
+    An error is returned as a line if a flag caused it, or if the file contains neither the key nor the target. Other
+    errors are added to ``parsed``: at the key or, if the file does not contain the key, at the target. ``flags`` maps
+    each field or option to the flag that set it.
     """
     profile, target = names
     lines = []

@@ -328,7 +328,7 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
 
 
 def _messages(commands: tuple[Command, ...]) -> str:
-    """Return the messages to print before these commands, one per line. Equal messages are printed only once."""
+    """Return the distinct messages to print before these commands, one per line."""
     return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
 
 

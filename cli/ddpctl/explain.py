@@ -1,6 +1,6 @@
 """Explains why a run hangs, is slow or has failed, with one sentence and its evidence. Has no side effects.
 
-The evidence is, in this order: the outcome, the process states, the collectives that torch's flight recorder has
+The sources are, in this order: the outcome, the process states, the collectives that torch's flight recorder has
 recorded, and the Python stacks.
 """
 
@@ -413,10 +413,9 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
-    """Return when each rank entered each collective. A collective that a rank has not entered yet is left out.
+    """Return a list for each collective of the default process group that all ranks have entered.
 
-    Each collective has one pair of a time and a rank for each rank, in order of time. Only collectives of the default
-    process group count.
+    The list has a pair (time, rank) for each rank, sorted by the time at which the rank entered the collective.
     """
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]

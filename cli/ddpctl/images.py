@@ -65,9 +65,9 @@ def digest_of(reference: str) -> str | None:
 def difference(wanted: Image, found: Image) -> str:
     """Return how the images differ, or an empty string if they are the same image.
 
-    Images are the same if they have the same ID or a common registry digest. Either the ID or the digest can differ
-    between copies of one image. A registry may store the image with another manifest, which changes the digest. In
-    containerd's image store, the ID is the digest of a manifest, too.
+    Images are the same if they have the same ID or a common registry digest. Copies of one image can have different
+    digests, because a registry may store the image with another manifest. Copies can also have different IDs, because
+    in containerd's image store the ID is the digest of a manifest.
     """
     digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
     if wanted.id == found.id or digests:

@@ -1,1 +1,1 @@
-"""The subcommands of ddpctl. Each module has a group of related subcommands."""
+"""The subcommands of ddpctl."""

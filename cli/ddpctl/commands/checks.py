@@ -61,7 +61,8 @@ def doctor(
 ) -> None:
     """Check the nodes of a target and the network between them.
 
-    The exit code is 69 if a node fails a check. The table shows the node, the check and what to do.
+    The exit code is 69 if a node fails a check. Lines below the table then name the node and the check, and
+    say what to do.
     """
     from ddpctl.doctor import examine, lines
 

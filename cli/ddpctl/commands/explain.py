@@ -215,10 +215,7 @@ def profile(
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0.
-
-    For example, if a node did not answer, it is not known what its ranks did.
-    """
+    """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0."""
     from ddpctl.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE

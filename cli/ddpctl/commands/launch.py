@@ -292,7 +292,10 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Make a request that continues a run from its checkpoints. The flags override its job. Raises UsageError."""
+    """Make a request that continues a run from its checkpoints. Flags override the run's settings.
+
+    Raises UsageError.
+    """
     from ddpctl import config, targets
     from ddpctl.launch_plan import command_line
     from ddpctl.launcher import Request
