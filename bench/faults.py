@@ -29,7 +29,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 REPEATED = (1, 3, 4)
 BESIDE = (1, 3, 9, 15)
 LIMIT_S = 90.0
-HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as it should be |\n"
+HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as expected |\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tri
         limit_s = 0.0 if launcher == "ddprun" else LIMIT_S
         result = try_fault(row, Path(folder) / "run", weights, seed=seed, launcher=launcher, limit_s=limit_s)
     tried = Tried(row=row, launcher=launcher, result=result, wrong=violations(result, row.bars, timed=True))
-    state = "; ".join(tried.wrong) or "as it should be"
+    state = "; ".join(tried.wrong) or "as expected"
     times = f"noticed {said(result.noticed_s)}, again {said(result.again_s)}, ended {said(result.ended_s)}"
     print(f"{launcher}: row {row.number}: {row.title}: {times}: {state}", file=sys.stderr, flush=True)
     return tried
@@ -108,7 +108,7 @@ def table(tries: Sequence[Tried]) -> str:
     what = f"Python {platform.python_version()}, torch {torch.__version__}, gloo, {os.cpu_count()} cores"
     text = (
         f"Measured with {what} ({platform.machine()}), two machines (network namespaces) x two ranks, a step of 0.1 s, "
-        f"a checkpoint every 10 steps. Where there are several tries: the median, and the worst.\n\n"
+        f"a checkpoint every 10 steps. If a row had several tries, it shows the median and the worst.\n\n"
         f"{HEAD}|---|---|---|---|---|---|---|---|\n"
     )
     ours = [[one for one in tries if one.row == row and one.launcher == "ddprun"] for row in ROWS]

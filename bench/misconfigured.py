@@ -91,10 +91,11 @@ def table(results: Results, cases: list[Case]) -> str:
     what = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, one run each"
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
-        f"Measured with {what}. `--join-timeout` was {JOIN_TIMEOUT_S} s, but {LONGER_S} s for two machines with the "
-        f"same node rank and {MEETING_S} s for nodes that all join. torchrun ran {AT_ONCE} rows at a time, and was "
-        f"ended after {BOUND_S:g} s. The seconds count from the start of the last node's process, and include the "
-        f"start of Python. During the measurements, the import of torch alone took {alone} on this machine.\n\n"
+        f"Measured with {what}. `--join-timeout` was {LONGER_S} s for two machines with the same node rank, "
+        f"{MEETING_S} s for the rows in which all nodes join, and {JOIN_TIMEOUT_S} s for the others. torchrun ran "
+        f"{AT_ONCE} rows at a time, and was ended after {BOUND_S:g} s. The seconds count from the start of the last "
+        f"node's process, and include the start of Python. During the measurements, the import of torch alone took "
+        f"{alone} on this machine.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     return text + "".join(row(case, results) for case in cases)

@@ -64,9 +64,9 @@ Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make spec
 Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md)
 explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains which labels exist and which series can be
 summed. The metrics of a rank, set by ddptrain or by a script with [ddpwire.script](script.md), have the label `rank`.
-A script's own metrics (prometheus_client) are exported too. Counters continue over restarts and requeues in the same
-folder; the gauges of a rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`.
-See also [events](events.md).
+A script's own metrics (prometheus_client) are exported too. Counters keep their values across restarts and requeues
+in the same folder. The gauges of a rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and
+`_count`. See also [events](events.md).
 """
 
 

@@ -54,7 +54,7 @@ def test_the_benchmark_says_what_it_found(tmp_path: Path) -> None:
     (tried,) = json.loads(found.read_text())
     ended_s = tried["result"]["ended_s"]
     assert done.stdout.splitlines()[2:] == [
-        "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as it should be |",
+        "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as expected |",
         "|---|---|---|---|---|---|---|---|",
         f"| 14 | the port is taken | - | - | {ended_s:.2f} | - | 0 | {int(not tried['wrong'])} of 1 |",
         "",

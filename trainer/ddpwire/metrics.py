@@ -85,8 +85,8 @@ STEP_PHASE = _of_rank(
 )
 COMM = _of_rank(
     "ddp_comm_seconds_total",
-    "Seconds of gradient communication; hidden: during the backward pass, estimated from the steps that DDP measures "
-    "(every hundredth); exposed: after the backward pass, as in comm_exposed.",
+    "Seconds of gradient communication; hidden: during the backward pass, estimated from every hundredth step, which "
+    "DDP measures; exposed: after the backward pass, as in comm_exposed.",
     labels={"overlap": ("hidden", "exposed")},
 )
 MODEL_FLOPS = _of_rank(
@@ -117,7 +117,7 @@ RELATIVE_SPEED = _of_rank(
 GRAD_NORM = _of_rank_0("ddp_grad_norm", "Recent norm of the gradient over all parameters.")
 COLLECTIVE_TIMEOUTS = _of_rank(
     "ddp_collective_timeouts_total",
-    "Number of times this rank ended because a collective timed out; not counted if NCCL's watchdog ends it.",
+    "Number of times this rank ended because a collective timed out; not counted if NCCL's watchdog ends the rank.",
 )
 DATA_ERRORS = _of_rank(
     "ddp_data_errors_total",
@@ -210,8 +210,8 @@ BUILD_INFO = _of_node(
 RUN_INFO = _of_node(
     "ddp_run_info",
     "Always 1; run_id: the run's name; run_uid: a unique ID; user: who launched it; project: DDP_PROJECT, or Slurm's "
-    "account; config_sha256: 12 digits of the hash of the script, of its configuration file and of its arguments, "
-    "except paths.",
+    "account; config_sha256: 12 digits of a hash of the script, its configuration files and its arguments, except "
+    "those that may differ between nodes.",
     labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
 JOB_STATE = _of_node(

@@ -29,7 +29,7 @@ class Limits:
     """The limits at which the alerts fire."""
 
     hold: Annotated[
-        float | None, Doc("Seconds for which a condition must hold; null: each alert's own value."), Ge(0), Le(86400)
+        float | None, Doc("Seconds for which a condition must hold before its alert fires."), Ge(0), Le(86400)
     ] = None
     first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1), Le(DAYS)] = 900.0
     stalled_step: Annotated[float, Doc("Seconds without a step, after the first step."), Ge(1), Le(DAYS)] = 180.0
