@@ -19,7 +19,7 @@ class Image:
     """The description of an image by Docker or podman."""
 
     reference: str  # as it was requested
-    id: str  # sha256:... of its configuration; the same on all machines that have the image
+    id: str  # sha256:... of its configuration or, in containerd's image store, of a manifest
     digests: tuple[str, ...]  # name@sha256:..., as registries name it; empty until it is pushed or pulled
     layers: tuple[str, ...]  # sha256:... of every layer's uncompressed content, lowest first
     size: int  # bytes, uncompressed

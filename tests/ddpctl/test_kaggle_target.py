@@ -280,6 +280,12 @@ def test_logs_wait_for_the_session_and_for_its_end(wording: Wording) -> None:
     with pytest.raises(UnavailableError) as raised:
         play(target.logs(RUN, LogQuery()), [(Output(returncode=1),)])
     wording(raised.value)
+    with pytest.raises(ConfigError) as refused:
+        play(target.logs(RUN, LogQuery(follow=True, nodes=(0,))), [(answer("status-running"),)])
+    wording(refused.value)
+    answers = [(answer("status-complete"),), (answer("logs"),), (OK,)]
+    asked, _ = play(target.logs(RUN, LogQuery(follow=True, ranks=(1,))), answers)
+    assert asked[-1].argv[-1] == "--rank=1", "after the end, the lines are chosen"
 
 
 def test_stop_pull_and_exec(wording: Wording) -> None:

@@ -175,7 +175,8 @@ class KaggleTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the session's log, or the lines of some nodes and ranks.
 
-        ``query.follow``: wait until the session starts, and print all lines until it ends.
+        ``query.follow``: wait until the session starts, and print all lines until it ends. Raises ConfigError if
+        only the lines of some nodes or ranks are requested before it has ended.
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
@@ -189,9 +190,12 @@ class KaggleTarget(Target):
             if done.returncode:
                 raise UnavailableError(f"run '{run.name}' has no readable log yet: see ddpctl status {run.name}")
             return
-        if (yield from self._wait(run, ("pending", "unknown"))).ended:
+        chosen = run.job.world_size > 1 and bool(query.ranks or query.nodes)
+        if (yield from self._wait(run, () if chosen else ("pending", "unknown"))).ended:
             yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
             return
+        if chosen:
+            raise self._cannot(run, "follow the lines of some ranks or nodes", hint="omit --rank and --node, or -f")
         yield (Command(argv=("kaggle", "kernels", "logs", "--follow", kernel), mode="stream", timeout_s=None),)
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 

@@ -125,7 +125,7 @@ class SlurmTarget(Target):
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the log of the job, or of some nodes or ranks. ``follow``: if the job waits, print why."""
+        """Print the log of the job, or of some nodes or ranks. ``query.follow``: if it waits, print why."""
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)

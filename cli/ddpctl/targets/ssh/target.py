@@ -215,7 +215,7 @@ class SshTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the logs of the nodes, one node after the other.
 
-        ``follow``: print the lines of all nodes as they appear.
+        ``query.follow``: print the lines of all nodes as they appear.
         """
         commands = tuple(
             Command(
