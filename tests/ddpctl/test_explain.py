@@ -157,7 +157,8 @@ def test_what_a_missing_rank_does_is_the_cause(wording, culprit, cause):
 def test_a_rank_that_does_not_answer_is_named_only_where_all_others_wait(wording):
     silent = rank(1, [], IN_SCRIPT, state="R") | {"unknown": "its flight recorder did not answer within 1 s"}
     found = explained(rank(0, WAITS), silent, rank(2, WAITS))
-    assert (facts(found), found.unknown) == (("missing", 1, True), (f"which collectives rank 1 (node 0) has entered: {silent['unknown']}",))
+    unknown = f"which collectives rank 1 (node 0) has entered: {silent['unknown']}"
+    assert (facts(found), found.unknown) == (("missing", 1, True), (unknown,))
     wording(found.sentence)
     assert explained(rank(0, WAITS), silent, silent | {"rank": 2}).rank is None
 
