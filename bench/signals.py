@@ -111,7 +111,8 @@ def main() -> int:
     print(f"an undisturbed run trains its first epoch after {longest_s / 2:.1f} s", flush=True)
     moments = random.Random(args.seed)  # noqa: S311
     num_right = sum(try_one(moments.uniform(0.0, longest_s)) for _ in range(args.moments))
-    print(f"{num_right} of {args.moments}: exit code 143, nothing left, within {GRACE_S + LATE_S:g} s")
+    ended = f"ended within {GRACE_S + LATE_S:g} s with exit code 143, and left no process"
+    print(f"{num_right} of {args.moments} runs {ended}")
     return 0 if num_right == args.moments else 1
 
 

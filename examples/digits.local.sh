@@ -47,7 +47,7 @@ if [[ 4 -gt 1 && ${_ddp_gpus[*]} == MIG-* ]]; then
   exit 78
 fi
 if ((${#_ddp_gpus[@]} > 0 && ${#_ddp_gpus[@]} < 4)); then
-  echo "2 nodes x 2 GPUs: 4 needed, but this machine has ${#_ddp_gpus[@]}:" \
+  echo "the job needs 4 GPUs (2 nodes x 2 GPUs), but this machine has ${#_ddp_gpus[@]}:" \
     "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit 78
 fi

@@ -24,7 +24,8 @@ CAUSES = (
     (r"No space left on device|No usable temporary directory|ENOSPC", "its disk is full: make room there"),
     (
         r"IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
-        "its host key has CHANGED: if reinstalled, run ssh-keygen -R; if not, somebody may intercept the connection",
+        "its host key has CHANGED: if the machine was reinstalled, run ssh-keygen -R; if not, somebody may be "
+        "intercepting the connection",
     ),
     (
         r"Host key verification failed|host key is known",

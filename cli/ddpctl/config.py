@@ -149,7 +149,7 @@ def _choose_target(
     if name != HERE and None in targets.values():  # the user may mean a target that has an error
         return name, "", None
     if required := _required(kinds[name]()):
-        raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
+        raise ValueError(f"a target of kind {name} needs {', '.join(required)}: define the target in {FILE_NAME}")
     return name, "", (name, kinds[name]()())
 
 

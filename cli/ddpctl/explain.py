@@ -50,8 +50,8 @@ Cause = Literal[
 ]
 HANG_S = 30.0  # a shorter wait is not reported as a hang
 LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
-NOT_YET = f"; a download, an evaluation or a checkpoint may cause a wait of less than {HANG_S:g} s"
-NOT_BLOCKED = "; this rank is not blocked: it may run an evaluation, or poll in a loop"
+NOT_YET = f". A wait of less than {HANG_S:g} s may be normal: a download, an evaluation or a checkpoint can cause it"
+NOT_BLOCKED = "is not blocked: it may be running an evaluation or polling in a loop"
 RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledged
 SLOWER = 2.0  # the time between two collectives, compared with the beginning
 STARTUP = 10  # collectives of DDP before and in the first step, which are closer together than those of later steps
@@ -123,7 +123,7 @@ def explain_outcome(
 
 _OWN_CAUSES: Mapping[str, Cause] = {"oom": "oom", "node_lost": "node_lost"}
 _UNKNOWN = {
-    "hang": "what the ranks did during the hang was not recorded",
+    "hang": "what the ranks did during the hang, because it was not recorded",
     "node_lost": "why the node did not respond",
 }
 
@@ -200,8 +200,9 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     reasons = (_stopped, _network, _mismatch, _missing, _no_group, _straggler, _slow_data, _send_recv)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
-    unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
-    unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
+    unknown = [f"what rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} did: no answer"] if absent else []
+    silent = [view for view in ranks if view.unknown and view.group_at]
+    unknown += [f"which collectives {view.who} has entered: {view.unknown}" for view in silent]
     if found is None:
         seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
@@ -334,10 +335,12 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         most, *_, fewest = sorted(calls.values(), key=len, reverse=True)
         (_, usual), (odd, its) = most[0], fewest[0]
         others = [view.rank for call in calls.values() if call is not fewest for view, _ in call]
+        rule = "pass tensors of the same shape and type to a collective"
+        if its.op != usual.op:
+            rule = "call the same collectives in the same order"
         text = (
             f"{odd.who} is in {its.name} with {its.shape}, while {_ranks(others, 'is', 'are')} in {usual.op} "
-            f"#{usual.seq} with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
-            f"{odd.doing(f'rank {odd.rank}')}"
+            f"#{usual.seq} with {usual.shape}: all ranks of a group must {rule}; {odd.doing(f'rank {odd.rank}')}"
         )
         return _about(odd, "mismatch", text)
     return None
@@ -370,17 +373,17 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
     waiters = [other.rank for other, found, _ in waiting if other is not view and found.name == one.name]
-    for_s = f"for which {_ranks(waiters, 'has', 'have')} been waiting for {format_duration(waited_s)}"
+    who, for_s = f"{_ranks(waiters, 'has', 'have')} been waiting", f"for {format_duration(waited_s)}"
     if view.rank in blocked:
         own = next(found for other, found, _ in waiting if other is view)
-        text = f"{view.who} is in {own.name}, but has not entered {one.name}, {for_s}: their order differs"
-        return _about(view, "order", text)
-    what = f"{one.name} ({one.shape}), {for_s}"
+        text = f"{view.who} is in {own.name}, while {who} {for_s} in {one.name}, which rank {view.rank} has not entered"
+        return _about(view, "order", f"{text}: the ranks call these collectives in different orders")
+    what = f"{one.name} ({one.shape}), but {who} in it {for_s}"
     more = f"; {_ranks(roots[1:], 'has', 'have')} not entered it either" if len(roots) > 1 else ""
     text = f"{_absence(view, 'entered', 'entering')} {what}{more}{_activity(view)}"
     fault = view.has_ended or (waited_s >= HANG_S and not view.runs)
     if not fault:
-        text += NOT_BLOCKED if waited_s >= HANG_S else NOT_YET
+        text += f". Rank {view.rank} {NOT_BLOCKED}" if waited_s >= HANG_S else NOT_YET
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
     return _about(view, "ended_early" if view.has_ended else cause, text, fault=fault)
 
@@ -405,8 +408,8 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     more = (
         f"; {_ranks([one.rank for one in without[1:]], 'has', 'have')} not called it either" if len(without) > 1 else ""
     )
-    waits = f"{_ranks([one.rank for one in met], 'has', 'have')} been waiting for {format_duration(max(meeting))}"
-    text = f"{_absence(view, 'called', 'calling')} init_process_group, in which {waits}{more}{_activity(view)}"
+    waits = f"{_ranks([one.rank for one in met], 'has', 'have')} been waiting in it for {format_duration(max(meeting))}"
+    text = f"{_absence(view, 'called', 'calling')} init_process_group, but {waits}{more}{_activity(view)}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"
     return _about(view, cause, text if fault else text + NOT_YET, fault=fault)

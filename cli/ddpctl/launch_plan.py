@@ -90,7 +90,7 @@ def unused_gpus(job: JobSpec) -> str:
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
     used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
-    return f"ddptrain uses one GPU per rank: {used}; to use all of them, do not set ranks"
+    return f"ddptrain uses one GPU per rank, so it uses only {used}; to use all of them, do not set ranks"
 
 
 def command_line(job: JobSpec) -> str:

@@ -113,7 +113,7 @@ def _hint(option: str) -> str:
     word = option.replace("_", "-")
     if advice := next((advice for beginning, advice in _TORCHRUN.items() if word.startswith(beginning)), ""):
         return f"; {option} is an option of torchrun: {advice}"
-    return "; your script and its options go after --, as in -- train.py --lr 0.1"
+    return "; write -- before your script and its options, for example ddpctl launch -- train.py --lr 0.1"
 
 
 def main() -> None:

@@ -35,9 +35,9 @@ SAMPLED = {
 }  # for calls that last longer than the recording, which have no slice
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {
-    "compute": "in compute",
-    "data": "in its data loader",
-    "idle": "outside compute, collectives and its data loader",
+    "compute": "on compute",
+    "data": "on its data loader",
+    "idle": "on something other than compute, collectives and its data loader",
 }
 Window = tuple[float, float]
 
@@ -181,16 +181,16 @@ def _slowest(
     own = shares[slow.rank]
     others = {what: statistics.median(shares[one.rank][what] for one in profiles if one is not slow) for what in SHARES}
     if others["exposed"] - own["exposed"] < SLOWER:
-        return None, "no rank is slow: all spend about as much time in collectives"
+        return None, "no rank is slow: all spend about the same time in collectives"
     most = max(PHRASES, key=lambda what: own[what] - others[what])
     activities = slow.activities(window)
     seen = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]
     places = Counter(filter(None, map(place_of, seen))).most_common(1)
-    where = "".join(f", at {place} in {count} of {len(seen)} samples" for place, count in places)
+    where = "".join(f"; it was at {place} in {count} of {len(seen)} samples" for place, count in places)
     return slow.rank, (
-        f"{slow.who} is the slowest: it waits in collectives {100 * own['exposed']:.0f} % of the time (the others: "
-        f"{100 * others['exposed']:.0f} %); it is {PHRASES[most]} {100 * own[most]:.0f} % of the time (the others: "
-        f"{100 * others[most]:.0f} %){where}"
+        f"{slow.who} is the slowest: it waits in collectives only {100 * own['exposed']:.0f} % of the time (the "
+        f"others: {100 * others['exposed']:.0f} %). It spends {100 * own[most]:.0f} % of the time (the others: "
+        f"{100 * others[most]:.0f} %) {PHRASES[most]}{where}"
     )
 
 

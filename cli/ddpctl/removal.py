@@ -62,8 +62,8 @@ def choose_removals(
             named = sorted(users[one.run.name] - going)
             refused.append(
                 UsageError(
-                    f"run '{one.run.name}' was not removed: its checkpoints are used by {', '.join(named)}; "
-                    f"ddpctl rm {' '.join([one.run.name, *named])} removes these runs"
+                    f"run '{one.run.name}' was not removed: its checkpoints are used by {', '.join(map(repr, named))}; "
+                    f"to remove these runs together, use ddpctl rm {' '.join([one.run.name, *named])}"
                 )
             )
     return tuple(removals), tuple(refused)

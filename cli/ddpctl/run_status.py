@@ -199,7 +199,8 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     if gone and not outcome and not young:
         message = f"node{'s' * (len(gone) > 1)} {', '.join(gone)}: the folder is missing, so the outcome is unknown"
         if alive:
-            return status(state="stopping", message=f"{message}; nodes still alive: {len(alive)}")
+            still = f"{len(alive)} {'nodes are' if len(alive) > 1 else 'node is'} still alive"
+            return status(state="stopping", message=f"{message}; {still}")
         return status(state="lost", message=message, code=Exit.KILLED)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
@@ -209,7 +210,8 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         attempt = max((one.attempt for one in reported), default=1)
         why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
         if attempt > 1:
-            message += f", attempt {attempt}" + (f", because {why}" if why and state != "stopping" else "")
+            because = f"; attempt {attempt} was started because {why}" if why else ""
+            message += because if because and state != "stopping" else f", attempt {attempt}"
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
             state, message = "running", f"{message}; the script has reported no step since it started"
@@ -219,5 +221,5 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         return status(state=state, message=outcome.message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
         return status(state="starting", message="no node has started yet")
-    why = "ddprun ended without an outcome on every node: it was killed, or could not start (see node.log)"
+    why = "on every node, ddprun ended without an outcome: it was killed, or could not start (see node.log)"
     return status(state="lost", message=why, code=Exit.KILLED)

@@ -66,7 +66,7 @@ def _read_truth(text: Text) -> bool:
 def _read_number(text: Text, kind: Kind) -> int | float:
     whole = kind == "whole number"
     if len(text) > _MAX_DIGITS or not (_WHOLE if whole else _NUMBER).fullmatch(text):
-        raise ValueError(f"{quote(text)} is not a {kind} in decimal digits without leading zeros")
+        raise ValueError(f"{quote(text)} is not allowed: expected a {kind} in decimal digits, with no leading zeros")
     if text.quoted:
         raise ValueError(f"{quote(text)} is text because of its quotes; write {text}")
     return int(text) if whole else float(text)

@@ -88,7 +88,8 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
         raise ConfigError(f"secrets: your environment does not contain {', '.join(missing)}: export {missing[0]}=...")
     for name, output in zip(job.secrets, outputs, strict=True):
         if output.returncode:  # printenv itself failed
-            raise UnavailableError(f"secrets: {name} cannot be read from your environment: {output.last_line()}")
+            why = f"because printenv failed: {output.last_line()}"
+            raise UnavailableError(f"secrets: cannot read {name} from your environment, {why}")
     return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
 
 

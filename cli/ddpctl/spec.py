@@ -65,7 +65,7 @@ _KINDS: dict[Any, Kind] = {
 }
 _KIND_WORDS = {
     "truth value": "true or false",
-    "list": "list of text",
+    "list": "list of strings",
     "table": "names and their text",
     "records": "list",
 }
@@ -382,7 +382,10 @@ class JobSpec:
         if self.ranks is not None and self.gpus % self.ranks:
             todo = "set ranks to a divisor of gpus, or leave it out for one rank per GPU"
             if self.device == "cpu":
-                todo = f"for {self.ranks} ranks without GPUs, set gpus to {self.ranks}, and leave ranks out"
+                todo = (
+                    f"to run {self.ranks} CPU ranks, set gpus to {self.ranks} and leave ranks out, because without "
+                    "GPUs, gpus is the number of ranks"
+                )
             yield (
                 "job.ranks",
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",

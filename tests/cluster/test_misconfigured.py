@@ -22,8 +22,8 @@ SAID = {
         69,
     ),
     "node 0's machine is down": (
-        "node 0 of 2 did not join within 2 s: seen from node-1 (10.77.0.11), 10.77.0.99:61234 cannot be reached: that "
-        "machine or its link is down, or a router rejects the connection",
+        "node 0 of 2 did not join within 2 s: node-1 (10.77.0.11) tried to connect, but 10.77.0.99:61234 cannot be "
+        "reached: that machine or its link is down, or a router rejects the connection",
         142,
     ),
     "another image": (

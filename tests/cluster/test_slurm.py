@@ -288,7 +288,7 @@ def test_more_gpus_than_there_are(site: Site) -> None:
     said = site.ddpctl("launch", "-f", FILE, "--gpus", "9", check=False)
     assert said == (
         "ddpctl: Slurm rejects the job (2 nodes of 9 GPUs): Requested node configuration is not available; "
-        "the partitions have: debug* 3 nodes with 8 CPUs, 8000 MB, gpu:2\n"
+        "the partitions have: debug*: 3 nodes with 8 CPUs, 8000 MB, gpu:2\n"
     )
 
 

@@ -11,7 +11,7 @@ from ddpctl.spec import JobSpec, fields_of
 
 def test_fields_in_words() -> None:
     assert [(field.name, field.type_words, field.default, field.doc) for field in fields_of(Ssh).values()] == [
-        ("hosts", "list of text", None, "Where."),
+        ("hosts", "list of strings", None, "Where."),
         ("user", "text or null", None, "Who; null: you."),
         ("check", "true or false", True, "Whether to look first."),
         ("tries", "whole number, at least 1", 1, "How often."),

@@ -111,7 +111,9 @@ def test_a_rank_that_computes_is_not_blocked():
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"size": 7}])
 def test_a_mismatch_names_the_rank_that_differs_and_both_calls(wording, other):
     odd = [*BEFORE, entered(8, NOW - 40, done=False, **other)]
-    found = explained(rank(0, WAITS), rank(1, odd), rank(2, WAITS), rank(3, WAITS))
+    (file, line, op), *callers = IN_ALL_REDUCE
+    called = [[file, line, other.get("op", op)], *callers]
+    found = explained(rank(0, WAITS), rank(1, odd, called), rank(2, WAITS), rank(3, WAITS))
     assert facts(found) == ("mismatch", 1, True)
     wording(found.sentence)
 
@@ -155,7 +157,8 @@ def test_what_a_missing_rank_does_is_the_cause(wording, culprit, cause):
 def test_a_rank_that_does_not_answer_is_named_only_where_all_others_wait(wording):
     silent = rank(1, [], IN_SCRIPT, state="R") | {"unknown": "its flight recorder did not answer within 1 s"}
     found = explained(rank(0, WAITS), silent, rank(2, WAITS))
-    assert (facts(found), found.unknown) == (("missing", 1, True), (f"rank 1 (node 0): {silent['unknown']}",))
+    unknown = f"which collectives rank 1 (node 0) has entered: {silent['unknown']}"
+    assert (facts(found), found.unknown) == (("missing", 1, True), (unknown,))
     wording(found.sentence)
     assert explained(rank(0, WAITS), silent, silent | {"rank": 2}).rank is None
 

@@ -141,7 +141,7 @@ def test_events_in_words_and_without_what_moves_a_cursor(wording: Wording) -> No
     facts = (
         {"cause": "killed", "status": -9},
         {"cause": "error", "status": 3, "step": None},
-        {"cause": "of tomorrow", "status": "x", "message": "\x1b[2J"},
+        {"cause": "flooded", "status": "x", "message": "\x1b[2J"},
     )
     many = [Event(event="rank_exited", time=100.0, node=0, rank=1, facts=one) for one in facts]
     cells = re.findall("<td>rank exited</td><td>(.*?)</td>", events_table(many, 100, ()))

@@ -51,9 +51,9 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
 
 
 def test_both_values_of_what_differs(wording):
-    first = {"torch": "2.15.0", "image": "a", "python": "3.11.7"}
+    first = {"torch": "2.15.0", "image": "train:1", "python": "3.11.7"}
     assert node_facts.differences(first, first, 2) == ""
-    other = {"torch": "2.13.0", "image": "none", "python": "3.11.7", "sha256 of a.yaml": "12ab"}
+    other = {"torch": "2.13.0", "image": "none", "python": "3.11.7", "sha256 of a.yaml": "a6a5452e568e"}
     found = node_facts.differences(other, first, 2)
     assert [one.partition(" is ")[0] for one in found.split("; ")] == ["torch", "image", "sha256 of a.yaml"]
     wording(found)

@@ -122,7 +122,7 @@ def test_choose(failures, silent_s, settled, chosen):
                 rank=0,
                 status=143,
                 stopped_by=signal.SIGTERM,
-                stop_reason="the ddpctl that started it has ended",
+                stop_reason="the ddpctl process that started the run has ended",
             ),
             143,
             "stopped",

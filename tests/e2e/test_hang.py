@@ -29,8 +29,8 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
         found = explained("hangs")
         assert (found["run"], found["state"], found["rank"], found["node"]) == ("hangs", "running", 1, 0)
         assert (len(found["evidence"]), found["unknown"]) == (4, [])
-        sentence = str(found["sentence"]).partition("; a download, an evaluation or a checkpoint ")[0]
-        wording(re.sub(r"(?<=waiting for )[\d.]+ s\b", "N s", sentence))
+        sentence = str(found["sentence"]).partition(". A wait of less than ")[0]
+        wording(re.sub(r"(?<=waiting in it for )[\d.]+ s\b", "N s", sentence))
         rank = read_node((tmp_path / "runs/hangs/node-1/node.json").read_text()).ranks[0]
         os.kill(rank.pid, signal.SIGSTOP)
         found = explained("hangs")

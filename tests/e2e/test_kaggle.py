@@ -124,7 +124,7 @@ def test_a_dry_run_is_a_summary(client: Path, wording: Wording) -> None:
     (client / "train.py").write_text("print('hello')\n")
     done = ddpctl("launch", "-t", "kaggle", "--dry-run", "--name", "night", "--", "train.py", cwd=client)
     assert (done.returncode, done.stdout) == (0, f"kaggle kernels push --path {client}/runs/night/kaggle\n")
-    wording(re.sub(r"\d+ kB of", "N kB of", done.stderr.replace(str(client), "FOLDER")))
+    wording(re.sub(r"\d+ kB \(", "N kB (", done.stderr.replace(str(client), "FOLDER")))
     assert asked(client) == [["config", "view"]]
     assert not (client / "runs" / "night").exists()
 

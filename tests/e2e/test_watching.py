@@ -54,7 +54,7 @@ def look_back(tmp_path: Path, compare: Wording) -> None:
     assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training", "end"}
     assert "lost" not in document["seconds"], "a requested stop loses nothing"
     drawn = ddpctl("timeline", "seen").stdout.splitlines()
-    compare(re.sub(r"143: \d.* since", "143: {time} since", drawn[0]))
+    compare(re.sub(r"143, \d.* after", "143, {time} after", drawn[0]))
     path = tmp_path / "sub" / "seen.html"
     refused = ddpctl("report", "seen", "--output", str(path))
     assert (refused.returncode, refused.stdout) == (73, "")

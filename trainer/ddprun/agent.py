@@ -124,7 +124,7 @@ class NodeAgent(SimpleElasticAgent):
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
         node.workers.on_exec_fallback = lambda why: log(
-            f"ranks are started with exec, which is slower than a fork: {why}"
+            f"from now on, ranks are started with exec, because {why} (exec is slower than fork)"
         )
         node.workers.on_supervisor_lost = self._report_lost_supervisor
 

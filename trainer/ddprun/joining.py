@@ -93,8 +93,8 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
     try:
         network.check_reachable(address, port, timeout_s=timeout_s)
     except OSError as error:
-        place = f"seen from {node_label(config.node_rank)} ({route.own})"
-        return f"{place}, {network.describe_error(error, address, port)}"
+        place = f"{node_label(config.node_rank)} ({route.own})"
+        return f"{place} tried to connect, but {network.describe_error(error, address, port)}"
     return ""
 
 
@@ -108,7 +108,7 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
     who = "this node" if config.node_rank == UNNUMBERED else f"node {config.node_rank}"
     for name, value in run_facts(config).items():
         if value != node_0[name]:
-            raise config_error(f"the {name} of {who} is {value}, but node 0's is {node_0[name]}")
+            raise config_error(f"the {name} is {value!r} on {who}, but {node_0[name]!r} on node 0")
 
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
@@ -183,7 +183,7 @@ def _becomes_host(config: NodeConfig, route: Route) -> bool:
 
 
 def _full_error(config: NodeConfig) -> NodeError:
-    message = f"all {config.max_nodes} nodes of the run have joined, and this is one more"
+    message = f"all {config.max_nodes} nodes of the run have joined, and this node is one too many"
     return config_error(message, hint="start fewer nodes, or give all of them a larger --nnodes")
 
 

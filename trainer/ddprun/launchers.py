@@ -42,6 +42,7 @@ TORCHRUN_NAMES: dict[Setting, str] = {
     "backend": "rdzv_backend",
 }
 C10D = "c10d"  # the torchrun backend that needs no node numbers
+ONLY_ONE = "give only one of these two settings"
 C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
 SLURM_NO_SRUN = 4_294_967_290  # this and higher step ids mean the batch script or salloc's shell
 
@@ -88,7 +89,8 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
     source, alone = lookup("standalone")
     if alone and alone != "0":
         if settings.get("nnodes", ("", "1"))[1] not in ("1", "1:1"):
-            raise config_error(f"{source} means one node, but {' is '.join(settings['nnodes'])}: give only one")
+            message = f"{source} means one node, but {' is '.join(settings['nnodes'])}"
+            raise config_error(message, hint=ONLY_ONE)
         place: Settings = {"nnodes": (source, "1"), "node_rank": (source, "0")}
         settings = place | {"master_addr": (source, "127.0.0.1"), "master_port": (source, "0")} | settings
     return settings
@@ -100,8 +102,8 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
     for key, _, value in (pair.partition("=") for pair in (text or "").split(",") if pair):
         if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
             if known.get("node_rank", ("", "0"))[1] != "0":
-                message = f"{source} has is_host, but {' is '.join(known['node_rank'])} and the host is node 0"
-                raise config_error(message, hint="give only one")
+                message = f"{source} has is_host, so this node is node 0, but {' is '.join(known['node_rank'])}"
+                raise config_error(message, hint=ONLY_ONE)
             settings["node_rank"] = (f"{source} is_host", "0")
         elif key == "is_host":
             if value.lower() not in ("0", "false", "f", "no", "n"):

@@ -139,7 +139,7 @@ class RankLogs:
         if paths and not restarting:
             names = [path.name for path in paths]
             logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
-            self._console.log(f"lines of other ranks that are not shown here are in {paths[0].parent}: {logs}")
+            self._console.log(f"some lines of other ranks are not shown here; they are in {paths[0].parent}: {logs}")
 
     def show_last_lines(self, outcome: Outcome, node_dir: Path) -> None:
         """Show the last log lines of a failed rank of this node, unless the console has just shown them."""

@@ -217,7 +217,10 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
         )
     if device == "cuda" and machine.num_gpus < local_world_size:
         gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
-        yield f"this node has {local_world_size} CUDA ranks, but {gpus}: ranks must share a GPU, or they fail"
+        yield (
+            f"this node has {local_world_size} CUDA ranks, but {gpus}: each rank needs a GPU of its own, unless the "
+            "script makes ranks share a GPU"
+        )
     for gpu in machine.gpus:
         if gpu.error:
             yield f"GPU {gpu.index} cannot be read: {gpu.error} (see nvidia-smi, and dmesg for its Xid errors)"

@@ -93,7 +93,7 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
     number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
     meaning = ERROR_MEANINGS.get(number or 0) or f"cannot be reached: {(error.strerror or str(error)).lower()}"
     if number == errno.ECONNREFUSED and ipaddress.ip_address(address).is_loopback:
-        meaning = "refused the connection: nothing listens on this port of this machine yet"
+        meaning = "refused the connection: nothing listens on this port of the local machine yet"
     return f"{where} {meaning}"
 
 

@@ -84,8 +84,9 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
         raise config_error(f"{source} is {text!r}", hint=hint)
     if left_s <= grace_s + MARGIN_S:
         raise config_error(
-            f"{source} is {text}, but ranks get {grace_s:g} s to save, and ddprun needs {MARGIN_S:g} s more",
-            hint=f"give more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
+            f"{source} is {text}, which is too soon, because the ranks get {grace_s:g} s to save, and ddprun needs "
+            f"{MARGIN_S:g} s more",
+            hint=f"give {'a time ' * bool(from_now)}more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
         )
     return Deadline(source=source, at=now + left_s)
 
@@ -408,7 +409,9 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
         return None
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
-        hint = f"expected local ranks separated by commas: {_numbers_below(local_world_size)}"
+        hint = "expected 0, the only local rank"
+        if local_world_size > 1:
+            hint = f"expected local ranks from 0 to {local_world_size - 1}, separated by commas"
         raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
     return ranks
 

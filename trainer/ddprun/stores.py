@@ -146,7 +146,8 @@ class SignedStore:
     def _verify(self, key: str, stored: bytes) -> bytes:
         if not self._secret and stored.startswith(SIGNED):
             message = "the nodes of this run sign what they write into its store, but this node has no secret"
-            raise config_error(message, hint=f"give it the other nodes' file in {names.SECRET_FILE}")
+            hint = f"on this node, set {names.SECRET_FILE} to the file that the other nodes use"
+            raise config_error(message, hint=hint)
         value = stored.partition(b" ")[2] if self._secret else stored
         if hmac.compare_digest(stored, self._signature(key, value) + value):
             return value

@@ -91,7 +91,7 @@ class Signals:
                 pass
         except OSError:
             return  # it is not readable: no lifeline
-        self.stop("the ddpctl that started it has ended")
+        self.stop("the ddpctl process that started the run has ended")
 
     def _listen(self) -> None:
         while numbers := self._read.recv(64):

@@ -127,7 +127,7 @@ class Workers:
     def continue_supervisor(self) -> None:
         """Continue the supervisor if SIGSTOP stopped it. A stopped supervisor starts no ranks and reports no exits."""
         if not self._lost and processes.is_stopped(self._pid):
-            self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
+            self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; ddprun sends it SIGCONT")
             processes.kill(self._pid, signal.SIGCONT)
 
     def _request(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:

@@ -60,8 +60,9 @@ class CheckpointDirectory:
             self._lock()
             self._clean_up()
         except OSError as error:
-            in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
-            reason = "a file has this name" if in_the_way else error.strerror
+            reason = error.strerror
+            if isinstance(error, (FileExistsError, NotADirectoryError)):
+                reason = "this path, or a part of it, is not a folder"
             raise TrainError(
                 Exit.CANNOT_WRITE, f"--checkpoint-dir {folder} cannot be written: {reason}; give another folder"
             ) from None

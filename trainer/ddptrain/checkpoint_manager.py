@@ -106,9 +106,10 @@ class CheckpointManager:
             head = broadcast(rank_info, (found[0], found[1].step, found[1].shaping) if found else None)
             del found  # the parts are freed one by one
             if head is None and not self._epochs and not self._state.options.model.pretrained:
+                folder = self._state.options.checkpoints.folder
                 raise TrainError(
                     Exit.NO_INPUT,
-                    f"--epochs 0 only evaluates, but {self._state.options.checkpoints.folder} contains no checkpoint",
+                    f"--epochs 0 only evaluates, but the folder {folder} contains no checkpoint",
                     hint="give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
                 )
             if head is None:
@@ -262,7 +263,7 @@ class CheckpointFinder:
         resume = "auto" if started_again else self.options.resume
         if resume == "never" and paths:
             raise config_error(
-                f"--resume never, but {self.directory.folder} contains {paths[0].name}",
+                f"--resume never, but the folder {self.directory.folder} contains {paths[0].name}",
                 hint="give another --checkpoint-dir, or --resume auto",
             )
         found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
@@ -318,7 +319,7 @@ class CheckpointFinder:
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(
                 f"--resume {path} is older than {newer[0].name} in {self.directory.folder}",
-                hint="to continue from it, give another --checkpoint-dir",
+                hint=f"to continue from {path.name}, give another --checkpoint-dir",
             )
         return found
 

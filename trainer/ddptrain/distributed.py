@@ -158,7 +158,7 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
                 dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
         late = is_timeout(error)
-        waited = f"waited {options.timeout_s} s for the other ranks (--timeout)"
+        waited = f"waited {options.timeout_s} s (--timeout) for the other ranks"
         what = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
         message = f"rank {rank_info.rank} of {rank_info.size} {what}: {str(error).splitlines()[0]}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
@@ -172,8 +172,8 @@ def _meeting_point(options: RankOptions) -> str:
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
     """If the ``with`` block takes longer than ``seconds``, print that this rank is waiting for the other ranks."""
     line = (
-        f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
-        f"giving up after {options.timeout_s:g} s"
+        f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits up to {options.timeout_s:g} s (--timeout) for the "
+        f"other ranks at {_meeting_point(options)}"
     )
     timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
@@ -199,7 +199,7 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
                 message = f"{what}; gave up after {timeout_s:g} s (--timeout)"
                 raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
-                print(f"ddptrain: {what}; giving up after {timeout_s:g} s", file=sys.stderr, flush=True)
+                print(f"ddptrain: {what}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
             time.sleep(min(1.0, timeout_s))
 
@@ -424,7 +424,7 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
         hint = "give --compile default, or leave out --accumulate"
         raise _conflict(f"{compiled} cannot be used with --accumulate", hint=hint)
     if compile_mode != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
-        message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of 1 MB"
+        message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of at least 1 MB"
         raise _conflict(message, hint="give at least 1, or --compile off")
 
 

@@ -82,14 +82,15 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
         raise TrainError(Exit.NO_INPUT, f"'{source}': no such file or folder")
     paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
     if not paths:
-        raise TrainError(Exit.NO_INPUT, f"{folder} contains no checkpoint (step-*.pt)")
+        raise TrainError(Exit.NO_INPUT, f"the folder {folder} contains no checkpoint (step-*.pt)")
     if best and not source.is_file() and not (paths := by_accuracy(paths)):
         raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} has a known test accuracy: leave out --best")
     found, bad = first_whole(paths)
     if found is None:
         path, error = next(iter(bad.items()))
-        hint = "no other checkpoint in this folder can be used either" if len(bad) > 1 else ""
-        raise TrainError(Exit.NO_INPUT if error.reason == "io" else Exit.DATA, f"{path}: {error.message}", hint=hint)
+        more = "; no other checkpoint in this folder can be used either" if len(bad) > 1 else ""
+        message = f"{path} cannot be used: {error.message}{more}"
+        raise TrainError(Exit.NO_INPUT if error.reason == "io" else Exit.DATA, message)
     for path, error in bad.items():
         log_warning(f"{path} is skipped: {error.message}")
     return found

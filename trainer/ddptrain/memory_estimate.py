@@ -67,7 +67,7 @@ class TrainingSize:
         weights = number * width / self.shards_all
         states = number * state / self.shards_all / self.shards_optimizer
         if self.bucket_view:
-            bucket_bytes, buckets = 0.0, "none: the gradients are views of the buckets"
+            bucket_bytes, buckets = 0.0, "no extra memory: the gradients are views of the buckets"
         elif self.shards_all > 1:
             bucket_bytes, buckets = 0.0, "none with FSDP"
         else:
@@ -143,7 +143,7 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     open_end = " plus the activations" if case.activations is None else ""
     if case.total() <= memory:
         fits = f"it fits into {_gib(memory)}: {_gib(case.total())}"
-        unknown = f"it needs {_gib(case.total())} of the {_gib(memory)}, and memory for the activations: unknown"
+        unknown = f"it needs {_gib(case.total())} of the {_gib(memory)}, plus the activations, whose size is not known"
         return "\n".join([*lines, unknown if open_end else fits])
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):
@@ -205,7 +205,7 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
     with contextlib.suppress(TrainError, RuntimeError):  # what is wrong with the model is an error when it is built
         fits, text = _answer(given, memory, "...")
         if not fits:
-            print(f"ddptrain: warning: {text}", file=sys.stderr, flush=True)
+            print(f"ddptrain: warning: too little GPU memory for {text}", file=sys.stderr, flush=True)
 
 
 def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:
@@ -308,8 +308,8 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
         largest_layer=max([count - sum(blocks), *blocks]),
         recomputed=recomputed,
     )
-    seen = f"{given.context} bytes" if is_gpt else f"{channels}x{size_px}x{size_px}"
-    return with_recompute(case) if given.recompute else case, f"{given.model} ({count:,} parameters) on {seen}"
+    seen = f"with a context of {given.context} bytes" if is_gpt else f"on {channels}x{size_px}x{size_px}"
+    return with_recompute(case) if given.recompute else case, f"{given.model} ({count:,} parameters) {seen}"
 
 
 def _launch_options(given: argparse.Namespace) -> str | None:

@@ -76,7 +76,7 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
     name = lowest_precision(choices)
     if world.rank_info.is_first and len(set(choices)) > 1:
         line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} supports nothing faster"
-        print(f"{line}; --precision chooses another", file=sys.stderr, flush=True)
+        print(f"{line}; choose another precision with --precision", file=sys.stderr, flush=True)
     return replace(options, precision=name)
 
 

@@ -48,7 +48,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     lines = [
         f"{record.name}  {state.state}: {found.sentence}",
         *(f"  {line}" for line in found.evidence),
-        *(f"  not known: {line}" for line in found.unknown),
+        *(f"  it is not known {line}" for line in found.unknown),
         *([f"  what to do: docs/explain.md, cause {found.cause}"] if found.fault else []),
     ]
     print_result({"run": record.name, "state": state.state, **asdict(found)}, lines, as_json=as_json)
@@ -77,7 +77,10 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
         if outcome.node in lost and lost[outcome.node] != outcome.node:
-            why = f"; it lost node {lost[outcome.node]}: their network failed, or a machine was suspended or overloaded"
+            why = (
+                f"; node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
+                "failed, or a machine was suspended or overloaded"
+            )
             return replace(found, cause="network", sentence=found.sentence + why, unknown=())
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
@@ -199,7 +202,7 @@ def profile(
     seen = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
     profiles, events, unknown = read_profiles(seen, request)
     if all(one.unknown for one in profiles):
-        why = f"{record.name}: not known: {'; '.join(unknown)}"
+        why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
         raise UnavailableError(why, hint=f"ddpctl explain {record.name} shows what is known from outside the ranks")
     with writing(output):
         output.write_bytes(profiling.chrome_trace(profiles, events))
@@ -207,7 +210,7 @@ def profile(
     lines = [
         f"{record.name}  {found['sentence']}",
         *(f"  {line}" for line in profiling.summary_table(profiles, found["shares"])),
-        *(f"  not known: {line}" for line in unknown),
+        *(f"  it is not known {line}" for line in unknown),
         f"{found['seconds']:.1f} s of all ranks are in {output}: open the file in https://ui.perfetto.dev",
     ]
     document = {"run": record.name, "trace": str(output), **found, "unknown": unknown}

@@ -173,7 +173,7 @@ def launch(
         request = only_sound(context, request)
     run = launcher.start(context, request, attached=not detach)
     if detach:
-        context.emit(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
+        context.emit(f"  commands     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
         if not sys.stdout.isatty():
             print(run.name)  # for a script: run=$(ddpctl launch --detach)
         return

@@ -15,7 +15,7 @@ from ddpctl import interrupts
 from ddpctl.command import Command, once
 from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.text import EscapeFilter
+from ddpctl.text import EscapeFilter, quote
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -49,7 +49,7 @@ def ps(
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
     if torn := run_store.unreadable(root, found):
-        context.emit(f"skipped runs whose record cannot be read: {', '.join(folder.name for folder in torn)}")
+        context.emit(f"skipped runs whose record cannot be read: {', '.join(quote(folder.name) for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return

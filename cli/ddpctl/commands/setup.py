@@ -34,7 +34,8 @@ def init(
     text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
     with writing(path), path.open("w" if force else "x") as file:
         file.write(text)
-    context.emit(f"wrote {path}: ddpctl launch runs its job, ddpctl launch --dry-run only shows what would run")
+    hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
+    context.emit(f"wrote {path}: {hint}")
 
 
 def schema() -> None:

@@ -64,10 +64,11 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
     if not found.spans:
         return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "the nodes of the run wrote no events"]
     begin, end, shares = found.begin, found.end, phase_shares(found.spans)
-    since = f"{format_duration(end - found.spans[0].begin)} since its launch"
+    length = format_duration(end - found.spans[0].begin)
+    since = f", {length} after its launch" if status.ended else f": {length} since its launch"
     if queued := shares.get("queue"):
         since += f", {format_duration(queued[0])} of it in the queue"
-    shown = [f"{name}  {status.state}{ending}: {since}", ""]
+    shown = [f"{name}  {status.state}{ending}{since}", ""]
     label = max(len(phase) for phase in shares)
     columns = max(10, width - label - 20)
     for phase, (sum_s, share) in shares.items():
@@ -131,8 +132,9 @@ def report(
         context.emit(line)
     if unsought:
         context.emit(
-            f"the report may contain the secret {', '.join(unsought)}, which is not set here or has fewer than "
-            f"{SHORTEST} characters: set it and make the report again, or check the report before you send it"
+            f"the report may contain the secret{'s' * (len(unsought) > 1)} {', '.join(unsought)}: ddpctl cannot search "
+            f"for a value that is not set here or has fewer than {SHORTEST} characters. Set the value and make the "
+            "report again, or check the report before you send it"
         )
     print(path)
 

@@ -180,8 +180,8 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
             dumps(value)
         except Exception as own:  # functions that use the value fail, too; the last is the innermost
             why, names = own, f"the {what} '{name}' (a {type(value).__qualname__}) "
-    reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
+    reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__).removesuffix(".")
     return (
-        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create the value inside {called}, "
-        "or pass the data that it is made from as an argument"
+        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}. Create the value inside {called}, "
+        "from data that you pass as arguments"
     )

@@ -146,7 +146,7 @@ def _key(marks: Sequence[Mark]) -> str:
 _CAUSES = {  # ddpwire.run_files.Cause
     "ok": "done",
     "error": "an error of the script",
-    "killed": "a signal from outside",
+    "killed": "ended by a signal from outside",
     "oom": "out of memory",
     "hang": "a hang",
     "stopped": "a requested stop",
@@ -210,9 +210,9 @@ def _fact(event: str, key: str, value: object) -> str:
         return "ended by ddprun: another rank had failed, or a stop was requested"
     if key == "status" and type(value) is int:
         known = {-number.value: number.name for number in signal.Signals}
-        return f"exit code {value}" if value >= 0 else f"ended by {known.get(value, f'signal {-value}')}"
+        return f"exit code {value}" if value >= 0 else f"signal {known.get(value, -value)}"
     if key == "cause" and isinstance(value, str):
-        return _CAUSES.get(value, value)
+        return _CAUSES.get(value, f"{key} {value}")
     return f"{key} {value}"
 
 

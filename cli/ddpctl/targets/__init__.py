@@ -252,7 +252,8 @@ class Target(ABC):
         ``best``: leave out all checkpoints except the one with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
-        raise ConfigError(f"run '{run.name}' needs no pull from a target of kind {run.kind}: its files are in {where}")
+        why = f"is on a target of kind {run.kind}, so there is nothing to pull"
+        raise ConfigError(f"run '{run.name}' {why}: its files are in {where}")
 
     def has_spares(self, run: Run) -> bool:
         """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""

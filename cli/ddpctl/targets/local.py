@@ -245,7 +245,7 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     if len(gpus) < need:
         insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
-            f"{insists}{_asked(job)}: {need} needed, but this machine has {len(gpus) or 'none'}",
+            f"{insists}{_needed(job)}, but this machine has {len(gpus) or 'none'}",
             hint=f"{'use fewer, or' if gpus else 'use'} --device cpu for CPU ranks",
             gpus_needed=need,
             gpus_found=len(gpus),
@@ -260,6 +260,10 @@ def _asked(job: JobSpec) -> str:
     return f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
 
 
+def _needed(job: JobSpec) -> str:
+    return f"the job needs {counted(job.max_nodes * job.gpus, 'GPU')} ({_asked(job)})"
+
+
 def _no_torch(python: str, output: Output) -> UnavailableError:
     """Return the error for a Python that cannot start the ranks. ``output``: the output of the check for torch."""
     if output.returncode == Exit.SCRIPT:
@@ -268,8 +272,8 @@ def _no_torch(python: str, output: Output) -> UnavailableError:
         what = f"cannot check whether {python} has torch: {output.last_line()}"
         hint = "launch again when the machine is less busy"
     else:
-        what = f"cannot run {python}: {output.last_line('it failed')}"
-        hint = "set the target's 'python' to one that has torch"
+        what = f"cannot run {python}: {output.last_line('it failed').removeprefix(f'{python}: ')}"
+        hint = "set the target's 'python' to a Python that has torch"
     return UnavailableError(what, hint=hint)
 
 
@@ -346,7 +350,7 @@ if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
   exit {Exit.CONFIG:d}
 fi
 if ((${{#_ddp_gpus[@]}} > 0 && ${{#_ddp_gpus[@]}} < {need})); then
-  echo "{_asked(job)}: {need} needed, but this machine has ${{#_ddp_gpus[@]}}:" \\
+  echo "{_needed(job)}, but this machine has ${{#_ddp_gpus[@]}}:" \\
     "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit {Exit.CONFIG:d}
 fi

@@ -95,7 +95,9 @@ def prepare_image_folder(options: DataOptions) -> None:
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
-        what = f"ignored in {options.folder}, because not {', '.join(ENDINGS)}: {', '.join(strange[:NUM_NAMED])}{more}"
+        allowed = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files in class folders"
+        what = f"these entries of {options.folder} are ignored, because only {allowed} are read"
+        what = f"{what}: {', '.join(strange[:NUM_NAMED])}{more}"
         print(f"ddptrain: warning: {what}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
         _write_cache(paths, options)

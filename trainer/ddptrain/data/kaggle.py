@@ -50,7 +50,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(found) > 1:
         names = ", ".join(str(path) for path in found)
-        raise config_error(f"--data {options.name}: several folders contain it ({names}): choose with --data-dir")
+        message = f"--data {options.name}: several folders contain such data ({names})"
+        raise config_error(message, hint="choose one with --data-dir")
     (location,) = found
     if options.name == "folder":
         return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))

@@ -11,6 +11,7 @@ from typing import Any
 from ddpctl.launch_plan import TRAINER, Plan, program, title
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kaggle.options import INSIDE, NONE, KaggleOptions
+from ddpctl.text import either
 from ddpwire import kaggle
 
 METADATA = "kernel-metadata.json"  # the name that the client expects
@@ -79,19 +80,18 @@ def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
     files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]
     within = [*(["ddpctl's wheel"] if any(source.startswith("WHEEL") for source in sources) else []), *files]
     kinds = {"dataset": "data sets", "competition": "competitions", "kernel": "notebooks"}
-    inputs = [f"{words} {', '.join(about[f'{kind}_sources'])}" for kind, words in kinds.items()]
+    inputs = [f"; {words}: {', '.join(about[f'{kind}_sources'])}" for kind, words in kinds.items()]
     parts = [
         about["id"],
         "private",
         about["machine_shape"] or "no GPU",
         "internet" if about["enable_internet"] else "no internet",
-        *(text for text in inputs if not text.endswith(" ")),
     ]
-    size = len(texts[notebook_file(plan.run)]) / 1000
+    size, inside = len(texts[notebook_file(plan.run)]) / 1000, either(tuple(within), "and") if within else ""
     return (
-        f"  {notebook_file(plan.run)}: {title(plan.job)}, {size:,.0f} kB of at most {MAX_KB:,} kB"
-        + (f", with {', '.join(within)}" if within else ""),
-        f"  {METADATA}: {', '.join(parts)}",
+        f"  {notebook_file(plan.run)}: runs {title(plan.job)}{f'; contains {inside}' if inside else ''}; "
+        f"{size:,.0f} kB (at most {MAX_KB:,} kB are allowed)",
+        f"  {METADATA}: {', '.join(parts)}{''.join(text for text in inputs if not text.endswith(': '))}",
     )
 
 

@@ -88,7 +88,8 @@ class KaggleTarget(Target):
         user = yield from self._user()
         texts = yield from self._texts(plan, self.options.owner or user)
         yield (_push(plan),)
-        return Submission(handle={}, table=(f"into {_folder(plan)}", *kaggle_notebook.summary(plan, texts)))
+        head = f"would write these files into {_folder(plan)}:"
+        return Submission(handle={}, table=(head, *kaggle_notebook.summary(plan, texts)))
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Write the notebook and its metadata to the run's local folder, and push them."""
@@ -227,7 +228,7 @@ class KaggleTarget(Target):
         """Return a message that says how a user can stop the session."""
         return (
             f"the session keeps running, because Kaggle's client cannot stop it: cancel it on {run.handle['url']}; "
-            f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
+            f"to remove the notebook and its output, run kaggle kernels delete {run.handle['kernel']}"
         )
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:

@@ -93,7 +93,7 @@ def _quota(asked: str, used: str, allowed: str) -> str:
     )
 
 
-_SLOW = "the cluster does not answer in time: check that it is up, and your VPN"
+_SLOW = "the cluster does not answer in time: check that it is up, and check your VPN"
 # Errors for which the cluster cannot be reached.
 _AWAY: Explanations = {
     r"failed calling webhook \"([^\"]+)\"":
@@ -107,9 +107,9 @@ _AWAY: Explanations = {
     r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
     r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name '{m[1]}' does not resolve: check your VPN",
     r"The connection to the server (\S+) was refused":
-        "the cluster does not answer at {m[1]} (connection refused): check that it is up, and your VPN",
+        "the cluster does not answer at {m[1]} (connection refused): check that it is up, and check your VPN",
     r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)":
-        "the cluster does not answer at {m[1]} ({m[2]}): check that it is up, and your VPN",
+        "the cluster does not answer at {m[1]} ({m[2]}): check that it is up, and check your VPN",
     r"context deadline exceeded|Client\.Timeout": _SLOW,
 }  # fmt: skip
 
@@ -123,14 +123,14 @@ _REFUSED: Explanations = {
         "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
         "master: false",
     r"violates PodSecurity \"([^\"]+)\": (.*)":
-        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}; set profile: restricted and mount no path of a "
-        "machine, or use another namespace",
+        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}. Set the target's profile to 'restricted', and "
+        "do not mount paths of the machines; or use another namespace",
     r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
         lambda m: f"the namespace's quota '{m[1]}' is used up ({_quota(m[2], m[3], m[4])}): request less, or wait "
         "for other jobs",
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
-        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets "
-        "you need the Role in k8s/rbac-secrets.yaml, or name an existing Secret in env_secrets",
+        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets, "
+        "you need the Role in k8s/rbac-secrets.yaml; without it, give the name of an existing Secret in env_secrets",
     r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
         "k8s/rbac.yaml",

@@ -144,7 +144,8 @@ def main() -> int:
                 return Exit.UNAVAILABLE
             if error != said_last:
                 said_last = error
-                print(f"[{run.name}] {error}; giving up after {task.unreachable_s:g} s", file=sys.stderr, flush=True)
+                line = f"[{run.name}] {error}; trying again for up to {task.unreachable_s:g} s"
+                print(line, file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()

@@ -343,7 +343,8 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
     if options.master and job.min_nodes != job.max_nodes:
         yield (
             "target.master",
-            f"a Master needs a fixed number of nodes, not {job.nodes}: set master: false, or give one number",
+            f"a Master needs a fixed number of nodes, but nodes is '{job.nodes}': set master to false, or nodes to a "
+            "single number",
         )
     if options.master and options.workload in ("trainjob", "job"):
         yield "target.master", f"a {options.workload} has no Master: set master: false, or workload: pytorchjob"

@@ -312,7 +312,8 @@ def _going(
 ) -> tuple[State, str]:
     spec = job.get("spec", {})
     if "Suspended" in conditions(job):
-        return "suspended", f"suspended: no pods, but its checkpoints are kept; continue with ddpctl resume {run.name}"
+        text = "it is suspended and has no pods, but its checkpoints are kept; continue it with ddpctl resume"
+        return "suspended", f"{text} {run.name}"
     if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
         return "stopping", f"the {workload.kind} is being suspended; {_counted(pods, run)}"
     phases = [pod.phase for pod in pods.values()]

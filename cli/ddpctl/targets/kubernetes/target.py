@@ -355,7 +355,7 @@ def _needs(draft: Draft) -> Iterator[str]:
     for kind, found in named.items():
         yield from (f"the {kind} {name}" for name in dict.fromkeys(found))
     if options.gang:
-        yield "a gang scheduler, named when the operator was started (--gang-scheduler-name)"
+        yield "a gang scheduler, and its name in the operator's option --gang-scheduler-name"
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
@@ -381,8 +381,8 @@ def _of_pods(draft: Draft) -> Iterator[str]:
     paths = [one_line(mount.source) for mount in mounts_of(job) if mount.kind == "path"]
     if paths and draft.options.profile == "restricted":
         yield (
-            f"{', '.join(paths)} {'is a path' if len(paths) == 1 else 'are paths'} on the machines, which Pod "
-            "Security 'restricted' forbids: mount a PersistentVolumeClaim (pvc=NAME) instead"
+            f"{', '.join(paths)} {'is a path' if len(paths) == 1 else 'are paths'} on the machines, and Pod Security "
+            "'restricted' does not allow such mounts: mount a PersistentVolumeClaim (pvc=NAME) instead"
         )
     if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
         both = " and ".join(unlimited)
@@ -404,7 +404,8 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
     lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
     if workload.word == "trainjob":
         lines.append(
-            "# If Trainer's webhook refuses the TrainJob because it does not see the runtime yet, apply it again."
+            "# If Trainer's webhook refuses the TrainJob because the webhook does not see the runtime yet, apply this "
+            "file again."
         )
     return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 

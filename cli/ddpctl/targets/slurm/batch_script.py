@@ -148,7 +148,7 @@ def _secrets(job: JobSpec) -> str:
     return f"""\
 if [[ -e $_ddp_run_dir/secrets ]]; then # ddpctl launch wrote it
   [[ -O $_ddp_run_dir/secrets && $(stat -c %a "$_ddp_run_dir/secrets") == 600 ]] ||
-    end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets was not read: others must not have access to it (mode 600)"
+    end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets was not read: it must be your own file, with mode 600"
   # shellcheck source=/dev/null
   source "$_ddp_run_dir/secrets"
 fi
@@ -237,7 +237,7 @@ def _start(plan: Plan, runtime: Runtime) -> str:
 _ddp_code={Exit.SAVED_TERM:d}
 [[ $_ddp_signal == TERM ]] || _ddp_code={Exit.INTERRUPTED:d}
 if ((!_ddp_stopped && !_ddp_warned)); then
-  say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $_ddp_nodes," \\
+  say "job $SLURM_JOB_ID, requeues so far: ${{SLURM_RESTART_COUNT:-0}}, nodes: $_ddp_nodes," \\
     "node 0 at $PET_MASTER_ADDR, files in $_ddp_run_dir"
 {exports}  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
   srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\

@@ -147,10 +147,10 @@ class SlurmOptions:
             yield (
                 "job.time_limit",
                 f"a time limit of {job.time_limit} is too short: Slurm warns the ranks {lead_s(job)} to "
-                f"{lead_s(job) + EARLY_S} s before it; set at least {least}m, or a shorter grace",
+                f"{lead_s(job) + EARLY_S} s before this limit; set at least {least}m, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
-            yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"
+            yield "target.sif", f"a .sif file needs the runtime 'apptainer', but the runtime is '{self.runtime}'"
         for name in job.env:
             if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
                 yield "job.env", f"{name} is reserved for Slurm"

@@ -169,7 +169,8 @@ class SlurmTarget(Target):
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
             raise ConfigError(
-                f"run '{run.name}' was not removed: its record names another folder, {path}: rename its folder to that"
+                f"run '{run.name}' was not removed, because its folder was {path} according to its record: rename the "
+                f"folder '{run.name}' back to '{path.name}', or repair the record"
             )
         return ((self._host, str(path.parent)),)
 
@@ -223,13 +224,13 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
             return None
         why = f"sbatch: {PREFIX.sub('', found)}"
     to_do = (
-        "run this on a login node, or set login in the target"
+        "run this on a login node, or set the target's 'login'"
         if host is None
-        else "set login in the target to a login node of the cluster"
+        else "set the target's 'login' to a login node of the cluster"
     )
     return UnavailableError(
         f"no Slurm is reachable from {host or 'this machine'} ({why})",
-        hint=f"{to_do}; ddpctl render prints the script without a cluster",
+        hint=f"{to_do}; ddpctl render prints the script, and needs no cluster",
     )
 
 
@@ -451,7 +452,7 @@ def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
     reason = PREFIX.sub("", sent.last_line("it failed"))
     asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
     there = [
-        f"{words[0]} {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
+        f"{words[0]}: {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
         for line in has.stdout.splitlines()
         if len(words := line.split()) == 5
     ]

@@ -11,7 +11,7 @@ from ddpctl.launch_plan import Plan, counted, script_of
 from ddpctl.spec import JobSpec
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import Facts, GpusTakenError, Judgement, judge, parse_facts
+from ddpctl.targets.ssh.preflight import NO_ERROR, Facts, GpusTakenError, Judgement, judge, parse_facts
 from ddpctl.text import format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
@@ -126,26 +126,26 @@ def _with_checkpoints(
     having = [place for place in usable if found.facts[place].get("checkpoint")]
     if holder_first and usable[0] == 0 and (0 in having or not having):
         return usable, []
-    why = "this host is excluded"
+    why = "their host is excluded"
     if holder_first:
-        why = f"this host is not ready ({found.why(0)})" if found.wrong[0] else "that folder has none now"
+        why = f"their host is not ready ({found.why(0)})" if found.wrong[0] else "that folder has none now"
     where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
     if plan.job.checkpoint_dir:
         return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}, and no other host has checkpoints",
-            hint="make that host available, or leave out --resume (next time, set checkpoint_copies or use a shared "
-            "folder)",
+            hint="make their host available, or leave out --resume. Next time, set checkpoint_copies or use a shared "
+            "folder",
         )
     best = max(having, key=lambda place: (found.facts[place].number("step"), found.facts[place].get("checkpoint")))
     fact, address = found.facts[best], found.hosts[best].address
     step, announced = fact.number("step"), max(found.facts[place].number("announced") for place in usable)
-    what = f"{fact.get('checkpoint')} of {address}, which may be older"
+    what = f"{fact.get('checkpoint')} of {address}, a checkpoint that may be older"
     if step:
         what = f"the copy of step {step} on {address}"
     if announced > step:
-        what += f"; the checkpoint of step {announced} was not copied completely, so steps {step + 1} to {announced} "
+        what += f". The checkpoint of step {announced} was not copied completely, so steps {step + 1} to {announced} "
         what += "are lost"
     note = one_line(f"{where}: the run continues from {what}")
     return [best, *(place for place in usable if place != best)], [note]
@@ -172,7 +172,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             text = claims.take_ticket(folder, plan.run, plan.uid)
             (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TAKE_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
-                raise UnavailableError(f"{host.address}: cannot join its queue: {took.last_line('it printed nothing')}")
+                raise UnavailableError(f"{host.address}: cannot join its queue: {took.last_line(NO_ERROR)}")
             tickets.append(int(took.stdout))
         date, *answers = yield (
             Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
@@ -187,7 +187,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting = next(filter(None, lines), "")
         if waiting and now >= started + (plan.wait_s or 0):
             raise UnavailableError(
-                f"nothing was started: no free GPUs within {format_duration(plan.wait_s or 0)}: {waiting}",
+                f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)}. The "
+                f"last state of {waiting}",
                 hint="use a longer --wait, or see ddpctl hosts",
             )
 

@@ -62,7 +62,7 @@ class SshHost:
         """Parse a host such as ``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
         if not match or text.startswith("-") or not is_port(match["port"] or "22"):
-            raise ValueError("expected [USER@]ADDRESS[:PORT], or keys and values")
+            raise ValueError("expected [USER@]ADDRESS[:PORT], such as alice@box1:2222")
         port = int(match["port"]) if match["port"] else None
         return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
 

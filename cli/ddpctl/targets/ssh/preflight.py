@@ -21,6 +21,7 @@ from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset causes a warning, because log lines may be in the wrong order
 GIB = 1 << 30
+NO_ERROR = "the shell there ended early, without an error message"
 Problem = tuple[type[DdpctlError], str, str]  # the type of the error, what was checked, the message
 
 
@@ -143,7 +144,7 @@ def parse_facts(output: Output) -> Facts:
         words[word] = (*words.get(word, ()), value.strip())
     if "end" in words:
         return Facts(words=words)
-    return Facts(words=words, failure=one_line(output.last_line("it printed nothing")))
+    return Facts(words=words, failure=one_line(output.last_line(NO_ERROR)))
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
@@ -201,8 +202,8 @@ def _alone(
         yield (
             NoInputError,
             "script",
-            f"its {folder} has no script '{script}': give the script's path on that host, or send the folder of this "
-            "launch to it with 'project: sync'",
+            f"its {folder} has no script '{script}': give the script's path on that host, or set 'project: sync' to "
+            "send the folder from which you launch",
         )
 
 
@@ -225,9 +226,9 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
     elif len(fact.free_gpus) < job.gpus:
         yield GpusTakenError, "GPUs", _taken(job, fact)
     elif ahead := fact.ahead(uid):
-        waits = "is waiting" if len(ahead) == 1 else "are waiting"
-        who = ", ".join(map(repr, ahead))
-        yield GpusTakenError, "GPUs", f"{who} {waits} for its GPUs: use --wait, such as --wait 2h, to join the queue"
+        who = f"{'run' if len(ahead) == 1 else 'runs'} {', '.join(map(repr, ahead))}"
+        waits = "is already waiting" if len(ahead) == 1 else "are already waiting"
+        yield GpusTakenError, "GPUs", f"{who} {waits} for GPUs there: use --wait, such as --wait 2h, to join the queue"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
         text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
         yield UnavailableError, "container runtime", text
