@@ -1,4 +1,4 @@
-# Each target first makes a virtual environment in the checkout, and uses it until pyproject.toml changes.
+# The targets create a virtual environment in the checkout, and update it when pyproject.toml changes.
 # Needs Python >= 3.11 and make. TORCH_INDEX=https://download.pytorch.org/whl/cpu selects PyTorch's small CPU build.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -14,7 +14,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
 
-demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
+demo: $(VENV)/.train  ## train on handwritten digits with 2 nodes x 2 ranks on this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
 	@echo "this run's report:  $(BIN)/ddpctl report"
 	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/your_script.md)"
@@ -23,7 +23,7 @@ demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks
 test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
 	$(BIN)/python -m pytest -n $(CORES)
 
-e2e: $(VENV)/.dev  ## whole trainings, restarts, notebooks and benchmarks in their smallest form
+e2e: $(VENV)/.dev  ## slower tests: complete trainings, restarts, notebooks, small benchmarks
 	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e
 
 wording: $(VENV)/.dev  ## update the golden files of messages, for TESTS="FILE ..." or for the quick tests
@@ -60,16 +60,16 @@ bench: $(VENV)/.dev  ## benchmarks, each with its baseline
 	set -ex; $(BIN)/python bench/misconfigured.py --torchrun; $(BIN)/python bench/doctor.py; \
 	$(BIN)/python bench/faults.py --torchrun
 
-bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the frameworks, one process and two ranks
+bench-train: $(VENV)/.bench  ## compare ddptrain with tutorials' loops and frameworks, on one process and two ranks
 	$(BIN)/python bench/train.py
 	$(BIN)/python bench/train.py --ranks 2
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/notebook.py --plot docs/notebook-epoch.svg
 
-recording: $(VENV)/.dev  ## record the terminal of the README again
+recording: $(VENV)/.dev  ## record the README's terminal session again
 	$(BIN)/python bench/recording.py
 
-bench-gpu: $(VENV)/.bench  ## the same on a GPU
+bench-gpu: $(VENV)/.bench  ## compare ddptrain, and its input pipeline, with others on a GPU
 	$(BIN)/python bench/train.py --device cuda
 	$(BIN)/python bench/input.py --device cuda
 
@@ -83,7 +83,7 @@ dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and test the wheel with
 	&& cd "$$fresh" && bin/ddpctl --version \
 	&& bin/ddpctl launch --dry-run 2>&1 | grep 'has no torch: install it with'
 
-sbom: $(VENV)/.dev  ## write the components of the wheel and the image into dist/, as CycloneDX
+sbom: $(VENV)/.dev  ## write an SBOM (CycloneDX) of the wheel and the image into dist/
 	mkdir -p dist
 	$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements docker/requirements/ddpctl.txt \
 	  --pyproject pyproject.toml --output-file dist/ddpctl.cdx.json

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 2 nodes x 2 ranks of ddptrain on this machine: every node is a ddprun of its own on the loopback.
-# Rendered by ddpctl render; run it as it is. RUN_DIR says where logs and checkpoints go.
+# 2 nodes x 2 ranks of ddptrain on this machine. Each node is a ddprun process on the loopback interface.
+# Rendered by ddpctl render. RUN_DIR sets the folder for logs and checkpoints.
 set -euo pipefail
 
 export PET_NNODES=2
@@ -14,9 +14,9 @@ mkdir -p "$DDP_RUN_DIR" && { [ -s "$DDP_RUN_DIR"/store.secret ] ||
   (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n' >"$DDP_RUN_DIR"/store.secret); }
 echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
-# Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
+# Find the GPUs, and divide them among the nodes. Without GPUs, the ranks use the CPU.
 _ddp_gpus=()
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
+if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as in CUDA: an invalid entry ends the list, and a repeated entry empties it
   _ddp_kind='[[:space:]]*\+?0*([0-9]+)'
   case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) _ddp_kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
   IFS=, read -ra _ddp_entries <<<"$CUDA_VISIBLE_DEVICES"
@@ -33,8 +33,8 @@ else
   _ddp_code=0
   _ddp_listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || _ddp_code=$?
   case $_ddp_code in
-    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # it may also print warnings
-    6 | 127) ;; # no device, no nvidia-smi
+    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
+    6 | 127) ;; # 6: no device; 127: no nvidia-smi
     *)
       echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: mend the driver," \
         "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
@@ -54,7 +54,7 @@ fi
 
 _ddp_pids=()
 trap 'kill -TERM "${_ddp_pids[@]}" 2>/dev/null || true' TERM
-trap : INT # the terminal's Ctrl-C reaches the nodes by itself
+trap : INT # the terminal also sends Ctrl-C to the nodes
 for ((_ddp_node = 0; _ddp_node < 2; _ddp_node++)); do
   _ddp_share=("${_ddp_gpus[@]:_ddp_node * 2:2}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${_ddp_share[*]}") PET_NODE_RANK=$_ddp_node \
@@ -66,7 +66,7 @@ _ddp_code=0
 for _ddp_pid in "${_ddp_pids[@]}"; do
   _ddp_status=0
   wait "$_ddp_pid" || _ddp_status=$?
-  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal ends a wait early
+  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal interrupts wait, so wait again
     _ddp_status=0
     wait "$_ddp_pid" || _ddp_status=$?
   done

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20, help="of an epoch")
+    parser.add_argument("--steps", type=int, default=20, help="steps per epoch")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, num_steps = dist.get_rank(), args.epochs * args.steps

@@ -41,7 +41,7 @@ def train(rank: int, world_size: int, epochs: int) -> None:
             loss.backward()
             optimizer.step()
         print(f"rank {rank} of {world_size}: epoch {epoch + 1}/{epochs} loss {loss.item():.4f}", flush=True)
-    # torch 2.13 to 2.15: a process with gloo may abort in this call while a DDP model exists (exit code 134).
+    # In torch 2.13 to 2.15, destroy_process_group may abort with gloo (exit code 134) while a DDP model exists.
     del model, optimizer, loss
     gc.collect()
     dist.destroy_process_group()

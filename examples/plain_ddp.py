@@ -29,7 +29,7 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank = dist.get_rank()
 
-    # A plane with noise, the same on every rank.
+    # The targets are linear in the inputs, plus noise. Every rank has the same data.
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2048, 20, generator=generator)
     targets = inputs @ torch.linspace(-1, 1, 20) + 0.1 * torch.randn(2048, generator=generator)
@@ -53,7 +53,7 @@ def main() -> None:
         if rank == 0:
             mean = total.item() / (len(loader) * dist.get_world_size())
             print(f"epoch {epoch + 1}/{args.epochs} loss {mean:.4f} on {dist.get_world_size()} ranks", flush=True)
-    # torch 2.13 to 2.15: a process with gloo may abort in this call while a DDP model exists (exit code 134).
+    # In torch 2.13 to 2.15, destroy_process_group may abort with gloo (exit code 134) while a DDP model exists.
     del model, optimizer
     gc.collect()
     dist.destroy_process_group()

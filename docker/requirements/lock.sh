@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Writes the image's locked and hashed requirements anew: `make lock`. Needs uv and a network.
-#   build.txt   what builds the wheel
-#   torch.txt   what torch asks for beside itself
-#   ddpctl.txt  what pyproject.toml asks for, without torch and without what is in torch.txt already
+# Updates the image's pinned and hashed requirements. `make lock` runs it. Needs uv and a network.
+#   build.txt   to build the wheel
+#   torch.txt   the requirements of torch
+#   ddpctl.txt  the requirements in pyproject.toml, without torch and without those in torch.txt
 set -euo pipefail
 cd "$(dirname "$0")"
 

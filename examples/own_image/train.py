@@ -1,4 +1,4 @@
-"""A training of a few lines, in an image of its own: every rank says what it got from the others."""
+"""A short script for your own image. Each rank prints the sum of all ranks' numbers."""
 
 import os
 

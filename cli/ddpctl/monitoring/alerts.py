@@ -21,7 +21,7 @@ RUN = f"namespace, job_id, {IDENTITY}"
 NODE = "namespace, job_id, instance"
 LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
 RUNBOOKS = "https://github.com/ddpctl/ddpctl/blob/main/docs/alerts.md"
-RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: docs/alerts.md of ddpctl.\n"
+RULES_HEAD = "# Made by ddpctl monitor. docs/alerts.md of ddpctl explains each alert, and what to do.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def _productive_share(series: str) -> str:
 STEPS = Recording(
     name="run:ddp_steps:rate5m",
     expr=by_run("max", "rate(ddp_steps_total[5m])"),
-    help="Optimizer steps a second in the last five minutes; too low in the first five minutes of a run.",
+    help="Optimizer steps per second, over the last five minutes. Too low in the first five minutes of a run.",
 )
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
@@ -141,7 +141,7 @@ PRODUCTIVE = Recording(
 PRODUCTIVE_LATELY = Recording(
     name="run:ddp_productive:ratio1h",
     expr=_productive_share("rate({}[1h])"),
-    help="The same over the last hour.",
+    help="Effective training time ratio over the last hour.",
 )
 CHECKPOINT_AGE = Recording(
     name="run:ddp_checkpoint_age_seconds:min",
@@ -159,7 +159,7 @@ RANKS_ALIVE = Recording(
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
     expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
-    help="The model's floating-point operations a second on all ranks. Divide by the GPUs' peak for the utilisation.",
+    help="The model's FLOPs per second, over all ranks. Divide by the GPUs' peak to get the utilization.",
 )
 TRAINING = Recording(
     name="run:ddp_training:max",
@@ -382,7 +382,7 @@ def prometheus_rule(limits: Limits) -> str:
 kind: PrometheusRule
 metadata:
   name: ddpctl
-  # What your Prometheus selects (its ruleSelector); with kube-prometheus-stack the name of its Helm release:
+  # Labels that your Prometheus selects (ruleSelector). For kube-prometheus-stack, the name of its Helm release:
   # labels: {{release: kube-prometheus-stack}}
 spec:
 {spec}"""

@@ -16,7 +16,7 @@ from ddpctl.text import quote
 
 JOB = "ddp"
 HEAD = """\
-# Made by ddpctl monitor. For a Prometheus that you have: rule_files and the entries of scrape_configs.
+# Made by ddpctl monitor. To use your own Prometheus, add rule_files and the entries of scrape_configs to its file.
 """
 TIMEOUT_S = 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -24,13 +24,13 @@ PROJECT = "ddpctl-monitor"
 MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
 DASHBOARDS = ("run", "fleet")
 COMPOSE = """\
-# Prometheus and Grafana for the runs of this machine: `ddpctl monitor up` writes this folder and starts it. By hand:
+# Prometheus and Grafana for the runs of this machine. `ddpctl monitor up` writes these files and starts both. By hand:
 #
 #   TARGETS=~/.local/state/ddpctl/runs/.targets docker compose -f docker/monitoring/compose.yaml up -d
 #
-# Both are on the host's network, because a run on one machine answers at 127.0.0.1 alone, and listen there alone:
-# to see Grafana from elsewhere, ssh -L 3000:127.0.0.1:3000. Nobody logs in; who reaches it may look and change nothing.
-# Written for docker compose v2 and docker-compose 1.29.
+# Both use the host's network, because a run on a single machine serves its metrics only at 127.0.0.1. They also listen
+# only there. To see Grafana from another machine: ssh -L 3000:127.0.0.1:3000 HOST. Grafana needs no login, and its
+# users can only view. Works with docker compose v2 and docker-compose 1.29.
 
 x-careful: &careful
   network_mode: host
@@ -67,7 +67,7 @@ services:
       GF_ANALYTICS_REPORTING_ENABLED: "false"
       GF_ANALYTICS_CHECK_FOR_UPDATES: "false"
       GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES: "false"
-      GF_PLUGINS_PREINSTALL_DISABLED: "true" # it would download some
+      GF_PLUGINS_PREINSTALL_DISABLED: "true" # otherwise Grafana downloads plugins
       GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: /dashboards/fleet.json
       GF_PATHS_PROVISIONING: /provisioning
       GF_LOG_MODE: console
@@ -295,7 +295,7 @@ def dashboard_config_maps() -> str:
     """Return a ConfigMap for each dashboard, with the label that Grafana's sidecar searches for by default."""
     return "---\n".join(
         f"""\
-# Made by ddpctl monitor. In the namespace that Grafana's sidecar watches.
+# Made by ddpctl monitor. Apply it in the namespace that Grafana's sidecar watches.
 apiVersion: v1
 kind: ConfigMap
 metadata:

@@ -281,9 +281,9 @@ def _no_torch(python: str, output: Output) -> UnavailableError:
 
 
 _GPU_LINES = {
-    True: "# (this job's device is cpu)",
+    True: "# none: this job's device is cpu",
     False: """\
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
+if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as in CUDA: an invalid entry ends the list, and a repeated entry empties it
   _ddp_kind='[[:space:]]*\\+?0*([0-9]+)'
   case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) _ddp_kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
   IFS=, read -ra _ddp_entries <<<"$CUDA_VISIBLE_DEVICES"
@@ -300,8 +300,8 @@ else
   _ddp_code=0
   _ddp_listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || _ddp_code=$?
   case $_ddp_code in
-    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # it may also print warnings
-    6 | 127) ;; # no device, no nvidia-smi
+    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
+    6 | 127) ;; # 6: no device; 127: no nvidia-smi
     *)
       echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: mend the driver," \\
         "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
@@ -322,7 +322,7 @@ def render_script(plan: Plan, python: str) -> str:
         names.NPROC_PER_NODE: str(job.local_world_size),
         names.NODE_MASTER_ADDR: LOOPBACK,
     }
-    if CUDA_VISIBLE_DEVICES in job.env:  # the GPUs that the script divides
+    if CUDA_VISIBLE_DEVICES in job.env:  # the script divides these GPUs among the nodes
         exports[CUDA_VISIBLE_DEVICES] = job.env[CUDA_VISIBLE_DEVICES]
     if job.device != "auto":
         exports[names.DEVICE] = job.device
@@ -330,8 +330,8 @@ def render_script(plan: Plan, python: str) -> str:
     port = str(job.port) if job.port else f"$({shlex.quote(python)} -P -m ddprun.nodectl port | tr -dc 0-9)"
     return f"""\
 #!/usr/bin/env bash
-# {title(job)} on this machine: every node is a ddprun of its own on the loopback.
-# Rendered by ddpctl render; run it as it is. RUN_DIR says where logs and checkpoints go.
+# {title(job)} on this machine. Each node is a ddprun process on the loopback interface.
+# Rendered by ddpctl render. RUN_DIR sets the folder for logs and checkpoints.
 set -euo pipefail
 
 {lines}
@@ -342,7 +342,7 @@ export {names.NODE_MASTER_PORT} {names.RUN_DIR} {names.SECRET_FILE}
 {make_store_secret(f'"${names.RUN_DIR}"')}
 echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 
-# Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
+# Find the GPUs, and divide them among the nodes. Without GPUs, the ranks use the CPU.
 _ddp_gpus=()
 {_GPU_LINES[job.device == "cpu"]}
 if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
@@ -357,7 +357,7 @@ fi
 
 _ddp_pids=()
 trap 'kill -TERM "${{_ddp_pids[@]}}" 2>/dev/null || true' TERM
-trap : INT # the terminal's Ctrl-C reaches the nodes by itself
+trap : INT # the terminal also sends Ctrl-C to the nodes
 for ((_ddp_node = 0; _ddp_node < {job.max_nodes}; _ddp_node++)); do
   _ddp_share=("${{_ddp_gpus[@]:_ddp_node * {job.gpus}:{job.gpus}}}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{_ddp_share[*]}}") {names.NODE_RANK}=$_ddp_node \\
@@ -369,7 +369,7 @@ _ddp_code=0
 for _ddp_pid in "${{_ddp_pids[@]}}"; do
   _ddp_status=0
   wait "$_ddp_pid" || _ddp_status=$?
-  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal ends a wait early
+  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal interrupts wait, so wait again
     _ddp_status=0
     wait "$_ddp_pid" || _ddp_status=$?
   done

@@ -100,18 +100,18 @@ def notebook(plan: Plan, cargo: Cargo) -> str:
     cells = [_text(_about(plan))]
     if cargo.wheel:
         cells += [
-            _text("ddpctl itself, for a session without a network."),
+            _text("The wheel of ddpctl, for a session without a network."),
             _code(f"WHEEL = (\n{_folded(cargo.wheel)}\n)"),
         ]
     cells.append(_code(_install(cargo)))
     cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in (cargo.files or {}).items()]
     cells += [
-        _text("The parameters: whatever runs this notebook may put a cell after this one."),
+        _text("The parameters. A program such as papermill can insert a cell with other values after this one."),
         _code(_parameters(plan.job), "parameters"),
         _code(_launch(plan)),
     ]
     if program(plan.job.command)[:2] == TRAINER:
-        cells += [_text("The weights alone, for whoever uses them."), _code(_EXPORT)]
+        cells += [_text("Export only the weights, without the state of the training."), _code(_EXPORT)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     language = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
@@ -128,9 +128,9 @@ def notebook(plan: Plan, cargo: Cargo) -> str:
 def _about(plan: Plan) -> str:
     what = title(plan.job).removeprefix("1 node x ")
     return (
-        f"# {plan.run}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): every rank is a "
-        "process of its own, this notebook's kernel touches no GPU. Rendered by ddpctl render; it runs as it stands, "
-        "on Kaggle, in Colab and in Jupyter, with GPUs or without."
+        f"# {plan.run}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): each rank is a "
+        "separate process, and this notebook's kernel uses no GPU. Rendered by ddpctl render. The notebook runs "
+        "unchanged on Kaggle, in Colab and in Jupyter, with or without GPUs."
     )
 
 
@@ -140,7 +140,7 @@ def _install(cargo: Cargo) -> str:
     import lzma
     wheel = Path('/tmp') / {cargo.wheel_name!r}
     wheel.write_bytes(lzma.decompress(base64.b85decode(WHEEL)))
-    wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest"""
+    wanted = ['--no-index', '--no-deps', str(wheel)]  # without a network: the image has torch and all other packages"""
     outside = f"""\
     inputs = Path({kaggle.INPUT_FOLDER!r})
     wheels = [file for deep in range(1, 5) for file in inputs.glob('*/' * deep + 'ddpctl-*.whl')]
@@ -175,7 +175,7 @@ def _launch(plan: Plan) -> str:
     given = {"name": plan.run} | given | ({"resume": True} if former_kernel(plan) else {})
     lines = ["from ddpctl.notebook import launch", ""]
     if job.time_limit_s is not None:
-        limit = f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # of the session, from its start"
+        limit = f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # the session's time limit"
         lines = ["import os", "", *lines, limit]
     pairs = "".join(f", {key}={value!r}" for key, value in given.items())
     return "\n".join([*lines, f"run = launch({what!r}, gpus=gpus, args=args{pairs})", "run"])

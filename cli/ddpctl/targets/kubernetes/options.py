@@ -222,7 +222,7 @@ class KubernetesOptions:
     ] = "monitoring"
     labels: Annotated[
         Mapping[str, str],
-        Doc("More labels for the job and its pods, such as a team or a cost centre."),
+        Doc("More labels for the job and its pods, such as a team or a cost center."),
         Rule(check_labels),
     ] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, STORE_SECRET, TARGETS
 
-# Variables of another job, if the script was submitted from inside it. srun would read them as its options.
+# Variables of another job, if the script was submitted from inside that job. srun would read them as its options.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
   SLURM_{TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,EXPORT_ENV,HINT,KILL_BAD_EXIT,LABELIO,OVERCOMMIT,WAIT,EXACT}"""
 
@@ -37,16 +37,16 @@ def render_script(plan: Plan, options: SlurmOptions) -> str:
 
 
 def _header(plan: Plan, options: SlurmOptions) -> str:
-    python = "ddpctl[train] on every node (PYTHON=/path/to/venv/bin/python sbatch ...) and "
+    python = ", and ddpctl[train] on each (PYTHON=/path/to/venv/bin/python sbatch ...)"
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
     if not PurePath(plan.run_dir).is_absolute():
         lines += "\n#SBATCH --output=%x-%j.log"
     return f"""\
 #!/usr/bin/env bash
-# {title(plan.job)}, one ddprun a node. Rendered by ddpctl render; sbatch takes it as it is, and options
-# of sbatch win: sbatch --nodes=4 --time=2:00:00 --partition=NAME THIS_FILE
-# It needs {python if options.runtime == "none" else ""}a submit folder that all nodes share.
-# To change: the #SBATCH lines, which ask for resources, and the program at the end of the srun line.
+# {title(plan.job)}, with one ddprun per node. Rendered by ddpctl render. Options on the
+# command line override those below: sbatch --nodes=4 --time=2:00:00 --partition=NAME THIS_FILE
+# Needs a submit folder that all nodes share{python if options.runtime == "none" else ""}.
+# You may edit the #SBATCH lines, which request resources, and the program at the end of the srun line.
 {lines}
 """
 
@@ -69,7 +69,7 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
     image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
     modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
-    if modules:  # the functions of modules may fail under set -eu
+    if modules:  # the shell functions of Environment Modules may fail under set -eu
         modules = f"set +eu\n{modules}set -eu\n"
     return f"""\
 set -euo pipefail
@@ -84,11 +84,11 @@ export {names.RUN_ID}=${{_ddp_run//[^A-Za-z0-9._-]/_}}
 _ddp_run_dir+={task}
 export {names.RUN_DIR}=$_ddp_run_dir {names.CHECKPOINT_DIR}={checkpoints}
 {store}export {names.SECRET_FILE}=$_ddp_run_dir/{STORE_SECRET}
-# stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
-# signal: which one; woken: a signal has ended the wait for srun
+# stopped: number of requests to stop. warned: 1 after Slurm's warning. wanted, told: number of signals that the ranks
+# should get, and have got. telling: 1 while tell runs. woken: 1 if a signal has interrupted wait. srun: its PID, or 0.
 _ddp_stopped=0 _ddp_warned=0 _ddp_told=0 _ddp_wanted=0 _ddp_signal=TERM _ddp_telling=0 _ddp_woken=0 _ddp_srun=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
-end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
+end() {{ # CODE CAUSE MESSAGE: end a job that cannot start, and write an outcome for ddpctl status
   say "$3"
   rm -f "$_ddp_run_dir/secrets"
   mkdir -p "$_ddp_run_dir/node-0" &&
@@ -97,14 +97,14 @@ end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddp
   exit "$1"
 }}
 
-# Slurm's warning (USR1), ddpctl stop (USR2), its Ctrl-C (INT) and scancel (TERM). The ranks are told through their
-# step: a TERM would make srun kill them. scancel has told them itself, and whoever is told twice is killed: only a
-# second stop does that. INT is sent to ddprun alone: scancel may signal every process of a step, and the ranks would
-# get it from ddprun as well. A trap may run within another one: only the first of them tells.
+# Signals the ranks after Slurm's warning (USR1), ddpctl stop (USR2), Ctrl-C (INT) and scancel (TERM). A second signal
+# kills the ranks, so only a second request to stop sends one. After scancel, Slurm itself signals the ranks.
+# TERM goes to the job step, because srun would kill its tasks if it got TERM. INT goes only to ddprun, which forwards
+# it: scancel might signal every process of the step, and the ranks would get INT twice.
 # shellcheck disable=SC2329 # called by the traps
 tell() {{
   _ddp_woken=1
-  ((_ddp_srun && !_ddp_telling)) || return 0
+  ((_ddp_srun && !_ddp_telling)) || return 0 # if a trap has interrupted tell, the outer call sends this signal too
   _ddp_telling=1
   while ((_ddp_told < _ddp_wanted)); do
     while [[ ! -s $_ddp_run_dir/step ]] && kill -0 "$_ddp_srun" 2>/dev/null; do sleep 0.2; done
@@ -131,7 +131,7 @@ mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
 rm -f "$_ddp_run_dir"/node-*/{{node,outcome}}.json "$_ddp_run_dir"/{{step,seen-*}}
 ((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$_ddp_run_dir/{STARTS}"
 _ddp_job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
-[[ ${{ENVIRONMENT:-}} == BATCH ]] || _ddp_job=@$$:$_ddp_job # a script inside an allocation
+[[ ${{ENVIRONMENT:-}} == BATCH ]] || _ddp_job=@$$:$_ddp_job # not a batch job: runs inside an allocation
 printf 'slurm %s %d {options.requeues} %(%s)T\\n' \\
   "$_ddp_job" "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_START_TIME:--1}}" >>"$_ddp_run_dir/{STARTS}"
 {modules}{runtime.setup}{_secrets(job)}{device}{image}"""
@@ -146,7 +146,7 @@ def _secrets(job: JobSpec) -> str:
         for name in job.secrets
     )
     return f"""\
-if [[ -e $_ddp_run_dir/secrets ]]; then # ddpctl launch wrote it
+if [[ -e $_ddp_run_dir/secrets ]]; then # written by ddpctl launch
   [[ -O $_ddp_run_dir/secrets && $(stat -c %a "$_ddp_run_dir/secrets") == 600 ]] ||
     end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets was not read: it must be your own file, with mode 600"
   # shellcheck source=/dev/null
@@ -156,28 +156,29 @@ fi
 
 
 def _rendezvous(job: JobSpec) -> str:
-    fixed = job.ranks is not None or job.device == "cpu"  # otherwise one per GPU that sbatch was given
+    fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$((_ddp_nodes < {job.min_nodes} ? _ddp_nodes : {job.min_nodes})):$_ddp_nodes"
     return f"""\
-# Where the nodes meet. Names are resolved here, outside any container; ddprun reads the rest from Slurm's variables.
+# Unset variables that sbatch may have copied from another job: srun and ddprun would use them.
 unset "${{!PET_@}}" {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
   {FOREIGN}
+# Find the address of node 0, outside any container.
 read -r _ddp_head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
   end {Exit.UNAVAILABLE:d} unavailable "Slurm does not say which nodes $SLURM_JOB_NODELIST are"
 [[ $(scontrol show node "$_ddp_head") =~ NodeAddr=([^[:space:]]+) ]] && _ddp_head=${{BASH_REMATCH[1]}}
 read -r PET_MASTER_ADDR _ < <(getent ahostsv4 "$_ddp_head" || getent ahosts "$_ddp_head") ||
   end {Exit.UNAVAILABLE:d} unavailable "the first node, $_ddp_head, has no address here"
-if ((_ddp_nodes > 1)) && [[ $PET_MASTER_ADDR == 127.* ]]; then # from its own hosts file: no address for the others
+if ((_ddp_nodes > 1)) && [[ $PET_MASTER_ADDR == 127.* ]]; then # from /etc/hosts; other nodes cannot reach it
   read -r PET_MASTER_ADDR _ < <(hostname -I) ||
     end {Exit.UNAVAILABLE:d} unavailable "$_ddp_head has only a loopback address"
 fi
 export PET_MASTER_ADDR {names.NPROC_PER_NODE}={ranks}{more}
 _ddp_step=(--nodes="$_ddp_nodes" --ntasks="$_ddp_nodes" --ntasks-per-node=1 --export=ALL --input=none --mpi=none
   --chdir="$_ddp_workdir")
-# A task's cores are not handed on to srun: they must be said again.
+# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05), so repeat it.
 [[ -z ${{SLURM_CPUS_PER_TASK:-}} ]] || _ddp_step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
 """
 
@@ -201,12 +202,12 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
 
 _NOT_SHARED = "$DDP_RUN_DIR is not the head node's: set RUN_DIR to a folder that all nodes share"
 _CHECK = """\
-# What every node must have, asked of all before anything starts.
+# Check that every node sees the run's folder and has what the run needs, before any rank starts.
 _ddp_token=$_ddp_run_dir/seen-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 touch "$_ddp_token" || end {exits.CANNOT_WRITE:d} unavailable "cannot write $_ddp_run_dir"
 read -r -d '' _ddp_check <<'CHECK' || true
 lacks() {{ echo "$SLURMD_NODENAME: $2" >&2 && exit "$1"; }}
-for _ in {{1..20}}; do [ -e "$1" ] || sleep 0.5; done # a network filesystem may take its time
+for _ in {{1..20}}; do [ -e "$1" ] || sleep 0.5; done # a network filesystem may show a new file late
 [ -e "$1" ] || lacks {exits.NO_INPUT:d} "{not_shared}"
 {needs}CHECK
 _ddp_code=0
@@ -219,7 +220,7 @@ rm -f "$_ddp_token"
 read -r -d '' _ddp_on_node <<'NODE' || true
 {on_node}NODE
 read -r -d '' _ddp_interrupt <<'INTERRUPT' || true
-for _ in {{1..100}}; do # ddprun may not be there yet
+for _ in {{1..100}}; do # ddprun may not have started yet
   {interrupt} && exit
   [ ! -e "$DDP_RUN_DIR/node-$SLURM_NODEID/outcome.json" ] || exit 0
   sleep 0.1
@@ -239,13 +240,13 @@ _ddp_code={Exit.SAVED_TERM:d}
 if ((!_ddp_stopped && !_ddp_warned)); then
   say "job $SLURM_JOB_ID, requeues so far: ${{SLURM_RESTART_COUNT:-0}}, nodes: $_ddp_nodes," \\
     "node 0 at $PET_MASTER_ADDR, files in $_ddp_run_dir"
-{exports}  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
+{exports}  # With these options, srun kills no task: the ddprun processes agree on one outcome and then end.
   srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
     {runtime.reader} -c "$_ddp_on_node" on_node {runtime.words} \\
     {shlex.join(words)} &
   _ddp_srun=$! _ddp_woken=1
-  tell # a signal that came before there was an srun to tell
-  while ((_ddp_woken)); do # a signal ends a wait early
+  tell # if a signal arrived before srun started
+  while ((_ddp_woken)); do # a signal interrupts wait, so wait again
     _ddp_woken=0 _ddp_code=0
     wait "$_ddp_srun" || _ddp_code=$?
   done
@@ -254,13 +255,13 @@ fi
 
 
 _END = """\
-# Whether it continues in a new allocation. ddprun's outcome says whether that may help; Slurm's kill leaves none.
+# Whether to requeue: after Slurm's warning, if an outcome allows a retry, or if ddprun was killed without an outcome.
 retry() {{
   if grep -qs '"cause": "gave_up"' "$_ddp_run_dir"/node-*/outcome.json; then return 1; fi
   if ((_ddp_warned)) || grep -qs '"retry": true' "$_ddp_run_dir"/node-*/outcome.json; then return 0; fi
   ((_ddp_code == {exits.KILLED:d})) && ! compgen -G "$_ddp_run_dir/node-*/outcome.json" >/dev/null
 }}
-rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # of a ddprun that was killed
+rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # a killed ddprun leaves its file
 if ((_ddp_code != 0 && !_ddp_stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
   if ((${{SLURM_RESTART_COUNT:-0}} >= {requeues})); then
     say "not requeued: its limit of {requeues} requeues is reached"

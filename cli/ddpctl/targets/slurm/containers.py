@@ -120,11 +120,11 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     source = shlex.quote("docker://" + job.image)
     if not options.sif:
         setup += f"""\
-# One copy of the image for all nodes, made once, by one job at a time. Its folder must be one that they share.
+# Pull the image once, into a folder that all nodes share. The lock keeps two jobs from pulling it at the same time.
 if [[ ! -s $_ddp_image ]]; then
   {{ mkdir -p "${{_ddp_image%/*}}" && exec 8>"$_ddp_image.lock"; }} ||
     end {Exit.CANNOT_WRITE:d} unavailable "cannot write $_ddp_image.lock"
-  # A filesystem without locks is no reason to stop: then each job pulls for itself.
+  # flock exits with 1 after the timeout. Other errors mean that the filesystem has no locks: continue without one.
   flock --wait {PULL_S} 8 || (($? != 1)) ||
     end {Exit.UNAVAILABLE:d} unavailable "another job has held $_ddp_image.lock for {PULL_S} s"
   if [[ ! -s $_ddp_image ]]; then
@@ -149,7 +149,7 @@ fi
 [ -e "$_ddp_image" ] || lacks 66 "there is no $_ddp_image: it must be on a filesystem that all nodes share"
 """,
         on_node=f"""\
-{PLAIN}for _ddp_name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # these win over the image's own
+{PLAIN}for _ddp_name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # override the image's variables
   [ -z "${{!_ddp_name+x}}" ] ||
     export "APPTAINERENV_$_ddp_name=${{!_ddp_name}}" "SINGULARITYENV_$_ddp_name=${{!_ddp_name}}"
 done
@@ -198,13 +198,13 @@ exec "$_ddp_engine" exec {" ".join([*flags, *map(shlex.quote, options.runtime_ar
 
 _LIMITS = {
     "docker": """\
-_ddp_more=() # docker's containers are not in the job's cgroup: they get what Slurm gave the job as limits
+_ddp_more=() # a container of docker is outside the job's cgroup, so it needs the job's limits
 [ "${_ddp_memory:-0}" = 0 ] || _ddp_more+=(--memory "${_ddp_memory}m")
 _ddp_cores=${SLURM_CPUS_PER_TASK:-0}
 [ "$_ddp_cores" = 0 ] || [ "$_ddp_cores" -gt "$(getconf _NPROCESSORS_ONLN)" ] || _ddp_more+=(--cpus "$_ddp_cores")
 """,
     "podman": """\
-_ddp_more=() # in the job's own cgroup, with its limits, where the engine's runtime can do that
+_ddp_more=() # with crun, the container can stay in the job's cgroup, and so has its limits
 [ "$(podman info --format '{{.Host.OCIRuntime.Name}}' 2>/dev/null)" != crun ] || _ddp_more+=(--cgroups=disabled)
 """,
 }
@@ -235,28 +235,27 @@ def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
         needs=f'command -v {engine} >/dev/null || lacks 69 "there is no {engine}"\n',
         on_node=f"""\
 {PLAIN}_ddp_name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID _ddp_gpus=()
-{_LIMITS[engine]}for _ddp_variable in "${{!NCCL_@}}" "${{!UCX_@}}"; do # what the site sets for its network
+{_LIMITS[engine]}for _ddp_variable in "${{!NCCL_@}}" "${{!UCX_@}}"; do # the site's network settings
   _ddp_more+=(--env "$_ddp_variable")
 done
-if {test}; then # only this job's GPUs
+if {test}; then # pass only this job's GPUs
 {first}  for _ddp_id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
     {each}
   done
-{hand}  # NCCL locks memory for InfiniBand.
-  [ ! -d /dev/infiniband ] || _ddp_gpus+=(--device /dev/infiniband --ulimit memlock=-1)
+{hand}  [ ! -d /dev/infiniband ] || _ddp_gpus+=(--device /dev/infiniband --ulimit memlock=-1) # NCCL locks memory
   unset CUDA_VISIBLE_DEVICES
 fi
-# This pipe ends with the task, however that ends: then ddprun in the container saves and stops. What Slurm tells all
-# processes of a step must not end it before the container has been told.
+# The container's stdin is a pipe from a sleep process of this task. If Slurm kills the task, it also kills sleep. The
+# pipe then closes, and ddprun in the container saves and stops. sleep ignores the other signals that Slurm sends.
 exec 9< <(trap '' TERM INT HUP USR1 USR2 && exec sleep infinity)
 _ddp_pipe=$!
-trap '_ddp_woken=1' TERM INT # Slurm tells the client, too, which hands it on
-{engine} rm --force "$_ddp_name" >/dev/null 2>&1 # of an earlier start
+trap '_ddp_woken=1' TERM INT # Slurm also signals the client, which forwards the signal
+{engine} rm --force "$_ddp_name" >/dev/null 2>&1 # left from an earlier start
 {engine} run --name "$_ddp_name" "${{_ddp_more[@]}}" "${{_ddp_gpus[@]}}" "$@" <&9 9<&- &
 _ddp_client=$!
 exec 9<&-
 _ddp_woken=1
-while ((_ddp_woken)); do # a signal ends a wait early
+while ((_ddp_woken)); do # a signal interrupts wait, so wait again
   _ddp_woken=0 _ddp_code=0
   wait "$_ddp_client" || _ddp_code=$?
 done

@@ -72,7 +72,7 @@ ASK = f"""\
 {LIVES}jobs=$1
 shift
 echo '==> squeue <=='
-for job in $(echo "$jobs" | tr , '\\n' | grep '^@'); do # scripts inside an allocation: their processes
+for job in $(echo "$jobs" | tr , '\\n' | grep '^@'); do # scripts inside an allocation: check their processes
   state=COMPLETED
   lives "$job" && state=RUNNING
   echo "$job|N/A|$state|||"
@@ -145,7 +145,7 @@ while kill -0 "$PPID" 2>/dev/null && [ "$misses" -lt 30 ]; do
   esac
   sleep 1
 done
-sleep 1.5 # for what the nodes said last
+sleep 1.5 # tail then prints the nodes' last lines
 for pid in $pids; do kill "$pid" 2>/dev/null; done
 exit 0
 """
@@ -166,7 +166,7 @@ case $job in
     scancel --quiet --state=PENDING "$job"
     scancel --quiet --batch --signal="$tell" "$job" ;;
 esac 2>/dev/null
-if [ "$how" = KILL ]; then # the script knows by now, and does not take the job's place in the queue again
+if [ "$how" = KILL ]; then # the script has got the signal above, so it will not requeue the job
   for folder in "$@"; do
     task=
     case $folder in */task-*) task=_${{folder##*/task-}} ;; esac
@@ -184,7 +184,7 @@ while :; do
   [ "$wait" -ge 0 ] || exit 1
   sleep 1
 done
-for folder in "$@"; do rm -f "$folder/secrets"; done # of a job that never ran, or was killed
+for folder in "$@"; do rm -f "$folder/secrets"; done # a job that never ran or was killed has not deleted it
 [ "$how" = KILL ] && for folder in "$@"; do
   set -- "$folder"/node-*/outcome.json
   [ -e "$1" ] || {{ mkdir -p "$folder/node-0" && echo '{_KILLED}' >"$folder/node-0/outcome.json"; }}
