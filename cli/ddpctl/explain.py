@@ -24,7 +24,7 @@ from ddpctl.rank_view import (
 )
 from ddpctl.text import format_duration, one_line
 from ddpwire.events import Event
-from ddpwire.exits import Exit
+from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import Outcome
 
 Cause = Literal[
@@ -111,7 +111,8 @@ def explain_outcome(
         sentence += f"; {nan.sentence}"
         if outcome.code == Exit.DATA:
             cause, rank, node = nan.cause, nan.rank, nan.node
-    evidence = [*map(one_line, log.splitlines()[-LOG_LINES:])] if outcome.code else []
+    stopped = outcome.cause == "stopped" and outcome.code in STOPPED  # the rank's last lines do not explain the end
+    evidence = [*map(one_line, log.splitlines()[-LOG_LINES:])] if outcome.code and not stopped else []
     frames = [(file, int(line), name) for file, line, name in FRAME.findall(last_error(log))]
     if evidence and cause != "node_lost" and (place := place_of(frames[::-1])):
         evidence.insert(0, f"raised at {place}")

@@ -34,7 +34,7 @@ from ddpctl.run_store import Launch, Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import one_line, plain
-from ddpwire.exits import Exit
+from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
     TARGETS,
@@ -501,7 +501,7 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     by, outcome = run_store.stopped_by(run), state.outcome
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):
-        at = outcome if outcome and outcome.rank is not None else None
+        at = outcome if outcome and outcome.rank is not None and outcome.code not in STOPPED else None
         who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
         return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")

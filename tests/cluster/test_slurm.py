@@ -145,7 +145,7 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     # Slurm and ddprun both signal the ranks: which of the two a rank heard first is not said.
     assert "run 'night' stopped, exit code 143: " in site.ddpctl("stop", "night")
     assert followed.wait(30) == 0
-    assert "slurm: stopped on request: the ranks save\n" in (site.folder / "logs.txt").read_text()
+    assert "slurm: stopped on request: asking the ranks to save and end\n" in (site.folder / "logs.txt").read_text()
     assert list((site.folder / "state" / ".targets").iterdir()) == []
     last = json.loads(site.ddpctl("status", "--json", "night"))["outcome"]["step"]
     assert site.checkpoints("night")[-1] == last
@@ -242,7 +242,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
         return max(int(match[1]) for path in run_dir.glob("checkpoints/*.pt") if (match := STEPS.fullmatch(path.name)))
 
     until(lambda: "slurm: requeued" in said(), 240, said)
-    assert "slurm: Slurm will end this job soon: the ranks save\n" in said()
+    assert "slurm: Slurm will end this job soon: asking the ranks to save and end\n" in said()
     first = saved()
     until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
 

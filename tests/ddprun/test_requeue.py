@@ -97,7 +97,8 @@ def test_a_node_says_where_its_metrics_are_for_as_long_as_it_lives(runs, tmp_pat
     assert list(folder.iterdir()) == []
     kept = (node.folder / "metrics.prom").read_text()
     assert 'ddp_termination_signals_total{signal="SIGTERM"} 1.0\n' in kept
-    assert 'ddp_job_state{state="failed"} 1.0\n' in kept
+    assert 'ddp_job_state{state="stopped"} 1.0\n' in kept
+    assert 'ddp_rank_exits_total{cause="stopped"} 1.0\n' in kept, "it exited with 143 because of the stop: no error"
 
 
 def start(tmp_path, *, is_first=False):

@@ -111,7 +111,9 @@ def test_a_variable_has_the_effect_that_it_has_under_python(runs, effects, tmp_p
     node = runs.start(str(script), env={"OMP_NUM_THREADS": "1"})
     assert node.end() == 0
     assert node.log(0) == plain.stdout
-    reason = r"\[node0\] from now on, ranks are started with exec, because the script sets (.*) before it imports torch "
+    reason = (
+        r"\[node0\] from now on, ranks are started with exec, because the script sets (.*) before it imports torch "
+    )
     reason += r"\(exec is slower than fork\)"
     named = [found[1].split(", ") for line in node.said() if (found := re.fullmatch(reason, line))]
     assert [sorted(names) for names in named] == ([] if effects is FORKED else [sorted(effects)])

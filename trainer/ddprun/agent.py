@@ -45,7 +45,7 @@ from ddprun.termination import OomMonitor, Stop
 from ddprun.workers import SupervisorLostError, Workers
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import run_files
-from ddpwire.exits import Exit
+from ddpwire.exits import STOPPED, Exit, of_status
 from ddpwire.run_files import HEARTBEAT, Outcome, RankProcess
 
 MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
@@ -263,6 +263,8 @@ class NodeAgent(SimpleElasticAgent):
         if decision := self.consensus.decision:
             is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
+        elif failure.stopped_by and of_status(status) in STOPPED:  # the rank ended because of the requested stop
+            cause = "stopped"
         # Emit this before the failure is posted: another thread logs the decision, and events must be in order.
         node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         if not decision and attempt == self._rendezvous_handler.attempt:

@@ -255,7 +255,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
             return ""
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
         why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
-        message = message if by_hand else f"stopped because of {why}"
+        message = message if by_hand or outcome.cause == "stopped" else f"stopped because of {why}"
         logs = f"logs of this node in {folder}"
     # After a stop, no rank's log explains the end, whichever rank ended first.
     elif outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":

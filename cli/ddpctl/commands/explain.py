@@ -145,6 +145,9 @@ def ask(
         seen = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
         answers = tuple(one for one in seen if request in one.files.get(file, ""))
     if not answers:
+        (state,) = launcher.status(context, (run,))
+        if state.ended:
+            raise UnavailableError(f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run.name}")
         why = next((one.failure for one in seen if one.failure), "")
         raise UnavailableError(
             f"{run.name}: no node has answered in {timeout_s:g} s{f': {why}' if why else ''}",

@@ -143,7 +143,7 @@ def launch(
 ) -> None:
     """Start a training and follow it to its end.
 
-    The exit code is that of the run. After the first Ctrl-C, the ranks save and stop, and the exit code is 130. The
+    The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
     second Ctrl-C kills the ranks. If ddpctl ends, the run saves and ends too. With --detach, the run continues. With
     --resume, a program or arguments given here replace those of the earlier run.
 

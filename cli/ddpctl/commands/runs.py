@@ -87,7 +87,10 @@ def logs(
     raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colours, on a terminal.")] = False,
     timestamps: Annotated[
         bool,
-        typer.Option("--timestamps", help="Print each line's time (its node's clock). Without -f, sort by time."),
+        typer.Option(
+            "--timestamps",
+            help="Print each line's time (its node's clock), sorted without -f. Omits lines without a time.",
+        ),
     ] = False,
 ) -> None:
     """Print a run's logs, one node after another.
@@ -178,7 +181,7 @@ def resume(run: WholeRunName) -> None:
 def attach(run: RunName = None, tail: Tail = None) -> None:
     """Follow a run to its end, as if it had been launched here.
 
-    The exit code is that of the run. After the first Ctrl-C, the ranks save and stop, and the exit code is 130. The
+    The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
     second Ctrl-C kills the ranks. To follow a run without stopping it by Ctrl-C, use ddpctl logs -f.
     """
     from ddpctl import launcher

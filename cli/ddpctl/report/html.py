@@ -45,6 +45,9 @@ $sections
 """)
 ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they have the default value
 MOST_EVENTS = 300
+NO_LOSS = (
+    "The run has recorded too few values of a loss for a plot. docs/script.md shows how a script reports its loss."
+)
 
 
 def render_page(
@@ -120,8 +123,10 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
     if found.spans:
         bars = gantt_chart(found.spans, phase_shares(found.spans), begin=begin, seconds=seconds)
         sections.append(("How the time was spent", f"{bars}{_key(marks)}"))
-    for heading, picture, key in history_plots(found.history, begin=begin, seconds=seconds, marks=marks):
-        sections.append((heading, f"{picture}{key}"))
+    plots = history_plots(found.history, begin=begin, seconds=seconds, marks=marks)
+    sections += [(heading, f"{picture}{key}") for heading, picture, key in plots]
+    if "Loss" not in {heading for heading, _, _ in plots}:
+        sections.append(("Loss", f"<p>{NO_LOSS}</p>"))
     if found.silent:
         text = "; ".join(found.silent)
         sections.append(("Nodes that did not answer", f"<p>{escape(secrets.redact_text(text, known))}</p>"))
@@ -140,7 +145,11 @@ def _key(marks: Sequence[Mark]) -> str:
     items = [f"<li>{format_duration(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
     if len(marks) > MOST_MARKS:
         items.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
-    return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(items)}</ul>' if items else ""
+    return (
+        f'<p class="key">Events, which are dashed lines in plots:</p><ul class="key">{"".join(items)}</ul>'
+        if items
+        else ""
+    )
 
 
 _CAUSES = {  # ddpwire.run_files.Cause

@@ -117,8 +117,10 @@ tell() {{
   _ddp_telling=0
   ((_ddp_told >= _ddp_wanted)) || tell
 }}
-trap '_ddp_warned=1; say "Slurm will end this job soon: the ranks save"; ((_ddp_wanted)) || _ddp_wanted=1; tell' USR1
-trap 'say "stopped on request: the ranks save"; ((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped; tell' USR2
+trap '_ddp_warned=1; say "Slurm will end this job soon: asking the ranks to save and end"
+  ((_ddp_wanted)) || _ddp_wanted=1; tell' USR1
+trap 'say "stopped on request: asking the ranks to save and end"; ((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped
+  tell' USR2
 trap 'say "interrupted: the ranks get SIGINT"; ((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped _ddp_signal=INT
   tell' INT
 trap '((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped

@@ -457,4 +457,6 @@ def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
         if len(words := line.split()) == 5
     ]
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
-    return ConfigError(f"Slurm rejects the job ({asked}): {reason}{listing}")
+    has_gpus = not there or any(not one.endswith("no GPU") for one in there)
+    cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
+    return ConfigError(f"Slurm rejects the job ({asked}): {reason}{listing}", hint=cpu)
