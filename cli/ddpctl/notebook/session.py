@@ -191,7 +191,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
         left = (
             "" if run_store.has_checkpoint(found) else ", which left no checkpoint: the run starts from the beginning"
         )
-        context.emit(f"continuing from {found.name}{left}")
+        context.emit(f"continuing from run '{found.name}'{left}")
     return found
 
 
