@@ -363,7 +363,7 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
 
 
 # On Kaggle, the output of an earlier notebook version can be an input of the session. Inputs are read-only, so a run in
-# an input is copied to the folder of runs before it is resumed.
+# an input is copied to the folder of all runs before it is resumed.
 
 
 def restore(found: Run, root: Path) -> Run:
