@@ -110,7 +110,8 @@ def row(case: Case, results: Results) -> str:
 
 def _told(result: Result) -> str:
     how = "still waiting" if result.code is None else f"exit code {result.code}"
-    return f"{how} after {result.seconds:.1f} s, and said: {result.said}"
+    message = "without a message" if result.said == "nothing" else f"with the message: {result.said}"
+    return f"{how} after {result.seconds:.1f} s, {message}"
 
 
 def main() -> None:

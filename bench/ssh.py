@@ -107,7 +107,7 @@ class Lab:
         return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
     def connect(self, row: str) -> tuple[float, float]:
-        """Return the time of `true` on all hosts."""
+        """Run the command `true` on all hosts. Return the wall time and the CPU time."""
         key = str(self.person.home / ".ssh" / "id_ed25519")
         blocks = "".join(f"Host {place}\n  User {user()}\n" for place in self.places) if row == BLOCKS else ""
         (self.person.home / ".ssh/config").write_text(blocks)

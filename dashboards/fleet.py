@@ -33,7 +33,7 @@ NOW = [
     number(
         "How many runs train?",
         "short",
-        "Runs with at least one node in the state training.",
+        "Runs that are training on at least one node.",
         q(f"count({of(TRAINING.name)} == 1) or vector(0)"),
     ),
     number("How many ranks run?", "short", "Running ranks of all runs.", q(f"sum({of('run:ddp_ranks_alive:sum')})")),

@@ -28,7 +28,7 @@ def main() -> None:
     if snapshot := found[0]:
         model.load_state_dict(snapshot["model"])
         first = snapshot["step"]
-        print(f"rank {rank} goes on after step {first}", flush=True)
+        print(f"rank {rank} continues after step {first}", flush=True)
 
     def save(step: int) -> None:
         if rank == 0:

@@ -49,8 +49,14 @@ CAUSES = (
 )
 
 
-def sentence(result: dict[str, Any], task: str) -> str:
-    """Return in one sentence why a task failed."""
+def failure_of(task: str) -> str:
+    """Return the first words about a failed task. ``task``: its name, such as ``firewall : Write the rules``."""
+    role, _, step = task.rpartition(" : ")
+    return f"{role}: the step '{step}' failed" if role else f"the step '{step}' failed"
+
+
+def sentence(result: dict[str, Any], failure: str) -> str:
+    """Return in one sentence why a task failed. ``failure``: the first words, if the cause is not a known one."""
     parts = [str(result.get(key) or "") for key in ("msg", "stderr", "module_stderr", "stdout")]
     parts += [str(item.get("msg") or "") for item in result.get("results", ()) if item.get("failed")]
     text = "\n".join(parts)
@@ -60,7 +66,7 @@ def sentence(result: dict[str, Any], task: str) -> str:
     if result.get("assertion"):
         return parts[0]
     lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]
-    return f"{task}: {lines[-1] if lines else 'no message'}"
+    return f"{failure}: {lines[-1] if lines else 'no message'}"
 
 
 class CallbackModule(CallbackBase):
@@ -77,8 +83,8 @@ class CallbackModule(CallbackBase):
     def _line(self, result: Any, word: str, text: str, color: str | None = None) -> None:
         self._display.display(f"{result._host.get_name():<12} {word:<8} {text}", color=color)
 
-    def _fail(self, result: Any, task: str) -> None:
-        self._failed[result._host.get_name()] = why = sentence(result._result, task)
+    def _fail(self, result: Any, failure: str) -> None:
+        self._failed[result._host.get_name()] = why = sentence(result._result, failure)
         self._line(result, "failed", why, color="red")
 
     def v2_runner_on_ok(self, result: Any) -> None:
@@ -93,7 +99,7 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Print why a task failed. The machine has then failed."""
         if not ignore_errors:
-            self._fail(result, result._task.get_name().replace(" : ", ": "))
+            self._fail(result, failure_of(result._task.get_name()))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Print why a machine cannot be reached."""

@@ -318,6 +318,7 @@ _PHRASES = (
     (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
     (r"but found another document", "the file has several documents; only one is allowed"),
     (r"found unexpected end of stream", "the closing quote of this text is missing"),
+    (r"expected the node content", "a value is missing before this; check the brackets and the quotes"),
 )
 
 

@@ -104,7 +104,7 @@ def explain_outcome(
     elif cause == "failed" and LOST_PEER.search(outcome.message):
         if early := _ended_before(events, outcome):
             cause, rank, node = "ended_early", early.rank, early.node
-            sentence += f"; others waited for rank {rank} (node {node}), which had exited with 0"
+            sentence += f"; other ranks waited for rank {rank} (node {node}), which had exited with 0"
         else:
             sentence += "; its connection to another rank was lost, but no other rank is known to have ended earlier"
     if nan := explain_not_finite(events):

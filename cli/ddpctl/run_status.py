@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
-from ddpwire.machine import format_ranges
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
 
 State = Literal[
@@ -169,7 +169,7 @@ def _not_ended(nodes: Iterable[NodeState]) -> str:
 
 
 def _ranks(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, to=' to ', joint=', ')}"
+    return f"rank{'s' * (len(ranks) > 1)} {enumerate_ranges(ranks)}"
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:

@@ -274,7 +274,7 @@ def note_stop(run: Run, by: str) -> None:
 
 
 def stopped_by(run: Run) -> str | None:
-    """Return who stopped the run from this machine, or None."""
+    """Return who stopped the run with ddpctl on this machine, such as ``you (Ctrl-C)``, or None if nobody did."""
     try:
         return str(parse_json(read_record(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):

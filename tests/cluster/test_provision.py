@@ -95,7 +95,8 @@ def test_fresh_machines_become_nodes(site: Site) -> None:
     assert len(re.findall(rf"^{hosts[0]} +changed ", made, re.M)) == 13, said
     notes = set(re.findall(rf"^{hosts[0]} +note +(.*)$", said, re.M))
     assert notes == {
-        "firewall: without systemd nothing loads the rules at boot: nft --file /etc/nftables.d/ddpctl.nft does",
+        "firewall: without systemd, nothing loads the rules at boot: "
+        "run nft --file /etc/nftables.d/ddpctl.nft after each boot",
         "gpu: no NVIDIA GPU here: driver, toolkit and dcgm-exporter are left out",
         "clock: a container has its host's clock: chrony is installed and not started",
         "limits: a container has its host's kernel: sysctls and hugepages are not set",
@@ -173,8 +174,8 @@ def test_verify_says_what_would_keep_a_run_from_starting(site: Site) -> None:
     second.sh("rm /home/ddp/.ssh/authorized_keys")
     said = site.run("ddpctl", "provision", "--login", "root", "--verify", "--tags", "firewall,user", code=69)
     assert said.splitlines()[-3:] == [
-        f"{first.address}: no firewall: whoever reaches this machine's ports while it trains can run code on it: "
-        "ddpctl provision --tags firewall",
+        f"{first.address}: no firewall: while this machine trains, anybody who can connect to its ports "
+        "can run code on it: ddpctl provision --tags firewall",
         f"{second.address}: the user ddp is not there, or lacks a key of yours: ddpctl provision --tags user",
         f"ddpctl: 2 of 2 hosts are not ready: {first.address}, {second.address}",
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.wording import Wording
 
 PLUGINS = Path(__file__).parents[2] / "ansible" / "callback_plugins"
-TASK = "firewall: Write the rules"
+TASK = "firewall : Write the rules"
 RESULTS = [
     {"msg": "Failed to connect to the host via ssh: root@10.0.0.2: Permission denied (publickey,password)."},
     {"msg": "Failed to connect to the host via ssh: ssh: connect to host box2 port 22: No route to host"},
@@ -29,7 +29,8 @@ RESULTS = [
 # In a process of its own: Ansible replaces sys.intern for good, which torch cannot bear.
 CODE = """
 import json, sys, sentences
-print(json.dumps([sentences.sentence(result, sys.argv[1]) for result in json.load(sys.stdin)]))
+failure = sentences.failure_of(sys.argv[1])
+print(json.dumps([sentences.sentence(result, failure) for result in json.load(sys.stdin)]))
 """
 
 

@@ -97,7 +97,7 @@ def test_only_what_was_reported_is_plotted() -> None:
 def test_nodes_that_have_the_same_are_one_column() -> None:
     here = {"host": "box1", "torch": "2.10"}
     same = environments_table({0: here, 1: {**here, "host": "box2"}, 3: here})
-    assert "<th>nodes 0 to 1, 3</th>" in same
+    assert "<th>nodes 0, 1 and 3</th>" in same
     assert "<tr><th>host</th><td>box1, box2</td></tr><tr><th>torch</th><td>2.10</td></tr>" in same
     other = environments_table({0: here, 1: {**here, "torch": "2.9"}})
     assert '<tr class="other"><th>torch</th><td>2.10</td><td>2.9</td></tr>' in other

@@ -59,7 +59,13 @@ def test_choose(failures, silent_s, settled, chosen):
         pytest.param(Failure(node=0, rank=1, status=138), 138, "stopped", True, id="exit-138"),
         pytest.param(KILLED, 137, "killed", True, id="sigkill"),
         pytest.param(
-            Failure(node=1, rank=3, status=137, error="ddptrain: a worker ended"), 137, "killed", True, id="exit-137"
+            Failure(
+                node=1, rank=3, status=137, error="ddptrain: a worker process that reads images ended unexpectedly"
+            ),
+            137,
+            "killed",
+            True,
+            id="exit-137",
         ),
         pytest.param(ABORTED, 134, "killed", True, id="sigabrt"),
         pytest.param(

@@ -129,7 +129,7 @@ def test_six_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Pat
     again = ddprun(run_dir, "--nproc-per-node", "2", *shape, str(done + 1))
     output, _ = again.communicate(timeout=TIMEOUT_S)
     assert again.returncode == 0, output
-    step = int(re.findall(r"rank 0 goes on after step (\d+)", output)[0])
+    step = int(re.findall(r"rank 0 continues after step (\d+)", output)[0])
     assert done * 500 <= step < (done + 1) * 500
     assert re.findall(r"epoch (\d+)/", output) == [str(done + 1)]
 
@@ -155,7 +155,7 @@ def test_nodes_that_do_not_share_a_folder_resume_from_rank_0s_checkpoint(tmp_pat
     run(loop, "--epochs", "1")
     assert [bool(list(tmp_path.glob(f"node-{node}/**/snapshot.pt"))) for node in (0, 1)] == [True, False]
     output = run(loop, "--epochs", "2")
-    assert sorted(re.findall(r"rank (\d) goes on after step (\d+)", output)) == [("0", "20"), ("1", "20")], output
+    assert sorted(re.findall(r"rank (\d) continues after step (\d+)", output)) == [("0", "20"), ("1", "20")], output
     assert "different steps" not in output
 
     script = tmp_path / "own.py"

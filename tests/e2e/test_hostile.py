@@ -54,7 +54,7 @@ def test_ctrl_c_reaches_a_ddprun_that_is_still_to_come(slow_python: str) -> None
     """Its wrapper, a bash that waits for a program, would pass over SIGINT."""
     process = start("launch", "-f", slow_python, "--nodes", "2", "--name", "late", "--", IDLE)
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("run late: "):
+    while not process.stdout.readline().startswith("run 'late': "):
         assert process.poll() is None
     # Only from here on ddpctl stops the nodes itself; before, they end with their lifeline, when they have begun.
     wait_until(lambda: any("logs" in one.cmdline() for one in psutil.Process(process.pid).children()), "its log")

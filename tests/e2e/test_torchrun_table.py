@@ -89,7 +89,7 @@ CASES = {
         env={"OMP_NUM_THREADS": "1"},
         executed=True,
     ),
-    "a script elsewhere, sys.exit(3)": Case(
+    "a script in another folder, sys.exit(3)": Case(
         command=("elsewhere/above_torch.py", "x"),
         env={"PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1"},
         executed=True,
@@ -115,7 +115,7 @@ CASES = {
 
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
-AGAIN = "ddprun starts killed ranks again. After three attempts without progress it exits with 75."
+AGAIN = "ddprun restarts killed ranks. After three attempts without progress, it exits with 75."
 STOPPED = "A stopped run is not a success: ddprun exits with 143, and names the rank that ended first."
 OWN_STORE = (
     "If there is only one rank, it serves its own store under ddprun. "
@@ -151,7 +151,7 @@ REASONS = {
         "then to 1."
     ),
     "one rank: PET_NNODES": "The PET_* variables are for ddprun: a launcher that the script starts must not read them.",
-    "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts ddprun starts killed ranks again.",
+    "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts, ddprun restarts killed ranks up to 1000 times.",
     "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun forwards all signals that request a stop.",
     "one rank: further variables": "They name the network interface and the files for metrics, events and heartbeats.",
     "two ranks: hash('a') differs from rank to rank": "Forked ranks have one hash seed: sets have the same order.",
@@ -311,7 +311,7 @@ HEAD = """\
 
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
 values that are long, or that depend on Python or the machine. In the rows of `two ranks`, ddprun runs with
-`--no-prefix`.
+`--no-prefix`. Names in capitals are environment variables. The test sets `EXTRA` for the launcher.
 
 """
 

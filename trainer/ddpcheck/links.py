@@ -11,8 +11,9 @@ exchanges. Other work on the machine can make an exchange slower, but never fast
 * A suspected node is measured again on its best link. The link is compared with the best of the other links of the
   node at its far end.
 * A suspected link is measured again. It is compared with the best of the other links of each of its two nodes.
-* All of these links are measured three times, one link at a time. Each time, only the slowest of the links for
-  comparison counts. The suspect is reported if its best figure is below half of the median of these slowest figures.
+* All of these links are measured three times, one link at a time. Of the suspect's three figures, the best counts. Of
+  the other links, the slowest one of each time counts. The suspect is reported if its best figure is below half of the
+  median of these three slowest figures.
 * If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
   pairs). Then no comparison is possible, and none of these nodes or links is reported.
 """

@@ -9,9 +9,9 @@ Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I
 0. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
 ``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
 
-Two more keys are used if lost nodes are replaced. A node that is stopped sets ``N/leaving/NODE``. ``history`` has all
-failed attempts, and each node keeps a copy of it. If node 0 is lost, the other nodes write their copy into the store of
-the next node 0.
+Two more keys are used if lost nodes are replaced. A node that has been asked to stop sets ``N/leaving/NODE``.
+``history`` has all failed attempts, and each node keeps a copy of it. If node 0 is lost, the other nodes write their
+copy into the store of the next node 0.
 """
 
 import json

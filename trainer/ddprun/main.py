@@ -249,18 +249,19 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     Otherwise the other nodes log which node failed. Nodes that were started ``by_hand`` all log the reason, because
     each has its own terminal window. Pure.
     """
-    reporter, message, logs = _reporting_node(outcome), outcome.message, f"logs in {folder}"
+    reporter, message, logs = _reporting_node(outcome), outcome.message, f"the logs of node {node} are in {folder}"
     if reporter not in (None, node) and outcome.node != node:
         if on_one_machine and not by_hand:
             return ""
-        why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
-        why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
-        message = message if by_hand or outcome.cause == "stopped" else f"stopped because of {why}"
-        logs = f"logs of this node in {folder}"
+        lost = f"stopped because node {outcome.node} was lost"
+        why = lost if outcome.rank is None else f"stopped because rank {outcome.rank} on node {reporter} failed"
+        if outcome.node is None:
+            why = f"stopped; the log of node {reporter} shows why"
+        message = message if by_hand or outcome.cause == "stopped" else why
     # After a stop, no rank's log explains the end, whichever rank ended first.
     elif outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
-    return f"{message} (exit code of the run is {outcome.code}; {logs})"
+    return f"{message} (the run's exit code is {outcome.code}; {logs})"
 
 
 def _reporting_node(outcome: Outcome) -> int | None:

@@ -81,11 +81,12 @@ class RankPlace:
 
     def _describe(self, other: str, place: str) -> str:
         first, second = sorted((self.rank, other), key=int)
-        both = f"ranks {first} and {second} both"
+        both = f"ranks {first} and {second}"
         if os.getpid() == self.pid:
             advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
-            return f"{both} call init_process_group as {place}: {advice}"
-        return f"{both} start ranks of their own, so two processes call init_process_group as {place}: {AS_ONE_RANK}"
+            return f"{both} both call init_process_group as {place}: {advice}"
+        cause = f"{both} each run the script, which itself starts ranks"
+        return f"{cause}, so two processes call init_process_group as {place}: {AS_ONE_RANK}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""

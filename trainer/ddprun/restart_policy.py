@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpwire.exits import Exit, of_status, worth_a_retry
-from ddpwire.machine import format_ranges
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import Outcome, read_outcome
 
 # How many seconds to wait for the cause after these exit codes, because Python takes time to exit.
@@ -97,8 +97,8 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     who = f"rank {rank} on node {failure.node}"
     # The ranks that exited with 0 may have made this rank fail, but this is not certain.
     may_follow = bool(exited) and not failure.stopped_by and (failure.hung or failure.code in SETTLE_S)
-    ranks = f"rank{'s' * (len(exited) > 1)} {format_ranges(exited, to=' to ', joint=', ')}"
-    who = f"{ranks} had exited with 0; then {who}" if may_follow else who
+    ranks = f"rank{'s' * (len(exited) > 1)} {enumerate_ranges(exited)}"
+    who = f"{ranks} had exited with 0 when {who}" if may_follow else who
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}"
     stopped = describe_stop(failure.stopped_by, failure.stop_reason)

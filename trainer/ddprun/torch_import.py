@@ -1,8 +1,9 @@
-"""The script's first import of torch in a forked rank, which already has torch.
+"""Handles a script's first import of torch in a forked rank. ddprun has imported torch before the fork.
 
-As in an executed rank, sys.modules does not contain torch until the script imports it. The import puts torch's modules
-back. By then, code that script_environment.py does not read (an installed package) may have set variables that torch
-reads during its import. They have no effect in a forked rank, so ddprun prints their names.
+A finder removes torch from sys.modules, so that the script finds the same modules as after exec. When the script
+imports torch, the finder puts torch's modules back. By then, code that script_environment.py does not read (an
+installed package) may have set variables that torch reads during its import. They have no effect in a forked rank, so
+ddprun prints their names.
 """
 
 import contextlib

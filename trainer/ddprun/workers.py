@@ -92,7 +92,7 @@ class Workers:
 
     @property
     def forks(self) -> bool:
-        """Return whether the ranks are forked rather than executed."""
+        """Return True if the ranks are started with fork, or False if they are started with exec."""
         return self._fork and not self._exec_reason
 
     def start(

@@ -90,10 +90,10 @@ class CheckpointDirectory:
         return f"is renamed to {path.name}{SUFFIX_BAD}"
 
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:
-        """Delete all checkpoints except the newest ``keep``, the best one and ``written``. Return how many are left.
+        """Delete old checkpoints. Return how many checkpoints are left.
 
-        The best one is an exception only if ``keep_best`` is set. If ``keep`` is 0, no checkpoint is deleted. Raises
-        OSError.
+        Keep the newest ``keep`` and the checkpoint ``written``. If ``keep_best`` is set, keep the best one too. If
+        ``keep`` is 0, delete nothing. Raises OSError.
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []

@@ -40,6 +40,6 @@ def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> 
         trace = dump()
         path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
     except (OSError, RuntimeError) as error:
-        log(f"the collectives of rank {rank} were not recorded: {error}")
+        log(f"cannot write the last collectives of rank {rank}: {error}")
         return
-    log(f"the last collectives of rank {rank} are in {path}")
+    log(f"wrote the last collectives of rank {rank} to {path}")

@@ -74,7 +74,8 @@ class TrainingSize:
             bucket_bytes, buckets = weights, f"{count} {width} bytes: a second copy of the gradients"
         kept = f"kept for the backward pass, for a batch of {self.batch_size}"
         kept = kept if self.activations is not None else "not known without --model and --batch-size"
-        how = f"{count} {state:g} bytes: {moments} for each parameter ({self.optimizer}){states_shared}"
+        values = f"{moments} value{'s' * (moments != 1)}"
+        how = f"{count} {state:g} bytes: {values} for each parameter ({self.optimizer}){states_shared}"
         rows: list[tuple[str, float | None, str]] = [
             ("parameters", weights, f"{count} {width} bytes{shared}"),
             ("gradients", weights, f"{count} {width} bytes{shared}"),

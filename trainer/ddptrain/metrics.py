@@ -106,7 +106,10 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Record the seconds since the start: in each phase, in productive steps, and lost to each cause."""
+        """Record durations since this process started.
+
+        These are the seconds of each phase, the seconds of productive steps, and the seconds lost to each cause.
+        """
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():

@@ -1,10 +1,11 @@
 """Finds stragglers, which are ranks that the other ranks wait for. Compares the ranks' own times for a step.
 
-A rank's own time does not include the time in which it waits for other ranks. Every few steps, an all-reduce
-sends each rank's shortest own time since the last all-reduce to all ranks. If a rank itself is slow, all its steps are
-slow, so its shortest time is long. Another process on the rank's core slows down only some steps, so the shortest time
-does not change. The ranks read the result a few steps later, so that no rank waits for it. A rank is reported if it was
-slow in several comparisons in a row (see `StragglerPolicy`). It is reported again when it is no longer slow.
+A rank's own time does not include the time in which it waits for other ranks. Every few steps, the ranks exchange
+their shortest own times in an all-reduce. Each rank sends the shortest one since the last all-reduce. If a rank itself
+is slow, all its steps are slow, so its shortest time is long. Another process on the rank's core slows down only some
+steps, so the shortest time does not change. The ranks read the result a few steps later, so that no rank waits for it.
+A rank is reported if it was slow in several comparisons in a row (see `StragglerPolicy`). It is reported again when it
+is no longer slow.
 """
 
 import math

@@ -4,8 +4,7 @@ The heartbeat is a file of 24 bytes with three values:
 
 * the last step (int64)
 * the time at which that step ended (float64), on CLOCK_MONOTONIC, which all processes of a machine share
-* 1 + the number of the rank whose signal stopped the ranks (int64). 0 means that there was no signal, and -1 means that
-  the training is complete.
+* why the ranks stop (int64): 1 + K if rank K received a signal, -1 if the training is complete, otherwise 0
 
 The rank maps the file into its memory, so a write takes a microsecond, and the values remain after the rank has died.
 """

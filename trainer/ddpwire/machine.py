@@ -82,15 +82,28 @@ def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def format_ranges(numbers: Iterable[int], *, to: str = "-", joint: str = ",") -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Format whole numbers as ``0-2,5``, the kernel's format for lists of cores."""
-    runs: list[list[int]] = []
+    return ",".join("-".join(map(str, dict.fromkeys(ends))) for ends in _ranges(numbers))
+
+
+def enumerate_ranges(numbers: Iterable[int]) -> str:
+    """Format whole numbers for a sentence, as ``0, 2, 3 and 5 to 7``."""
+    parts: list[str] = []
+    for first, last in _ranges(numbers):
+        parts += [f"{first} to {last}"] if last - first > 1 else map(str, range(first, last + 1))
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+
+
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each range of consecutive numbers."""
+    ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            runs.append([number])
-    return joint.join(to.join(map(str, run)) for run in runs)
+            ranges.append((number, number))
+    return ranges
 
 
 def resource_limit(which: int) -> int | None:

@@ -204,7 +204,7 @@ def goodput(productive_s: float, unproductive_s: float) -> float | None:
 
 BUILD_INFO = _of_node(
     "ddp_build_info",
-    "Always 1; the labels are versions. image_digest: the container image as the launcher names it, or none.",
+    "Always 1; the labels are versions. image_digest: the digest in DDP_IMAGE, else DDP_IMAGE itself, or none.",
     labels={"version": (), "torch_version": (), "python_version": (), "image_digest": ()},
 )
 RUN_INFO = _of_node(

@@ -115,8 +115,8 @@ class ObjectStore:
         """Fetch the newest undamaged checkpoint, unless it is older than ``newest_here``.
 
         ``newest_here`` is the step of the folder's newest checkpoint, or None. Damaged checkpoints are removed from the
-        index, so that they are uploaded again. Raises StoreError if all checkpoints in the store are
-        damaged and the folder has no checkpoint.
+        index. Later checkpoints of the same steps can then be uploaded. Raises StoreError if all checkpoints in the
+        store are damaged and the folder has no checkpoint.
         """
         damaged: dict[int, StoreError] = {}
         for one in self.checkpoints():

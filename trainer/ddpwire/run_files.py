@@ -1,6 +1,6 @@
 """The files in a run's folder: where each file is, and how the programs read and write the files that they share.
 
-RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is beside the runs' folders
+RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is in RUN's parent folder
   run.json                 ddpctl's record (only ddpctl reads and writes it)
   starts                   one line for each time that a batch script has started the run (read_starts)
   store.secret             the secret with which the nodes sign the values in the run's store
@@ -218,8 +218,8 @@ def _known(kind: "type[NodeState | RankProcess | Outcome]", values: Mapping[str,
 def write_error(message: str, environ: Mapping[str, str]) -> None:
     """Write the error that ends this rank into the file that the launcher has named.
 
-    Do nothing if the launcher has named no file. An empty message means that the rank chose its exit code and no
-    exception ended the rank. An empty message never replaces a message that the file already has.
+    Do nothing if the launcher has named no file. An empty message means that the rank called ``sys.exit``
+    with a number. An empty message never replaces a message that the file already has.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -357,8 +357,8 @@ def read_starts(text: str) -> tuple[Start, ...]:
 # ---- Where Prometheus finds a run's metrics, in the format of its file_sd
 # (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config).
 #
-# The files are in the folder ``.targets`` beside the runs' folders: one per run, or one per node if the nodes write
-# them. A file exists until its run has ended.
+# The files are in the folder ``.targets``, in the parent folder of the runs' folders: one per run, or one per node if
+# the nodes write them. A file exists until its run has ended.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpctl.commands.arguments import Json, SshTarget, open_context, print_result
 from ddpctl.commands.launch import File
 from ddpctl.errors import ConfigError
-from ddpctl.text import one_line, table
+from ddpctl.text import one_line, quote, table
 
 if TYPE_CHECKING:
     from ddpctl.config import Settings
@@ -48,7 +48,8 @@ def hosts_table(found: "Sequence[HostReport]") -> list[str]:
         if report.failure:
             lines.append(one_line(f"{report.host} does not answer: {report.failure}"))
         if report.waiting:
-            lines.append(one_line(f"{report.host}: waiting launches: {', '.join(report.waiting)}"))
+            waiting = ", ".join(map(quote, report.waiting))
+            lines.append(one_line(f"{report.host}: launches that wait for GPUs: {waiting}"))
     return lines
 
 

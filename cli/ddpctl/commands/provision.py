@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpctl.config import Settings
     from ddpctl.provision import Playbook
 
-FOLDER = ".provision"  # beside the runs, in the same state directory
+FOLDER = ".provision"  # in the state directory, which also has the runs' folders
 MACHINE = "The machine (a host of the target, or another machine)"
 
 

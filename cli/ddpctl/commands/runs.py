@@ -313,7 +313,7 @@ def pull(
         typer.Option("--into", metavar="FOLDER", help="The folder to copy to [default: output in the run's folder]."),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Copy only the checkpoint with the highest test accuracy.")
+        bool, typer.Option("--best", help="Of the checkpoints, copy only the one with the highest test accuracy.")
     ] = False,
 ) -> None:
     """Copy a run's checkpoints, logs and weights to this machine.

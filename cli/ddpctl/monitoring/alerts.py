@@ -237,7 +237,8 @@ and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has sent no "
             "heartbeat for {{ $value | humanizeDuration }}",
-            description="Of several silent ranks the one that is silent for longest hangs, and the others wait for it.",
+            description="If several ranks are silent, the one with the oldest heartbeat hangs, "
+            "and the others wait for it.",
         ),
         critical(
             name="DdpRanksMissing",
@@ -255,7 +256,7 @@ and on ({RUN}) {by_run("max", "ddp_world_size")} > 0""",
             expr='up{job="ddp"} == 0',
             hold_s=120,
             summary="node {{ $labels.node }} of {{ $labels.job_id }} does not answer at {{ $labels.instance }}",
-            description="The node is gone, its network is, or the run ended and its target was left behind.",
+            description="The node or its network failed, or the run has ended but its targets file still exists.",
         ),
     )
 
@@ -287,7 +288,8 @@ run:ddp_productive:ratio1h < {limits.ettr:g}
 and on ({RUN}) time() - {by_run("min", "ddp_job_start_timestamp_seconds")} > 3600""",
             hold_s=900,
             summary="{{ $labels.job_id }} trained in {{ $value | humanizePercentage }} of the last hour",
-            description="The rest went to starts, restores, checkpoints and evaluation: the dashboard says to which.",
+            description="The rest went to starts, restores, checkpoints and evaluation. "
+            "The dashboard shows how much each took.",
         ),
     )
 
@@ -306,21 +308,23 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"{by_run('sum', 'increase(ddp_checkpoint_failures_total[15m])', keep='op, reason')} > 0",
             hold_s=0,
             summary="{{ $labels.job_id }} could not {{ $labels.op }} a checkpoint: {{ $labels.reason }}",
-            description="Until one is written, work that is done can be lost.",
+            description="If the run ends before a checkpoint is written, the steps since the last one are lost.",
         ),
         critical(
             name="DdpNonfinite",
             expr=f"{by_run('sum', 'increase(ddp_nonfinite_total[15m])', keep='where')} > 0",
             hold_s=0,
             summary="the {{ $labels.where }} of {{ $labels.job_id }} is not finite any more",
-            description="Training on would spoil the model; ddptrain ends the run, a script of your own may not.",
+            description="If the training continues, its weights become NaN. "
+            "ddptrain ends the run, but your own script may not.",
         ),
         critical(
             name="DdpRestartStorm",
             expr=f"{by_run('max', 'sum without (reason) (increase(ddp_restarts_total[1h]))')} >= {limits.restarts:g}",
             hold_s=0,
             summary="{{ $labels.job_id }} has started again {{ $value | humanize }} times within an hour",
-            description="Something fails again and again; each start costs its time and the steps since a checkpoint.",
+            description="The run fails repeatedly. "
+            "Each restart takes time and loses the steps since the last checkpoint.",
         ),
     )
 

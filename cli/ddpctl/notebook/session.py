@@ -191,7 +191,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
         left = (
             "" if run_store.has_checkpoint(found) else ", which left no checkpoint: the run starts from the beginning"
         )
-        context.emit(f"continuing from {found.name}{left}")
+        context.emit(f"continuing from run '{found.name}'{left}")
     return found
 
 
@@ -363,7 +363,7 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
 
 
 # On Kaggle, the output of an earlier notebook version can be an input of the session. Inputs are read-only, so a run in
-# an input is copied to the folder of runs before it is resumed.
+# an input is copied to the folder of all runs before it is resumed.
 
 
 def restore(found: Run, root: Path) -> Run:

@@ -17,7 +17,7 @@ from ddpctl.text import format_duration, number, one_line, plain
 from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
-from ddpwire.machine import format_ranges
+from ddpwire.machine import enumerate_ranges
 
 LAST_LINES, MOST_MARKS = 40, 20
 
@@ -178,10 +178,7 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
         shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, known).items()}
         hosts[node] = shown.pop("host", "?")
         groups.setdefault(tuple((_NAMES.get(key, key), value) for key, value in shown.items()), []).append(node)
-    head = "".join(
-        f"<th>node{'s' * (len(nodes) > 1)} {format_ranges(nodes, to=' to ', joint=', ')}</th>"
-        for nodes in groups.values()
-    )
+    head = "".join(f"<th>node{'s' * (len(nodes) > 1)} {enumerate_ranges(nodes)}</th>" for nodes in groups.values())
     cells = (", ".join(dict.fromkeys(hosts[node] for node in nodes)) for nodes in groups.values())
     rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"]
     for key in dict.fromkeys(key for facts in groups for key, _ in facts):
@@ -234,7 +231,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
     shown = list(events)
     if len(shown) > MOST_EVENTS:
         left_out = len(shown) - MOST_EVENTS
-        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events between these are left out</td></tr>')
+        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events are left out here</td></tr>')
         shown = shown[: MOST_EVENTS // 2] + shown[-MOST_EVENTS // 2 :]
     for index, event in enumerate(shown):
         who = f"node {event.node}" if event.rank is None else f"node {event.node}, rank {event.rank}"

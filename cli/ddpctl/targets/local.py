@@ -253,7 +253,7 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
 
 
-_ON_MIG = "CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks"
+_ON_MIG = "CUDA_VISIBLE_DEVICES names MIG instances, but only a job with one GPU can use a MIG instance"
 
 
 def _asked(job: JobSpec) -> str:
@@ -303,7 +303,7 @@ else
     0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
     6 | 127) ;; # 6: no device; 127: no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: mend the driver," \\
+      echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: repair the driver," \\
         "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
       exit 69
       ;;

@@ -409,7 +409,8 @@ def _requeued_s(history: History) -> float:
 def _counted(history: History, name: str) -> int:
     """Return the value of a counter of the run, summed over its labels.
 
-    The counter of each node covers the whole run. So the result is the highest value, not the sum over the nodes.
+    Each node counts for the whole run, not only for itself. So the result is the highest value, not the sum over the
+    nodes.
     """
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip

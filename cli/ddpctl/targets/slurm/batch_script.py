@@ -202,7 +202,7 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
     )
 
 
-_NOT_SHARED = "$DDP_RUN_DIR is not the head node's: set RUN_DIR to a folder that all nodes share"
+_NOT_SHARED = "$DDP_RUN_DIR is not the same folder as on the head node: set RUN_DIR to a folder that all nodes share"
 _CHECK = """\
 # Check that every node sees the run's folder and has what the run needs, before any rank starts.
 _ddp_token=$_ddp_run_dir/seen-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}

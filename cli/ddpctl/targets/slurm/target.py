@@ -160,7 +160,7 @@ class SlurmTarget(Target):
         return done.returncode == 0
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
-        """Return the folder of runs on the cluster. Raises ConfigError.
+        """Return the folder that contains all runs on the cluster. Raises ConfigError.
 
         Return nothing if the run's files are in the folder of its record.
         """

@@ -55,14 +55,17 @@ class Judgement:
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error with the problems of all hosts. ``need``: how many hosts are needed."""
-        bad = sum(map(bool, self.wrong))
+        number, bad = len(self.hosts), sum(map(bool, self.wrong))
         kinds = [kind for one in self.wrong for kind, _, _ in one]
         order = (UnavailableError, ConfigError, NoInputError)
         kind = next(kind for kind in order if any(issubclass(one, kind) for one in kinds))
-        head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
-        head += "is not ready" if bad == 1 else "are not ready"
-        if need < len(self.hosts):
-            head += f", and {need} {'is' if need == 1 else 'are'} needed"
+        head = "" if dry_run else "nothing was started: "
+        if need < number:
+            good = number - bad
+            head += f"{'only ' if good else ''}{good} of {number} hosts {'is' if good == 1 else 'are'} ready, "
+            head += f"but {need} {'is' if need == 1 else 'are'} needed"
+        else:
+            head += f"{bad} of {number} hosts {'is' if bad == 1 else 'are'} not ready"
         found = zip(self.hosts, self.wrong, strict=True)
         sentences = [one_line(f"{host.address}: {text}") for host, wrong in found for _, _, text in wrong]
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)

@@ -1,9 +1,9 @@
 """Copies the project's folder to hosts. Only files whose size, modification time or executable bit differs are sent.
 
 The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). rsync
-sends only the changed parts of files. It is used if both machines have it, and if the changed files that the host has
-in older versions exceed 1 MB in total. A host keeps one copy of each project. Each run gets hard links to the files of
-this copy, so that a later sync does not change the files of the run.
+sends only the changed parts of files. ddpctl uses rsync if both machines have it, and if more than 1 MB of changed
+files would replace older versions on the host. A host keeps one copy of each project. Each run gets hard links to the
+files of this copy, so that a later sync does not change the files of the run.
 """
 
 import hashlib
@@ -69,8 +69,8 @@ class Copy:
     def suits_rsync(self, project: Project) -> bool:
         """Return whether to use rsync, which sends only the changed parts of files.
 
-        Both machines must have rsync. The changed files that the host has in older versions must exceed ``_LITTLE``
-        bytes in total.
+        Both machines must have rsync, and more than ``_LITTLE`` bytes of changed files must replace older versions on
+        the host.
         """
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE

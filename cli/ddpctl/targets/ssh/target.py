@@ -329,7 +329,7 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
-        """Return the folder of runs on each host that has or had a node of the run."""
+        """Return the folder that contains all runs, on each host that has or had a node of the run."""
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         root = f"{self.options.home.rstrip('/')}/runs"
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
