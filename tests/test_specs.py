@@ -5,6 +5,7 @@ says; ``make specs`` writes them again.
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from dashboards import fleet, run
@@ -18,6 +19,7 @@ from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
 from ddpwire.events import KINDS
 from ddpwire.metrics import CATALOGUE, Metric
+from ddpwire.series import LoopSeries
 
 ROOT = Path(__file__).parent.parent
 KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle/ddpctl.yaml
@@ -63,10 +65,16 @@ Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make spec
 
 Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md)
 explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains which labels exist and which series can be
-summed. The metrics of a rank, set by ddptrain or by a script with [ddpwire.script](script.md), have the label `rank`.
-A script's own metrics (prometheus_client) are exported too. Counters keep their values across restarts and requeues
-in the same folder. The gauges of a rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and
-`_count`. See also [events](events.md).
+summed. ddprun sets the metrics of a node, with any script. ddptrain sets the metrics of a rank, which have the label
+`rank`. A script with [ddpwire.script](script.md) sets only the metrics with "yes" in the column "script": those of
+checkpoints when it calls `saved()`, the others when it calls `progress()`. A script's own metrics (prometheus_client)
+are exported too. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank that
+has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also [events](events.md).
+"""
+BY_RANK_0 = """\
+
+In ddptrain, only rank 0 sets these metrics. With ddpwire.script, each rank sets what it passes to `progress()` or
+`saved()`. So if all ranks call `progress(loss=...)`, `ddp_loss` has one series per rank: the last loss of this rank.
 """
 
 
@@ -95,14 +103,26 @@ events are lost and training continues. A file of 4 MB is renamed to `events.1.j
 def metrics_page() -> str:
     """docs/metrics.md."""
     text = PAGE
-    for title, of in (
-        ("Of a node", lambda metric: metric.set_by == "ddprun"),
-        ("Of a rank", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
-        ("Of the training, set by rank 0", lambda metric: metric.by_rank_0),
+    for title, more, of in (
+        ("Of a node", "", lambda metric: metric.set_by == "ddprun"),
+        ("Of a rank", "", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
+        ("Of the training", BY_RANK_0, lambda metric: metric.by_rank_0),
     ):
-        rows = [row(metric) for metric in CATALOGUE if of(metric)]
-        text += f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n{''.join(rows)}"
+        found = [metric for metric in CATALOGUE if of(metric)]
+        scripts = set_by_scripts() if found[0].set_by == "ddptrain" else None
+        column, line = ("", "") if scripts is None else (" script |", "---|")
+        text += f"\n## {title}\n{more}\n| metric | type | labels |{column} meaning |\n|---|---|---|{line}---|\n"
+        text += "".join(row(metric, scripts) for metric in found)
     return text
+
+
+def set_by_scripts() -> set[str]:
+    """The metrics of a script that calls all that ddpwire.script has."""
+    with mock.patch("ddpwire.series.series_of") as made:
+        loop = LoopSeries()
+        loop.step(1, samples=1, total=1, loss=0.0, lr=0.1, epoch=1)
+        loop.saved(1, 1)
+    return {call.args[0].name for call in made.call_args_list}
 
 
 def events_page() -> str:
@@ -110,10 +130,11 @@ def events_page() -> str:
     return EVENTS_PAGE + "".join(f"| `{name}` | {what} |\n" for name, what in KINDS.items())
 
 
-def row(metric: Metric) -> str:
+def row(metric: Metric, scripts: set[str] | None = None) -> str:
     labels = [f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items()]
     needs = " Needs a GPU." if metric.needs_gpu else ""
-    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {metric.help}{needs} |\n"
+    script = "" if scripts is None else " yes |" if metric.name in scripts else " - |"
+    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} |{script} {metric.help}{needs} |\n"
 
 
 BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())

@@ -218,7 +218,12 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
-        return status(state=state, message=outcome.message, code=outcome.code, outcome=outcome)
+        why = next((one.state.last_failure for one in nodes if one.state and one.state.last_failure), "")
+        restarted = outcome.code == 0 and outcome.attempt > 1 and why
+        message = (
+            f"{outcome.message}; attempt {outcome.attempt} was started because {why}" if restarted else outcome.message
+        )
+        return status(state=state, message=message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
         return status(state="starting", message="no node has started yet")
     why = "on every node, ddprun ended without an outcome: it was killed, or could not start (see node.log)"

@@ -18,7 +18,8 @@ from ddpctl.schema import fields_of
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 ROOT = Path(__file__).parent.parent.parent
-PROMTOOL = shutil.which("promtool")
+GUIDE = ROOT / "docs/monitoring.md"
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 ALERTS = {alert.name: alert for alert in alerts(Limits())}
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
 
@@ -110,6 +111,27 @@ def test_the_pages_list_every_limit_and_every_recording() -> None:
     recorded = (ROOT / "docs/scraping.md").read_text()
     for rule in RECORDINGS:
         assert f"| `{rule.name}` | {rule.help} |\n" in recorded
+
+
+def test_the_queries_of_the_guide_ask_for_what_the_catalogue_has() -> None:
+    (block,) = re.findall(r"^```promql\n(.*?)^```$", (ROOT / "docs/scraping.md").read_text(), re.M | re.S)
+    queries = [line for line in block.splitlines() if not line.startswith("#")]
+    assert [faults(query) for query in queries] == [[]] * 4
+
+
+@pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason="needs prometheus and promtool (apt install prometheus)")
+def test_prometheus_has_the_flags_of_the_guide_and_its_scrape_jobs_are_valid(tmp_path: Path) -> None:
+    blocks = dict(re.findall(r"^```(\w+)\n(prometheus .*?|- \{.*?)^```$", GUIDE.read_text(), re.M | re.S))
+    assert PROMETHEUS
+    assert PROMTOOL
+    done = subprocess.run([PROMETHEUS, "--help"], capture_output=True, text=True)
+    for flag in re.findall(r"--[\w.-]+", blocks["sh"]):
+        assert f"{flag}=" in done.stdout + done.stderr
+    (tmp_path / "prometheus.yml").write_text(f"scrape_configs:\n{blocks['yaml']}")
+    done = subprocess.run(
+        [PROMTOOL, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("rule", [*RECORDINGS, *ALERTS.values()], ids=lambda rule: rule.name)

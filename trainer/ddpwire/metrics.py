@@ -75,7 +75,8 @@ LAST_STEP_TIME = _of_rank(
 )
 STEP_DURATION = _of_rank(
     "ddp_step_duration_seconds",
-    "Time of an optimizer step, measured by the clock on a CPU and by GPU events on a GPU.",
+    "Time of an optimizer step, measured by the clock on a CPU and by GPU events on a GPU; with ddpwire.script, the "
+    "time between two reported steps.",
     buckets=STEP_BUCKETS,
 )
 STEP_PHASE = _of_rank(
@@ -148,7 +149,7 @@ DEVICE_MEMORY = _of_rank(
 )
 LOSS = _of_rank_0(
     "ddp_loss",
-    "Mean training loss of the last epoch over all ranks; in your own script, each rank's last loss.",
+    "Mean training loss of the last epoch over all ranks; with ddpwire.script, the last loss that each rank reported.",
 )
 LEARNING_RATE = _of_rank_0("ddp_learning_rate", "The learning rate of the last step.")
 EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")
@@ -215,7 +216,10 @@ RUN_INFO = _of_node(
     labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
 JOB_STATE = _of_node(
-    "ddp_job_state", "1 for the state that this node is in, 0 for the others.", labels={"state": JOB_STATES}
+    "ddp_job_state",
+    "1 for the state that this node is in, 0 for the others; training: its ranks were started, even if the "
+    "script reports no steps (until the first reported step, ddpctl status shows running).",
+    labels={"state": JOB_STATES},
 )
 JOB_START = _of_node("ddp_job_start_timestamp_seconds", "When this node's ddprun started, in seconds since the epoch.")
 WORLD_SIZE = _of_node("ddp_world_size", "Number of ranks of the current attempt, over all nodes.")

@@ -81,6 +81,11 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
             for event in events
         )
         shown += ["", *(cut(f"{at}  {line}", width, plain=plain) for at, line in rows)]
+    if "lost" in shares and "training" not in shares:
+        shown += [
+            "",
+            "unknown: the time in which work was repeated after a failure, because the script reports no steps",
+        ]
     return shown
 
 

@@ -21,7 +21,10 @@ RUN = f"namespace, job_id, {IDENTITY}"
 NODE = "namespace, job_id, instance"
 LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
 RUNBOOKS = "https://github.com/ddpctl/ddpctl/blob/main/docs/alerts.md"
-RULES_HEAD = "# Made by ddpctl monitor. docs/alerts.md of ddpctl explains each alert, and what to do.\n"
+RULES_HEAD = (
+    "# Made by ddpctl monitor. It overwrites your edits: change limits with --limit. docs/alerts.md of ddpctl explains "
+    "each alert, and what to do.\n"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,7 @@ STEPS = Recording(
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
     expr=by_run("sum", "rate(ddp_samples_total[5m])"),
-    help="Training samples per second, over all ranks.",
+    help="Training samples per second, over all ranks. Too low in the first five minutes of a run.",
 )
 STEP_SECONDS = Recording(
     name="run:ddp_step_duration_seconds:mean5m",
@@ -159,7 +162,8 @@ RANKS_ALIVE = Recording(
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
     expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
-    help="The model's FLOPs per second, over all ranks. Divide by the GPUs' peak to get the utilization.",
+    help="The model's FLOPs per second, over all ranks. Divide by the GPUs' peak to get the utilization. "
+    "Too low in the first five minutes of a run.",
 )
 TRAINING = Recording(
     name="run:ddp_training:max",

@@ -16,7 +16,8 @@ from ddpctl.text import quote
 
 JOB = "ddp"
 HEAD = """\
-# Made by ddpctl monitor. To use your own Prometheus, add rule_files and the entries of scrape_configs to its file.
+# Made by ddpctl monitor. It overwrites your edits.
+# To use a Prometheus that you have, add rule_files and the entries of scrape_configs to its file.
 """
 TIMEOUT_S = 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
