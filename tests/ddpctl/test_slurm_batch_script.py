@@ -1,5 +1,6 @@
 """Slurm's batch script, run by bash against stand-ins (slurm_standins) for Slurm's programs and container runtimes."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,14 +257,21 @@ def test_each_start_is_written_down_and_those_of_an_earlier_job_are_not_kept(sta
     assert starts(ENVIRONMENT="")[0][1].startswith("@")
 
 
-def start(stand_ins: StandIns) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def start(stand_ins: StandIns) -> Iterator["subprocess.Popen[bytes]"]:
     """A job of one node, whose srun or ddprun a test has replaced; what scancel is asked is in the file ``told``."""
     told = stand_ins.folder / "told"
     (stand_ins.folder / "bin" / "scancel").write_text(f'#!/bin/bash\necho "$*" >>{told}\n')
     script = stand_ins.folder / "job.sh"
     script.write_text(render_script(stand_ins.plan(replace(JOB, nodes="1")), SlurmOptions()))
     env = stand_ins.environ | {"SLURM_JOB_NUM_NODES": "1"}
-    return subprocess.Popen(["/bin/bash", str(script)], env=env, cwd=stand_ins.folder, stderr=subprocess.PIPE)
+    argv = ["/bin/bash", str(script)]
+    with subprocess.Popen(argv, env=env, cwd=stand_ins.folder, stderr=subprocess.PIPE, process_group=0) as job:
+        try:
+            yield job
+        finally:  # a test that fails does not wait for its job
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
 
 
 def was_requeued(stand_ins: StandIns) -> bool:
@@ -372,8 +380,8 @@ def test_a_signal_while_srun_has_no_step_yet(stand_ins: StandIns, name: str, req
         assert job.stderr is not None
         until(started.exists)
         job.send_signal(getattr(signal, f"SIG{name}"))
-        while not re.search(rb"the ranks (save|get SIGINT)", job.stderr.readline()):
-            pass
+        while not re.search(rb"asking the ranks to save|the ranks get SIGINT", line := job.stderr.readline()):
+            assert line
         go.touch()
         assert job.wait(30) == 1
     assert not (stand_ins.folder / "told").exists()

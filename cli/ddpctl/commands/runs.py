@@ -127,7 +127,7 @@ def stop(
     kill: Annotated[bool, typer.Option("--kill", help="Kill the run at once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Stop every run that has not ended.")] = False,
 ) -> None:
-    """Stop a run. Its ranks save first.
+    """Stop a run. Its ranks are asked to save first.
 
     Ranks that have not ended after the grace period are killed. No process of the run remains.
     """
