@@ -37,7 +37,8 @@ def render_script(plan: Plan, options: SlurmOptions) -> str:
 
 
 def _header(plan: Plan, options: SlurmOptions) -> str:
-    python = ", and ddpctl[train] on each (PYTHON=/path/to/venv/bin/python sbatch ...)"
+    python = ", and ddpctl[train] on each"
+    python += "" if options.python else " (PYTHON=/path/to/venv/bin/python sbatch ...)"
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
     if not PurePath(plan.run_dir).is_absolute():
         lines += "\n#SBATCH --output=%x-%j.log"

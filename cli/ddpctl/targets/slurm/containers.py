@@ -84,11 +84,12 @@ def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
 
 def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
     given = shlex.quote(options.python) if options.python else "${PYTHON:-python3}"
+    key = "the key python of the target" if options.python else "PYTHON"
     return Runtime(
         setup=f"_ddp_python={given}\nexport _ddp_python\n",
-        needs="""\
+        needs=f"""\
 "$_ddp_python" -c 'import sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
-  lacks 66 "$_ddp_python has no ddpctl[train]: set PYTHON to one that has it, on every node"
+  lacks 66 "$_ddp_python has no ddpctl[train]: set {key} to one that has it, on every node"
 """,
         on_node=f'{PLAIN}exec "$@"\n',
         words='"$_ddp_python" -P -m ddprun',
