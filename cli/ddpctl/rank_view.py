@@ -138,7 +138,7 @@ class RankView:
 
     @property
     def runs(self) -> bool:
-        """Whether the rank computed, executed different code in different samples, or woke up often."""
+        """Whether the rank was active: it used CPU time, its samples show different code, or it woke up often."""
         woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
         places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
         computes = not self.unknown and 2 * sum(one.get("state") == "R" for one in self.states) > len(self.states)

@@ -104,7 +104,7 @@ def run_facts(config: NodeConfig) -> dict[str, str]:
 
 
 def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
-    """Raise NodeError if the run_facts in ``node_0``, the claim of node 0, differ from those of this node."""
+    """Raise NodeError if this node's run_facts differ from those in ``node_0``, which node 0 has published."""
     who = "this node" if config.node_rank == UNNUMBERED else f"node {config.node_rank}"
     for name, value in run_facts(config).items():
         if value != node_0[name]:

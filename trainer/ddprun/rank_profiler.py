@@ -26,7 +26,7 @@ _is_free.set()
 
 
 def end_recording() -> None:
-    """End the recording of another thread, if there is one, and wait until torch's profiler is free."""
+    """If another thread is recording, end its recording. Then wait until torch's profiler is free."""
     if not hasattr(_own_thread, "records"):
         _end.set()
         _is_free.wait(END_TIMEOUT_S)

@@ -271,7 +271,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def _host_of_ranks(self) -> str:
-        """Return node 0's name, or its address if nodes are replaced, because the name may lead to the old node."""
+        """Return node 0's name. If nodes are replaced, return its address: its name may still lead to the old node."""
         return self._route.address if self._config.is_replaced else self._config.master_addr
 
     def _raise_store_lost(self) -> NoReturn:

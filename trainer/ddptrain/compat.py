@@ -95,6 +95,6 @@ def storage_id(tensor: Tensor) -> int:
 
 
 def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return for how many ns per step DDP's communication overlaps the backward pass, or 0 if this is unknown."""
+    """Return how long DDP communicates during the backward pass of a step, in ns, or 0 if this is unknown."""
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))
