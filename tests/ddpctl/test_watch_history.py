@@ -21,9 +21,15 @@ def test_moments_go_evenly_from_the_first_row_to_the_last() -> None:
 
 def test_counters_grow_over_all_nodes_and_may_be_begun_anew() -> None:
     moments = (0.0, 10.0, 20.0, 40.0)
-    assert COURSE.rate("n", moments) == ((0 + 100) / 10, (200 + 100) / 10, (100 + 0) / 20)
+    assert COURSE.rate("n", moments) == ((50 + 100) / 10, (50 + 200) / 10, (0 + 100) / 20)
     assert COURSE.rate("none", moments) == (None, None, None)
     assert History(nodes={}).rate("n", moments) == ()
+
+
+def test_a_steady_counter_has_a_steady_rate_whatever_the_moments() -> None:
+    rows = tuple({"time": float(second), "n": 100.0 * second} for second in range(88))
+    steady = History(nodes={0: rows})
+    assert steady.rate("n", steady.moments(60)) == pytest.approx([100.0] * 59)
 
 
 def test_of_gauges_the_largest_counts() -> None:

@@ -8,7 +8,7 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ddpwire import metrics
 from ddpwire.history import TIME, Row
@@ -49,8 +49,12 @@ class History:
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
     def rate(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the rate per second of a counter, summed over the nodes, between each moment and the next."""
-        lines = [_increases(_held(rows, name, moments)) for rows in self.nodes.values()]
+        """Return the rate per second of a counter, summed over the nodes, between each moment and the next.
+
+        Between two rows, a counter grows evenly. Otherwise, a moment just before a row and one just after it would give
+        rates that differ much.
+        """
+        lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
         return tuple(
             None if (known := [one for one in grown if one is not None]) == [] else sum(known) / span
@@ -86,11 +90,25 @@ def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[floa
     return [known[place - 1][1] if place else None for place in places]
 
 
+def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
+    """Return how far a counter has grown at each moment, or None before its first value. It may restart from 0."""
+    known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
+    times = [time for time, _ in known]
+    steps = (after - before if after >= before else after for (_, before), (_, after) in pairwise(known))
+    grown = list(accumulate(steps, initial=known[0][1])) if known else []
+    found: list[float | None] = []
+    for moment in moments:
+        place = bisect.bisect_right(times, moment + 1e-6)
+        if place in (0, len(times)):
+            found.append(grown[-1] if place else None)
+        else:
+            share = (moment - times[place - 1]) / (times[place] - times[place - 1])
+            found.append(grown[place - 1] + max(0.0, share) * (grown[place] - grown[place - 1]))
+    return found
+
+
 def _increases(values: Sequence[float | None]) -> list[float | None]:
-    return [
-        None if after is None else after - (before or 0.0) if before is None or after >= before else after
-        for before, after in pairwise(values)
-    ]
+    return [None if after is None else after - (before or 0.0) for before, after in pairwise(values)]
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
