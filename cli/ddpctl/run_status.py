@@ -2,16 +2,19 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
 from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
+
+if TYPE_CHECKING:
+    from ddpwire.history import Row
 
 State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
@@ -59,22 +62,25 @@ def read_progress(text: str) -> Progress | None:
     rows = [row for row in every if metrics.LAST_STEP.name in row]
     if not rows:
         return None
-    first, last = rows[0], rows[-1]
+    steps = [row[metrics.LAST_STEP.name] for row in rows]
+    restart = max((index for index in range(1, len(rows)) if steps[index] < steps[index - 1]), default=0)
+    since = rows[restart:]  # the pace and the loss before a restart say nothing about the present
+    first, last = since[0], since[-1]
 
-    def value(metric: metrics.Metric) -> float | None:  # restarted ranks do not report all values yet
+    def value(metric: metrics.Metric, rows: "Sequence[Row]" = rows) -> float | None:  # ranks report some values later
         number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
     def whole(metric: metrics.Metric) -> int | None:
         return None if (number := value(metric)) is None else int(number)
 
-    steps, seconds = last[metrics.LAST_STEP.name] - first[metrics.LAST_STEP.name], last[TIME] - first[TIME]
+    done, seconds = steps[-1] - steps[restart], last[TIME] - first[TIME]
     return Progress(
         step=int(last[metrics.LAST_STEP.name]),
         planned=whole(metrics.STEPS_PLANNED),
         epoch=whole(metrics.EPOCH),
-        loss=value(metrics.LOSS),
-        steps_per_s=steps / seconds if steps > 0 and seconds > 0 else None,
+        loss=value(metrics.LOSS, since),
+        steps_per_s=done / seconds if done > 0 and seconds > 0 else None,
         checkpoint_step=whole(metrics.CHECKPOINT_LAST_STEP),
         is_current=last is every[-1],
     )

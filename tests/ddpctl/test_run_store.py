@@ -167,6 +167,10 @@ def test_progress_is_that_of_the_last_rows() -> None:
     lacking = run_status.read_progress(f"{head}1000.0,10,100,1,0.5,15\n1005.0,12,100,1,,\n")  # restarted
     assert lacking is not None
     assert (lacking.step, lacking.loss, lacking.checkpoint_step) == (12, 0.5, 15)
+    again = run_status.read_progress(
+        f"{head}1000.0,10,100,1,0.5,\n1005.0,20,100,1,0.4,15\n1010.0,16,100,1,,15\n1012.0,20,,,,\n"
+    )
+    assert again == run_status.Progress(step=20, planned=100, epoch=1, steps_per_s=2.0, checkpoint_step=15)
     assert run_status.read_progress("") is None
     assert run_status.read_progress("time,ddp_last_step\n1000.0,\n") is None
     assert run_status.read_progress("time,ddp_last_step\n1000.0,7\n") == run_status.Progress(step=7)
