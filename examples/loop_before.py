@@ -25,13 +25,15 @@ def main() -> None:
     found = [torch.load(path) if rank == 0 and path.exists() else None]
     dist.broadcast_object_list(found)  # the other nodes may not see rank 0's folder
     if snapshot := found[0]:
-        model.load_state_dict(snapshot["model"])
+        model.module.load_state_dict(snapshot["model"])
+        optimizer.load_state_dict(snapshot["optimizer"])
         first = snapshot["step"]
         print(f"rank {rank} continues after step {first}", flush=True)
 
     def save(step: int) -> None:
         if rank == 0:
-            torch.save({"model": model.state_dict(), "step": step}, path.with_suffix(".new"))
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
 
     for step in range(first + 1, num_steps + 1):
