@@ -136,7 +136,7 @@ def test_two_nodes_with_one_rank_are_refused_by_name(runs, wording, tmp_path):
     codes = sorted((one.end(), other.end()))
     assert codes == [78, 142]
     refused = one if one.end() == 78 else other
-    wording(refused.said()[-1].partition(" (exit code")[0])
+    wording(refused.said()[-1].partition(" (the run's exit code")[0])
     assert first.end() == 142
     wording(first.outcome().message)
 

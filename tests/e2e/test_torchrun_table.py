@@ -116,7 +116,7 @@ CASES = {
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
 AGAIN = "ddprun restarts killed ranks. After three attempts without progress, it exits with 75."
-STOPPED = "A stopped run is not a success: ddprun exits with 143, and names the rank that ended first."
+STOPPED = "A stopped run is not a success: ddprun exits with 143."
 OWN_STORE = (
     "If there is only one rank, it serves its own store under ddprun. "
     "The processes that it spawns can then use another port."
@@ -128,7 +128,6 @@ REASONS = {
     "SIGKILL: stdout": AGAIN,
     "SIGSEGV: stderr": "ddprun sets PYTHONFAULTHANDLER, so the rank prints its stacks.",
     "SIGTERM to the launcher: exit code of the launcher": STOPPED,
-    "SIGTERM to the launcher: the rank that the launcher names as failed": STOPPED,
     "output: a process that the rank leaves behind keeps running": "No process of a run outlives ddprun.",
     "children: mp.spawn of two processes that train": OWN_STORE,
     "children: stderr": OWN_STORE,
