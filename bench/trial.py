@@ -93,5 +93,5 @@ def sentence(lines: list[str], folder: str) -> str:
         .replace(folder, "...")
         .replace(sys.executable, "python")
     )
-    line = re.sub(r" \(exit code .*\)$|^\[node\d\] ", "", line)
+    line = re.sub(r" \((exit code|the run.s exit code) .*\)$|^\[node\d\] ", "", line)
     return line.replace("|", "/")
