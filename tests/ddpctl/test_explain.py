@@ -312,6 +312,8 @@ def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(
     failed = Outcome(code=1, cause="error", message="rank 0 on node 0 exited with 1: X", node=0, rank=0, step=4)
     found = explain_outcome(failed, (), "one\nOSError: [Errno 28] No space left on device\n", (), 2)
     assert (facts(found), found.evidence[-1][:7]) == (("disk_full", 0, True), "OSError")
+    stopped = replace(failed, code=143, cause="stopped", message="stopped by SIGTERM")
+    assert explain_outcome(stopped, (), "a warning\n", (), 2).evidence == ()
     header = "Traceback (most recent call last):\n"
     caught = f"CUDA out of memory\n{header}RuntimeError: CUDA out of memory\ntrying less\n"
     chain = "\nThe above exception was the direct cause of the following exception:\n\n"

@@ -239,7 +239,9 @@ def test_status(wording: Wording) -> None:
     stopped = show((False, NODE, {**OUTCOME, "code": 143, "cause": "stopped"}), (False, None, None))
     assert (stopped.state, stopped.code) == ("stopped", 143)
     done = show((False, NODE, {**OUTCOME, "code": 0, "cause": "ok"}), (False, NODE, None))
-    assert (done.state, done.code) == ("succeeded", 0)
+    assert (done.state, done.code, done.message) == ("succeeded", 0, "rank 2 on node 1 exited with 3")
+    restarted = show((False, again, {**OUTCOME, "code": 0, "cause": "ok", "attempt": 2}), (False, NODE, None))
+    assert restarted.message == f"{done.message}; attempt 2 was started because {again['last_failure']}"
     assert show((False, None, None), (False, None, None)).state == "starting"
     for lost in (
         show((False, NODE, None), (False, None, None)),

@@ -1,5 +1,6 @@
 """Where a run's time went, from its nodes' events; and how it is drawn."""
 
+from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
 
@@ -284,6 +285,8 @@ def test_the_bars(wording: Wording) -> None:
     ]
     for line in (title, first, second):
         wording(line)
+    without_steps = tuple(replace(span, phase="running") if span.phase == "training" else span for span in found)
+    assert lines(timeline(events, without_steps, status), 78, plain=True)[-1].startswith("unknown: ")
 
 
 def test_time_in_the_queue_is_in_no_percentage_and_times_count_from_the_first_start(wording: Wording) -> None:

@@ -130,8 +130,8 @@ def bring_up(
     assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
     logs.show_last_lines(agent.outcome, node_dir)
-    ended_with_0 = agent.outcome.code == 0
-    series.state("succeeded" if ended_with_0 else "stopped" if agent.outcome.cause == "stopped" else "failed")
+    failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
+    series.state(failed_or_stopped if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot(node_dir)
     if copies:
         copies.finish(succeeded=agent.outcome.code == 0)

@@ -84,7 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
     if "lost" in shares and "training" not in shares:
         shown += [
             "",
-            "unknown: the time in which work was repeated after a failure, because the script reports no steps",
+            "unknown: the time in which work was repeated after a failure, because no step was reported",
         ]
     return shown
 
