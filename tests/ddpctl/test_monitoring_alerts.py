@@ -57,6 +57,7 @@ def check_rules(test: dict[str, Any], folder: Path) -> None:
 
 
 @needs_promtool
+@pytest.mark.e2e
 @pytest.mark.parametrize("life", SILENT_LIVES)
 def test_no_alert_fires_in_half_a_day_of_a_script_that_tells_little(life: str, tmp_path: Path) -> None:
     """In no minute of it, each alert by itself."""

@@ -131,6 +131,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("options", [(), ("--exec",)], ids=["forked", "executed"])
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(5)", "raise"])
 def test_ctrl_c_is_a_keyboard_interrupt_and_130(runs, tmp_path, end, options):
@@ -170,6 +171,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("arguments", "code"), [((), 143), (("complete",), 0)], ids=["saved", "complete"])
 def test_ranks_that_exit_with_0_after_a_stop_have_succeeded_where_their_training_is_complete(
     runs, tmp_path, wording, arguments, code
@@ -203,6 +205,7 @@ def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs, wording):
     wording("\n".join(node.said()))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("deed", "option", "code"),
     [("0=3", "--max-restarts", 0), ("0=66", "--max-restarts", 66), ("0=3", "--restart-limit", 3)],
@@ -248,6 +251,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.e2e
 def test_a_rank_is_launched_by_torch_elastic_and_may_launch_with_it(runs, tmp_path):
     script = tmp_path / "inner.py"
     script.write_text(ELASTIC)

@@ -24,7 +24,9 @@ def write_mnist(raw: Path) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def write_cifar(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, list[int]]:
+def write_cifar(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, rows_per_file: int = 10
+) -> tuple[np.ndarray, list[int]]:
     """The Python version's files (https://www.cs.toronto.edu/~kriz/cifar.html), with checksums for torchvision."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -33,8 +35,8 @@ def write_cifar(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tup
     base = folder / reader.base_folder
     base.mkdir(parents=True)
     generator = np.random.default_rng(0)
-    rows = generator.integers(0, 256, (10, 3072), dtype=np.uint8)
-    labels = [int(label) for label in generator.integers(0, 100 if fine else 10, 10)]
+    rows = generator.integers(0, 256, (rows_per_file, 3072), dtype=np.uint8)
+    labels = [int(label) for label in generator.integers(0, 100 if fine else 10, rows_per_file)]
 
     def write(file: str, content: dict[str, object]) -> list[str]:
         (base / file).write_bytes(pickle.dumps(content, protocol=2))

@@ -122,6 +122,7 @@ def test_dropout_goes_on_where_it_was(
     assert last_line() == whole
 
 
+@pytest.mark.e2e
 def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights() -> None:
     """One row of bench/exact.py; tests/cluster/test_exact.py has more."""
     command = [sys.executable, "bench/exact.py", "--groups", "ranks", "--rows", "^3 ranks"]

@@ -87,7 +87,7 @@ def test_the_memory_format_changes_the_rounding_alone(
         ("--precision=bf16", "--no-channels-last"),
         ("--precision=fp64", "--norm=group"),
         ("--optimizer=adamw", "--lr=0.002", "--clip=1", "--schedule=cosine", "--warmup=0.5"),
-        ("--ema=0.9", "--test-flip", "--recompute", "--accumulate=2", "--model=resnet18"),
+        ("--ema=0.9", "--test-flip", "--recompute", "--accumulate=2"),
         ("--mixup=0.2", "--cutmix=1", "--cutout=4", "--erase=0.3", "--flip", "--shift=2", "--input=loader"),
     ],
     ids=" ".join,

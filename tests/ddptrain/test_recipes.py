@@ -45,7 +45,7 @@ def test_every_recipe_runs(
     if data == "mnist":
         write_mnist(tmp_path / "data" / "MNIST" / "raw")
     elif data.startswith("cifar"):
-        write_cifar(tmp_path / "data", data, monkeypatch)
+        write_cifar(tmp_path / "data", data, monkeypatch, rows_per_file=2)
     elif data == "folder":
         write_pictures(tmp_path / "data")
     elif data == "text":

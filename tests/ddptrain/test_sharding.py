@@ -230,6 +230,7 @@ print(good, finished)
 """
 
 
+@pytest.mark.e2e
 def test_killed_60_times_while_shards_are_written_the_newest_is_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
