@@ -2,31 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-
-class NoDispatchMode:
-    """The fallback for TorchDispatchMode. It observes no function calls, so no operations are counted."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
-def _dispatch_mode() -> Any:
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode
-    except ImportError:
-        return NoDispatchMode
-    return TorchDispatchMode
-
-
-DispatchMode = _dispatch_mode()  # a context whose __torch_dispatch__ is called for each function of aten
 
 
 def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:

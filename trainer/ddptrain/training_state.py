@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - tensors carry their shape in their name
 """The state of a rank's training: model, optimizer, data, precision and TensorBoard. Also activation checkpointing."""
 
 import contextlib
@@ -8,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddptrain import compat
 from ddptrain.config import MachineOptions, Options, TrainingOptions
@@ -318,41 +317,6 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
                 count.copy_(was)
 
 
-class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
-    """Counts the floating-point operations of matrix products, convolutions and attention.
-
-    All other operations are negligible. torch's own counter (torch.utils.flop_counter) is not used, because its import
-    takes seconds.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and add its operations to the count."""
-        result = func(*args, **(kwargs or {}))
-        self.total += count_flops(func.overloadpacket.__name__, args, result)
-        return result
-
-
-def count_flops(name: str, args: Any, result: Any) -> int:
-    """Return the number of operations of a call of an aten function. A multiplication and its addition count as two."""
-    products = 0
-    if name in ("mm", "bmm"):
-        products = prod(args[0].shape) * args[1].shape[-1]
-    elif name in ("addmm", "baddbmm"):
-        products = prod(args[1].shape) * args[2].shape[-1]
-    elif name == "convolution":
-        weight_OIhw, transposed = args[1], args[6]
-        over = args[0] if transposed else result
-        products = prod(weight_OIhw.shape[1:]) * prod(over.shape)
-    elif "scaled_dot_product" in name:
-        query_BHQD, key_BHKD, value_BHKE = args[:3]
-        products = prod(query_BHQD.shape[:-1]) * key_BHKD.shape[-2] * (query_BHQD.shape[-1] + value_BHKE.shape[-1])
-    return 2 * products
-
-
 def step_flops(state: TrainingState) -> int:
     """Return the number of floating-point operations per sample in a training step, or 0 if it is unknown."""
     device, data = state.world.device, state.data
@@ -371,11 +335,12 @@ def step_flops(state: TrainingState) -> int:
 def sample_flops(model: nn.Module, inputs: Tensor) -> int:
     """Return the number of floating-point operations per sample in a training step of ``model``.
 
-    Return 0 if the model cannot process ``inputs``.
+    These are the operations of matrix products, convolutions and attention. All other operations are negligible. Return
+    0 if the model cannot process ``inputs``.
     """
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
-    counter = FlopCounter()
+    counter = FlopCounterMode(display=False)
     try:
         with torch.enable_grad(), counter:
             model(inputs)
@@ -383,4 +348,4 @@ def sample_flops(model: nn.Module, inputs: Tensor) -> int:
         return 0
     finally:
         model.train(was_training)
-    return (1 + BACKWARD_RATIO) * counter.total // len(inputs)
+    return (1 + BACKWARD_RATIO) * counter.get_total_flops() // len(inputs)
