@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ddptrain.data.base import ImageDataset
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, agree, compile_model, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -227,7 +227,8 @@ def build_training_state(
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
-        ddp = compile_model(ddp, options.machine.compile)
+        if options.machine.compile != "off":
+            ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile))
     return TrainingState(
         options=options,
         world=world,
@@ -303,7 +304,8 @@ def enable_recompute(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Keep the statistics of batch norms unchanged while activations are recomputed."""
-    norms: list[Any] = [module for module in block.modules() if compat.is_batch_norm(module)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    norms = [module for module in block.modules() if isinstance(module, kinds)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     counts = [None if count is None else count.clone() for _, _, count in before]
     for norm in norms:
