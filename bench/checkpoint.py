@@ -50,8 +50,9 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
     from ddptrain.config import CheckpointOptions
+    from ddptrain.data.base import ImageShape
     from ddptrain.metrics import Metrics
-    from ddptrain.models import ImageShape, build_model
+    from ddptrain.models import build_model
 
     model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, fused=True)
@@ -111,10 +112,11 @@ def watching() -> tuple[list[float], float]:
     The list has one time for each step: metrics, phases, heartbeat and progress together. The single time is how long
     the guard takes to check the gradients of a step (a median)."""
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
+    from ddptrain.data.base import ImageShape
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
-    from ddptrain.models import ImageShape, build_model
-    from ddptrain.step_timing import ClockPhases, Overlap, Tracer
+    from ddptrain.models import build_model
+    from ddptrain.step_timing import ClockPhases, Tracer
     from ddptrain.straggler import StragglerDetector
 
     callbacks = Callbacks(
@@ -124,7 +126,7 @@ def watching() -> tuple[list[float], float]:
         goodput=Goodput(time.monotonic()),
         phases=ClockPhases(),
         guard=NonFiniteGuard(torch.device("cpu")),
-        overlap=Overlap(torch.nn.Identity()),
+        ddp=None,
         events=EventLog(None, node=0),
         stragglers=StragglerDetector(0, 1, on_event=print),
         tracer=Tracer(0, Path(), log=print),

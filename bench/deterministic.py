@@ -29,8 +29,9 @@ from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
+from ddptrain.data.base import ImageShape
 from ddptrain.distributed import lay_out_buckets
-from ddptrain.models import ImageShape, build_model
+from ddptrain.models import build_model
 
 WAYS = ("as torch does", "laid out before", "find_unused", "hook, rank order")
 WARM_UP, STEPS = 3, 5

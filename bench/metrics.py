@@ -35,7 +35,7 @@ def rank(number: int, size: int, port: int) -> None:
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
-    from ddptrain.step_timing import ClockPhases, Overlap, Tracer
+    from ddptrain.step_timing import ClockPhases, Tracer
     from ddptrain.straggler import StragglerDetector
     from ddpwire.events import EventLog
     from ddpwire.heartbeat import Heart
@@ -54,7 +54,7 @@ def rank(number: int, size: int, port: int) -> None:
             stragglers=StragglerDetector(number, size, on_event=lambda *_: None),
             tracer=Tracer(0, Path(), log=print),
             progress=ProgressDisplay(),
-            overlap=Overlap(torch.nn.Identity()),
+            ddp=None,
             events=EventLog(None, node=0),
             on_gpu=False,
         )

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
-from ddptrain.models import ImageShape, build_model
+from ddptrain.data.base import ImageShape
+from ddptrain.models import build_model
 
 NUM_IMAGES = 4096
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4

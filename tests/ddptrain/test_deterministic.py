@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.config import parse_options
+from ddptrain.data.base import ImageShape
 from ddptrain.data.sampling import seed_step
 from ddptrain.distributed import lay_out_buckets
 from ddptrain.main import run
-from ddptrain.models import ImageShape, build_model
+from ddptrain.models import build_model
 from ddpwire.signals import Signals
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,9 @@ from tests.wording import Wording
 
 from ddptrain import models
 from ddptrain.config import MODELS, ModelOptions
+from ddptrain.data.base import ImageShape
 from ddptrain.errors import TrainError
-from ddptrain.models import ImageShape, build_model
+from ddptrain.models import build_model
 from ddptrain.training_state import enable_recompute
 
 MNIST = ImageShape(channels=1, size_px=28, classes=10)

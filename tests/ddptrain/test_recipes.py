@@ -14,8 +14,9 @@ from torchvision.models import vision_transformer
 
 from ddptrain import recipes
 from ddptrain.config import parse_options
+from ddptrain.data.base import ImageShape
 from ddptrain.main import run
-from ddptrain.models import ImageShape, build_model
+from ddptrain.models import build_model
 from ddptrain.recipes import RECIPES, recipe_names
 from ddpwire.signals import Signals
 

@@ -21,19 +21,8 @@ import psutil
 import torch
 
 from ddpcheck.finding import Finding, Status
-from ddpwire import names
-from ddpwire.machine import (
-    GIB,
-    MIB,
-    MIN_MEMLOCK,
-    MIN_OPEN_FILES,
-    MIN_SHM,
-    OPEN_FILES_PER_RANK,
-    SHM_DIR,
-    SHM_PER_RANK,
-    resource_limit,
-    shm_bytes,
-)
+from ddpwire import machine, names
+from ddpwire.machine import GIB, MIB, SHM_DIR
 
 BAD_SHM = 64 * MIB  # Docker's default
 BAD_DISK, LITTLE_DISK = 64 * MIB, 2 * GIB
@@ -51,18 +40,18 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
     Bad: /dev/shm has less than 64 MiB (Docker's default), or fewer than 1024 files may be open (Linux's default).
     Warning: a limit is lower than ddprun's preflight expects.
     """
-    shm, wanted = shm_bytes(), max(MIN_SHM, num_gpus * SHM_PER_RANK)
+    shm, wanted = machine.shm_bytes(), max(machine.MIN_SHM, num_gpus * machine.SHM_PER_RANK)
     if shm is None:
         yield Finding(SHM_DIR, "not looked at", "it does not exist")
     else:
         yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
-    locked = resource_limit(resource.RLIMIT_MEMLOCK)
-    few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < MIN_MEMLOCK
+    locked = machine.resource_limit(resource.RLIMIT_MEMLOCK)
+    few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < machine.MIN_MEMLOCK
     value = "unlimited" if locked is None else f"{locked // 1024} KiB"
     yield Finding("memlock", "warning" if few else "ok", value)
-    files, need = resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * OPEN_FILES_PER_RANK
+    files, need = machine.resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * machine.OPEN_FILES_PER_RANK
     short = files is not None and files < need
-    bad = files is not None and files < MIN_OPEN_FILES
+    bad = files is not None and files < machine.MIN_OPEN_FILES
     yield Finding("open files", "bad" if bad else "warning" if short else "ok", str(files or "unlimited"))
 
 

@@ -147,9 +147,8 @@ class CheckpointCopies:
         self._content: dict[str, Path | bytes] = {}  # what node 0 sends, by SHA-256
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
         if self._node:
-            self._store.set(
-                f"{DONE}{self._node}", "0"
-            )  # on another host, a previous node with this number may have had a copy
+            # On another host, a previous node with this number may have had a copy.
+            self._store.set(f"{DONE}{self._node}", "0")
         else:
             self._port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)

@@ -134,9 +134,8 @@ def profile_all_threads() -> Iterator[Any]:
     try:
         yield recording
     finally:
-        recording.use_device = (
-            None  # otherwise it would synchronize with GPU 0, this thread's default, and use memory there
-        )
+        # Otherwise it would synchronize with GPU 0, this thread's default, and use memory there.
+        recording.use_device = None
         recording.__exit__(None, None, None)
 
 

@@ -152,10 +152,8 @@ class Consensus:
         ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
         """
         try:
-            self._store, self._wait_store = (
-                store.clone(),
-                store.clone(),
-            )  # a connection that waits for a key cannot be used for other calls
+            # A connection that waits for a key cannot be used for other calls.
+            self._store, self._wait_store = store.clone(), store.clone()
         except RuntimeError:
             raise store_lost_error() from None
         self._node = node

@@ -42,10 +42,8 @@ MAX_REQUEST_CHARS = 64
 PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
 MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-TCP_STATES, TCP_RESENDS = (
-    ("01", "02"),
-    "01:",
-)  # in /proc/net/tcp: the states established and SYN_SENT; the retransmission timer
+# In /proc/net/tcp: the states established and SYN_SENT; the retransmission timer.
+TCP_STATES, TCP_RESENDS = ("01", "02"), "01:"
 Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -126,9 +124,8 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
         stacks = read_stacks([rank.pid for rank in ranks])
         for one, state, stack in zip(found, states, stacks, strict=True):
             one["samples"].append(state | {"time": time.time(), "threads": stack})
-    for place in range(
-        max(map(len, children), default=0)
-    ):  # a rank and its children share one file: ask one child at a time
+    # A rank and its children share one file: ask one child at a time.
+    for place in range(max(map(len, children), default=0)):
         asked = [(one, pids[place]) for one, pids in zip(found, children, strict=True) if place < len(pids)]
         states = [_state(pid) for _, pid in asked]
         for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):

@@ -29,9 +29,8 @@ DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
 SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
-SPAWN_MAIN = (
-    "multiprocessing.spawn import spawn_main"  # in the command line of a process that multiprocessing has spawned
-)
+# In the command line of a process that multiprocessing has spawned.
+SPAWN_MAIN = "multiprocessing.spawn import spawn_main"
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 

@@ -22,7 +22,6 @@ from ddpwire.machine import (
     SHM_DIR,
     SHM_PER_RANK,
     devices_of_rank,
-    format_ranges,
     resource_limit,
     shm_bytes,
     visible_handles,
@@ -169,11 +168,6 @@ def parse_cpu_list(ranges: str) -> Cores:
     return frozenset(core for pair in pairs for core in range(int(pair[0]), int(pair[-1]) + 1))
 
 
-def describe_affinity(bound: tuple[Cores, ...]) -> str:
-    """Describe in one line which rank is bound to which cores."""
-    return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in enumerate(bound))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A GPU, as NVML describes it."""
@@ -264,8 +258,8 @@ def pci_addresses() -> tuple[str, ...]:
     """Return the GPUs' PCI addresses, as in /sys/bus/pci/devices, or an empty tuple if a GPU is lost."""
 
     def ask(nvml: Any) -> tuple[str, ...]:
-        found = [nvml.nvmlDeviceGetPciInfo(get_handle()).busId for get_handle in visible_handles(nvml).values()]
-        return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
+        handles = [get_handle() for get_handle in visible_handles(nvml).values()]
+        return tuple(pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles)
 
     return ask_nvml(ask, ())
 

@@ -38,7 +38,6 @@ ERROR_MEANINGS = {
 # Above Linux's ephemeral range, so that no outgoing connection takes one of these ports meanwhile.
 FREE_PORT_RANGE = range(61000, 65536)
 LISTEN_BACKLOG = 1024
-TCP_LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
 
 
 def default_address() -> str | None:
@@ -178,18 +177,12 @@ def bind_free_port(host: str) -> socket.socket:
 
 def port_holder(port: int) -> str:
     """Return a text such as ' by pid 12 (python3 train.py)' for the process that listens on ``port``, or ''."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    for process in Path("/proc").glob("[0-9]*") if inodes else ():
-        with contextlib.suppress(OSError):
-            if any(str(descriptor.readlink()) in inodes for descriptor in (process / "fd").iterdir()):
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                return f" by pid {process.name} ({command[:80]})"
+    import psutil  # lazily: nodectl imports this module and must start quickly
+
+    with contextlib.suppress(OSError, psutil.Error):
+        for one in psutil.net_connections("tcp"):
+            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
+                return f" by pid {one.pid} ({' '.join(psutil.Process(one.pid).cmdline())[:80]})"
     return ""
 
 

@@ -21,21 +21,14 @@ import psutil
 from ddprun import machine
 from ddprun.node_config import NodeConfig
 from ddpwire import names
-from ddpwire.machine import usable_cores
+from ddpwire.machine import GIB, usable_cores
 from ddpwire.run_files import ENVIRONMENT, write_atomic
 from ddpwire.version import __version__
 
 MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
 NONE = "none"
-PLACEMENT_WORDS = (
-    "rank",
-    "node",
-    "host",
-    "addr",
-    "local",
-    "device",
-)  # in the names of arguments that may differ between nodes
-GIB = 1 << 30
+# Words in the names of arguments that may differ between nodes.
+PLACEMENT_WORDS = ("rank", "node", "host", "addr", "local", "device")
 
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -206,8 +199,7 @@ def _describe_gpus(nvml: Any) -> str:
 def _describe_gpu(nvml: Any, index: int) -> str:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        name = nvml.nvmlDeviceGetName(handle)
-        text = name.decode() if isinstance(name, bytes) else name
-        return f"{text} ({nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB:.0f} GiB)"
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
+        return f"{nvml.nvmlDeviceGetName(handle)} ({memory:.0f} GiB)"
     except nvml.NVMLError:  # lost, or not permitted
         return "unreadable"

@@ -15,7 +15,7 @@ from ddprun.node_config import CUDA_VISIBLE_DEVICES, DEFAULT_RUN_ID, NodeConfig
 from ddpwire import kaggle, names
 from ddpwire.events import EVENTS, EVENTS_FILE
 from ddpwire.heartbeat import HEARTBEAT_FILE
-from ddpwire.machine import usable_cores
+from ddpwire.machine import format_ranges, usable_cores
 from ddpwire.run_files import CHECKPOINTS, rank_error, rank_heartbeat, rank_metrics
 
 
@@ -48,7 +48,8 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
     """Describe the binding in one line, or return an empty string if there is nothing to log."""
     asked = config.numa_binding
     if resources.bound:
-        return machine.describe_affinity(resources.bound)
+        bound = enumerate(resources.bound)
+        return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in bound)
     if asked in (None, "none"):
         return ""
     why = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"

@@ -19,17 +19,13 @@ def open_pair(like: int) -> tuple[int, int]:
     """Return ddprun's end and the rank's end of a pseudo-terminal, or of a pipe if ``like`` is not a terminal."""
     if os.isatty(like):
         with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
-            return _open_terminal(like)
+            modes = termios.tcgetattr(like)
+            modes[OUTPUT_FLAGS] &= ~termios.OPOST  # the terminal itself turns "\n" into "\r\n"
+            read, write = pty.openpty()
+            termios.tcsetattr(write, termios.TCSANOW, modes)
+            copy_size(like, read)
+            return read, write
     return os.pipe()
-
-
-def _open_terminal(like: int) -> tuple[int, int]:
-    modes = termios.tcgetattr(like)
-    modes[OUTPUT_FLAGS] &= ~termios.OPOST  # the terminal itself turns "\n" into "\r\n"
-    read, write = pty.openpty()
-    termios.tcsetattr(write, termios.TCSANOW, modes)
-    copy_size(like, read)
-    return read, write
 
 
 def copy_size(source: int, target: int) -> None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ddptrain import compat
 from ddptrain.distributed import RankInfo
 from ddptrain.errors import TrainError
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
-from ddptrain.step_timing import Overlap, Phases, Tracer
+from ddptrain.step_timing import Phases, Tracer
 from ddptrain.straggler import StragglerDetector
 from ddpwire import metrics as catalogue
 from ddpwire.events import EventLog
@@ -289,12 +290,11 @@ class Callbacks:
     stragglers: StragglerDetector
     tracer: Tracer
     progress: ProgressDisplay
-    overlap: Overlap
+    ddp: nn.Module | None  # the DDP wrapper of the model, if it has one
     events: EventLog
     on_gpu: bool
-    _last: dict[str, float] = field(
-        default_factory=dict
-    )  # when each periodic action last ran; for "overlap": at which step
+    # When each periodic action last ran; for "overlap": at which step.
+    _last: dict[str, float] = field(default_factory=dict)
 
     def on_train_begin(self) -> None:
         """Record that the start-up has ended, and start the profiler. Raises TrainError."""
@@ -359,7 +359,7 @@ class Callbacks:
                 peak=torch.cuda.max_memory_allocated(),
             )
         if self.metrics.enabled and step is not None and "comm_exposed" in self.phases.totals:
-            hidden_s = self.overlap.hidden_s() * (step - self._last.get("overlap", step))
+            hidden_s = 1e-9 * compat.ddp_overlap_ns(self.ddp) * (step - self._last.get("overlap", step))
             self.metrics.count(catalogue.COMM, "hidden", number=hidden_s)
             self._last["overlap"] = step
 

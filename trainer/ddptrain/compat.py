@@ -2,40 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-
-class NoDispatchMode:
-    """The fallback for TorchDispatchMode. It observes no function calls, so no operations are counted."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
-def _dispatch_mode() -> Any:
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode
-    except ImportError:
-        return NoDispatchMode
-    return TorchDispatchMode
-
-
-DispatchMode = _dispatch_mode()  # a context whose __torch_dispatch__ is called for each function of aten
-
-
-def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
-    """Move each tensor of ``averages`` towards ``weights`` by the fraction ``weight``, in one call if possible."""
-    if hasattr(torch, "_foreach_lerp_"):
-        torch._foreach_lerp_(averages, weights, weight)
-        return
-    for average, other in zip(averages, weights, strict=True):
-        average.lerp_(other, weight)
 
 
 def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
@@ -45,13 +15,6 @@ def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
         return
     for copy, source in zip(copies, sources, strict=True):
         copy.copy_(source, non_blocking=True)
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm, which keeps running statistics of the batches."""
-    base = getattr(nn.modules.batchnorm, "_BatchNorm", None)
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) if base is None else base
-    return isinstance(module, kinds)
 
 
 def has_cpu_bf16() -> bool:
@@ -94,7 +57,10 @@ def storage_id(tensor: Tensor) -> int:
     return int(getattr(storage, "_cdata", None) or storage.data_ptr())
 
 
-def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return how long DDP communicates during the backward pass of a step, in ns, or 0 if this is unknown."""
+def ddp_overlap_ns(ddp: nn.Module | None) -> int:
+    """Return how long DDP communicates during the backward pass of a step, in ns, or 0 without DDP or if it is unknown.
+
+    The time is the mean of the steps in which DDP measures it, which is every hundredth step.
+    """
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))

@@ -12,7 +12,7 @@ from ddptrain import compat
 RECORDS = 2000  # collectives that the flight recorder keeps
 
 
-def set_up(folder: Path = Path()) -> None:
+def set_up() -> None:
     """Turn the tools on. Call this before the process group is created. The user's environment takes precedence."""
     given = {
         # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
@@ -20,7 +20,7 @@ def set_up(folder: Path = Path()) -> None:
         "TORCH_CPP_LOG_LEVEL": "INFO",
         "TORCH_SHOW_CPP_STACKTRACES": "1",
         "TORCH_FR_BUFFER_SIZE": str(RECORDS),
-        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "flight-recorder-"),  # NCCL adds the rank
+        "TORCH_FR_DUMP_TEMP_FILE": "flight-recorder-",  # NCCL adds the rank
         "TORCH_FR_DUMP_ON_TIMEOUT": "1",
         "NCCL_DEBUG": "WARN",
     }

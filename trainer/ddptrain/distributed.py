@@ -520,8 +520,3 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
                 one.grad = None
     finally:
         del module.forward
-
-
-def compile_model(model: nn.Module, mode: str) -> nn.Module:
-    """Return the model compiled by torch.compile in this mode, or the model itself if ``mode`` is "off"."""
-    return model if mode == "off" else cast(nn.Module, torch.compile(model, mode=mode))

@@ -28,6 +28,7 @@ from ddptrain.distributed import (
     RankInfo,
     agree,
     check_strategy,
+    find_ddp,
     gather,
     is_lost_peer,
     is_sharded,
@@ -43,7 +44,7 @@ from ddptrain.goodput import Goodput, lost_before, steps_before
 from ddptrain.memory_estimate import warn_if_too_large
 from ddptrain.metrics import Metrics, open_metrics
 from ddptrain.models import fetch_pretrained
-from ddptrain.step_timing import Overlap, Tracer, measure_phases
+from ddptrain.step_timing import Tracer, measure_phases
 from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
 from ddptrain.train_loop import Evaluation, TrainResult, diagnose_nonfinite, evaluate, train
 from ddptrain.training_state import (
@@ -174,7 +175,7 @@ def _train(
             options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=_log_error
         ),
         progress=progress,
-        overlap=Overlap(state.ddp),
+        ddp=find_ddp(state.ddp),
         events=events,
         on_gpu=world.device.type == "cuda",
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddptrain.config import MODELS, SHARDED, TEXT_MODEL, ModelOptions, Options, Parser, RankOptions, image_shape, whole
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
+from ddpwire.machine import GIB, MIB
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ddptrain.data.base import ImageShape
     from ddptrain.distributed import World
 
-GIB = 1 << 30
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state per parameter
 DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # per parameter; amp: mixed precision, computed in 16 bits
 LIBRARY_BYTES = 2 * GIB
@@ -162,7 +162,7 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / MIB:,.1f} MiB"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -278,7 +278,8 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
     """Return a model's size and its description. Its activations are measured on the meta device."""
     import torch
 
-    from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
+    from ddptrain.data.base import ImageShape
+    from ddptrain.models import blocks_of, build_gpt, build_model
     from ddptrain.training_state import enable_recompute
 
     channels, size_px, _ = given.image

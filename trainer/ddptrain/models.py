@@ -22,7 +22,6 @@ from ddptrain.gpt import GPT
 from ddpwire.exits import Exit
 
 Norm = Callable[[int], nn.Module]
-__all__ = ["ImageShape", "build_model"]
 NORM_GROUPS = 8
 SMALL_PX = 64  # up to this size ImageNet's stem leaves too few pixels for the layers above it
 

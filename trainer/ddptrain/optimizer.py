@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ddptrain import compat
 from ddptrain.config import OptimizerOptions
@@ -103,7 +104,7 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Update the average with the weights and the batch norms' statistics after ``step`` steps."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        compat.lerp_all(self._averages, self._weights, 1 - decay)
+        get_ema_multi_avg_fn(decay)(self._averages, self._weights, step)  # type: ignore[no-untyped-call]
         for own, given in self._counts:
             own.copy_(given)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - overriding methods are documented in the base class
-"""Measures the phases of a step, and the overlap of communication with the backward pass. Records traces.
+"""Measures the phases of a step. Records traces.
 
 The phases of a step add up to its duration, and no device waits for the measurement. On a CPU, a clock is read between
 the phases. On a GPU, an event is recorded between the phases, because the host may be many steps ahead. The time
@@ -18,11 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from ddptrain import compat
-from ddptrain.distributed import find_ddp
 from ddpwire.metrics import STEP_PHASES
 
 SKIPPED_STEPS = 3  # in the first steps memory is allocated, and then DDP builds its buckets again
@@ -140,17 +138,6 @@ def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone:
     if first is not None and not alone and not sharded:  # its gradient is computed last
         first.register_post_accumulate_grad_hook(lambda _: phases.gradients_ready())  # type: ignore[no-untyped-call]
     return phases
-
-
-class Overlap:
-    """Reads how much of the communication overlaps the backward pass. DDP measures this in every hundredth step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._ddp = find_ddp(model)
-
-    def hidden_s(self) -> float:
-        """Return the seconds of overlap per step: the mean of the measured steps. Without DDP, return 0."""
-        return 0.0 if self._ddp is None else 1e-9 * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:

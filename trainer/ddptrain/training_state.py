@@ -1,4 +1,3 @@
-# ruff: noqa: N806 - tensors carry their shape in their name
 """The state of a rank's training: model, optimizer, data, precision and TensorBoard. Also activation checkpointing."""
 
 import contextlib
@@ -8,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddptrain import compat
 from ddptrain.config import MachineOptions, Options, TrainingOptions
@@ -23,7 +22,7 @@ from ddptrain.data.base import ImageDataset
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, agree, compile_model, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -228,7 +227,8 @@ def build_training_state(
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
-        ddp = compile_model(ddp, options.machine.compile)
+        if options.machine.compile != "off":
+            ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile))
     return TrainingState(
         options=options,
         world=world,
@@ -304,7 +304,8 @@ def enable_recompute(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Keep the statistics of batch norms unchanged while activations are recomputed."""
-    norms: list[Any] = [module for module in block.modules() if compat.is_batch_norm(module)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    norms = [module for module in block.modules() if isinstance(module, kinds)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     counts = [None if count is None else count.clone() for _, _, count in before]
     for norm in norms:
@@ -316,41 +317,6 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
             norm.momentum = momentum
             if count is not None and was is not None:
                 count.copy_(was)
-
-
-class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
-    """Counts the floating-point operations of matrix products, convolutions and attention.
-
-    All other operations are negligible. torch's own counter (torch.utils.flop_counter) is not used, because its import
-    takes seconds.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and add its operations to the count."""
-        result = func(*args, **(kwargs or {}))
-        self.total += count_flops(func.overloadpacket.__name__, args, result)
-        return result
-
-
-def count_flops(name: str, args: Any, result: Any) -> int:
-    """Return the number of operations of a call of an aten function. A multiplication and its addition count as two."""
-    products = 0
-    if name in ("mm", "bmm"):
-        products = prod(args[0].shape) * args[1].shape[-1]
-    elif name in ("addmm", "baddbmm"):
-        products = prod(args[1].shape) * args[2].shape[-1]
-    elif name == "convolution":
-        weight_OIhw, transposed = args[1], args[6]
-        over = args[0] if transposed else result
-        products = prod(weight_OIhw.shape[1:]) * prod(over.shape)
-    elif "scaled_dot_product" in name:
-        query_BHQD, key_BHKD, value_BHKE = args[:3]
-        products = prod(query_BHQD.shape[:-1]) * key_BHKD.shape[-2] * (query_BHQD.shape[-1] + value_BHKE.shape[-1])
-    return 2 * products
 
 
 def step_flops(state: TrainingState) -> int:
@@ -371,11 +337,12 @@ def step_flops(state: TrainingState) -> int:
 def sample_flops(model: nn.Module, inputs: Tensor) -> int:
     """Return the number of floating-point operations per sample in a training step of ``model``.
 
-    Return 0 if the model cannot process ``inputs``.
+    These are the operations of matrix products, convolutions and attention. All other operations are negligible. Return
+    0 if the model cannot process ``inputs``.
     """
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
-    counter = FlopCounter()
+    counter = FlopCounterMode(display=False)
     try:
         with torch.enable_grad(), counter:
             model(inputs)
@@ -383,4 +350,4 @@ def sample_flops(model: nn.Module, inputs: Tensor) -> int:
         return 0
     finally:
         model.train(was_training)
-    return (1 + BACKWARD_RATIO) * counter.total // len(inputs)
+    return (1 + BACKWARD_RATIO) * counter.get_total_flops() // len(inputs)
