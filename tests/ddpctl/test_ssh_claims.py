@@ -43,9 +43,16 @@ class Host:
     def start(self, run: str, *gpus: str) -> subprocess.CompletedProcess[str]:
         """A node of a run; its pid is in a file when it continues."""
         done = self.run(
-            scripts.start_process("~/.ddpctl", run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, gpus=gpus, folder="~/",
-                                  checkpoints="~/c", secret="")
-        )  # fmt: skip
+            scripts.start_node(
+                OPTIONS,
+                run,
+                0,
+                scripts.launch_process(OPTIONS, run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, folder="~/"),
+                gpus=gpus,
+                checkpoints="~/c",
+                secret="",
+            )
+        )
         if done.returncode == 0:
             wait_until(lambda: self.pid(run), f"the process of {run}")
         return done
