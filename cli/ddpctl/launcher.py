@@ -460,8 +460,7 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
     """Suspend a run or, if ``again``, resume it. Raises ConfigError if the target does not support this."""
-    target = target_of(run)
-    context.executor.perform(target.resume(run) if again else target.suspend(run))
+    context.executor.perform(target_of(run).suspend(run, again=again))
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:

@@ -14,7 +14,7 @@ from tests.ddpctl.kubernetes_lab import plan_of
 from ddpctl import config, targets
 from ddpctl.errors import ConfigError, FileError
 from ddpctl.launch_plan import ddprun_args, program
-from ddpctl.targets.kubernetes import target
+from ddpctl.targets.kubernetes import KubernetesTarget, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft
 
@@ -41,10 +41,10 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
         return "refused"
     plan = plan_of(settings.job, run=f"{settings.job.name}-otter"[:40].rstrip("-"))
     try:
-        text = target.render(plan, settings.options)
+        text = KubernetesTarget(settings.options).render(plan)
     except ConfigError:  # what is known once the workload is
         return "refused"
-    assert target.render(plan, settings.options) == text
+    assert KubernetesTarget(settings.options).render(plan) == text
     draft = Draft(plan=plan, options=settings.options, project={})
     word = "pytorchjob" if settings.options.workload == "auto" else settings.options.workload
     workload = WORKLOADS[word]

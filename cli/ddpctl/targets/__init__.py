@@ -266,12 +266,8 @@ class Target(ABC):
         """
         raise NotImplementedError
 
-    def suspend(self, run: Run) -> Verb[None]:
-        """Make the nodes save and end, so that ``resume`` can start them again. Needs the capability "suspend"."""
-        raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
-
-    def resume(self, run: Run) -> Verb[None]:
-        """Start the nodes of a suspended run again. Needs the capability "suspend"."""
+    def suspend(self, run: Run, *, again: bool) -> Verb[None]:
+        """Make the nodes save and end or, if ``again``, start them again. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
