@@ -520,7 +520,7 @@ def target_of(run: Run) -> targets.Target:
     try:
         if run.kind not in targets.kinds():
             raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
-        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+        return targets.make(run.kind, targets.fill_options(targets.options_type(run.kind), run.options))
     except ConfigError as error:
         raise ConfigError(f"run '{run.name}': {error}") from None
 

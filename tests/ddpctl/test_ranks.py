@@ -112,7 +112,7 @@ def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | 
 @pytest.mark.parametrize(("ranks", "world_size"), [(1, 2), (2, 4), (4, 8), (None, 8)])
 def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> None:
     job = replace(JOB, ranks=ranks)
-    assert plan_of(job).world_size == world_size
+    assert plan_of(job).job.world_size == world_size
     assert title(job).startswith(f"2 nodes x {world_size // 2} rank")
 
 

@@ -46,7 +46,7 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
         ),
         runtime="podman",
     )
-    assert targets.fill_options("ssh", json.loads(json.dumps(asdict(options)))) == options
+    assert targets.fill_options(SshOptions, json.loads(json.dumps(asdict(options)))) == options
 
 
 @pytest.mark.parametrize(

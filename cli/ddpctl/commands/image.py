@@ -136,7 +136,7 @@ def _settings(image: str | None, target: str | None = None, file: Path | None = 
 
     overrides = {"image": image} if image else {}
     found = None if image and not (target or file) else config.find_file(file, Path.cwd())
-    return config.load(file=found, profile=None, target=target, overrides=overrides, kinds=targets.kinds())
+    return config.load(file=found, target=target, overrides=overrides, kinds=targets.kinds())
 
 
 def _reference(given: str | None) -> str:

@@ -310,12 +310,11 @@ def kinds() -> Mapping[str, Callable[[], type]]:
     return {kind: lambda kind=kind: options_type(kind) for kind in _KINDS}  # type: ignore[misc]
 
 
-def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """Return a kind's options from a run's record. Unknown keys are ignored. Raises ConfigError."""
-    return _fill(options_type(kind), record)
+def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
+    """Return options (``cls`` is ``options_type(kind)``) from a run's record. Unknown keys are ignored.
 
-
-def _fill(cls: type, record: Mapping[str, Any]) -> Any:
+    Raises ConfigError.
+    """
     values = {}
     for name, field in fields_of(cls).items():
         if name in record:
@@ -323,7 +322,7 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
             if not field.holds(value):
                 raise ConfigError(f"in its record, {name} is {quote(value)}, not {field.type_words}")
             if field.record:
-                value = tuple(_fill(field.record, item) for item in value)
+                value = tuple(fill_options(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value
     return cls(**values)
 

@@ -137,7 +137,7 @@ class SshTarget(Target):
             raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
-            notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} with gloo")
+            notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
         return Submission(
             handle={
                 "port": number,
