@@ -11,6 +11,7 @@ import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.text import table
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -172,8 +173,6 @@ def _scraping(
 def _status_lines(
     address: str, grafana: str | None, nodes: "tuple[ScrapeTarget, ...]", firing: "tuple[FiringAlert, ...]"
 ) -> list[str]:
-    from ddpctl.text import table
-
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
     if nodes:

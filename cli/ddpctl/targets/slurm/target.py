@@ -77,9 +77,8 @@ class SlurmTarget(Target):
         if self._host is None and not in_image:
             yield from find_script(plan)
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
-        del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)

@@ -269,8 +269,8 @@ class SshTarget(Target):
         spares = self._spares(run)
         at = [self.options.hosts[number] for number in spares]
         facts = (yield from self._probe(plan, at)) if at else ()
-        job = replace(plan.job, device=run.handle.get("device", plan.job.device))
-        found = judge(self.options, job, at, facts, script_of(job.command), plan.uid)
+        device = run.handle.get("device", plan.job.device)
+        found = judge(self.options, replace(plan, job=replace(plan.job, device=device)), at, facts)
         ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
