@@ -14,9 +14,10 @@ from tests.ddpctl.kubernetes_lab import plan_of
 from ddpctl import config, targets
 from ddpctl.errors import ConfigError, FileError
 from ddpctl.launch_plan import ddprun_args, program
-from ddpctl.targets.kubernetes import KubernetesTarget, target
+from ddpctl.targets.kubernetes import target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 LINE = re.compile(r"ddpctl\.yaml:\d+:\d+: \S.*")
 

@@ -17,8 +17,8 @@ from ddpctl.errors import DdpctlError, UnavailableError
 from ddpctl.launcher import Request
 from ddpctl.run_status import RunStatus
 from ddpctl.spec import JobSpec
-from ddpctl.targets.kubernetes import KubernetesTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpwire.run_files import Outcome
 

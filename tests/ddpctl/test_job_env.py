@@ -17,7 +17,8 @@ from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, facts, play
 from ddpctl.command import Output
 from ddpctl.launch_plan import Plan
 from ddpctl.spec import JobSpec, check_secrets
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.local import LocalOptions, LocalTarget
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions

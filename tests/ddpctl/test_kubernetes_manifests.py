@@ -12,10 +12,11 @@ from tests.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
 from tests.ddpctl.kubernetes_lab import DATA, JOB, draft_of, plan_of
 
 from ddpctl.spec import JobSpec
-from ddpctl.targets.kubernetes import KubernetesTarget, manifests, target
+from ddpctl.targets.kubernetes import manifests, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft, dump
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 JOBS = {
     "plain": JOB,

@@ -15,7 +15,8 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Submission
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
 UID = Output(returncode=0, stdout="af8e18f3")

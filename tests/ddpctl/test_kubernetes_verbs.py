@@ -15,7 +15,8 @@ from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableErr
 from ddpctl.launcher import AppContext, Stopper
 from ddpctl.run_status import RunStatus
 from ddpctl.targets import LogQuery
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()

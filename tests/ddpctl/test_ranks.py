@@ -20,11 +20,13 @@ from ddpctl.notebook import launch
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery
-from ddpctl.targets.kaggle import KaggleOptions, KaggleTarget
+from ddpctl.targets.kaggle.options import KaggleOptions
+from ddpctl.targets.kaggle.target import KaggleTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import resources
 from ddpctl.targets.local import LocalOptions, LocalTarget
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 from ddprun import node_config, options
 
 JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))

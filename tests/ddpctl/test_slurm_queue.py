@@ -11,9 +11,10 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.run_status import RunStatus, State
 from ddpctl.run_store import Run
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget, queue
+from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import STATES, Job, read_answers
-from ddpctl.targets.slurm.target import expand
+from ddpctl.targets.slurm.target import SlurmTarget, expand
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 

@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.driver import wait_until
 
 from ddpctl.command import Output
-from ddpctl.targets.ssh import SshHost, SshOptions, claims, scripts
+from ddpctl.targets.ssh import claims, scripts
+from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
 
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")

@@ -14,7 +14,7 @@ from ddpctl import config, targets
 from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
 from ddpctl.schema import json_schema
-from ddpctl.targets.ssh import SshHost, SshOptions
+from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
 

@@ -7,7 +7,7 @@ commands (``ddpctl.command``), receive their output, and return a value.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 from ddpctl.command import Host, Verb
@@ -278,13 +278,16 @@ class Target(ABC):
         return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)
 
 
-# kind → (module, options dataclass, target class). A module is imported when it is first used.
-_KINDS: Mapping[str, tuple[str, str, str]] = {
-    "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
-    "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
-    "slurm": ("ddpctl.targets.slurm", "SlurmOptions", "SlurmTarget"),
-    "kubernetes": ("ddpctl.targets.kubernetes", "KubernetesOptions", "KubernetesTarget"),
-    "kaggle": ("ddpctl.targets.kaggle", "KaggleOptions", "KaggleTarget"),
+# kind → (options dataclass, target class). Their modules are imported when they are first used.
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "local": ("ddpctl.targets.local:LocalOptions", "ddpctl.targets.local:LocalTarget"),
+    "ssh": ("ddpctl.targets.ssh.options:SshOptions", "ddpctl.targets.ssh.target:SshTarget"),
+    "slurm": ("ddpctl.targets.slurm.options:SlurmOptions", "ddpctl.targets.slurm.target:SlurmTarget"),
+    "kubernetes": (
+        "ddpctl.targets.kubernetes.options:KubernetesOptions",
+        "ddpctl.targets.kubernetes.target:KubernetesTarget",
+    ),
+    "kaggle": ("ddpctl.targets.kaggle.options:KaggleOptions", "ddpctl.targets.kaggle.target:KaggleTarget"),
 }
 
 
@@ -300,8 +303,7 @@ def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
 
 def options_type(kind: str) -> type:
     """Return the dataclass of a kind's own options."""
-    module, options, _ = _KINDS[kind]
-    found: type = getattr(import_module(module), options)
+    found: type = resolve_name(_KINDS[kind][0])
     return found
 
 
@@ -343,6 +345,5 @@ def make(kind: str, options: Any) -> Target:
 
 
 def _type(kind: str) -> type[Target]:
-    module, _, target = _KINDS[kind]
-    found: type[Target] = getattr(import_module(module), target)
+    found: type[Target] = resolve_name(_KINDS[kind][1])
     return found

@@ -33,6 +33,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     misses_runtime,
     workload_of,
 )
+from ddpctl.targets.kubernetes.log_follower import Task
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
 from ddpctl.targets.kubernetes.options import (
     RUNS,
@@ -174,9 +175,6 @@ class KubernetesTarget(Target):
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
-            # `python -m` warns if the package has already imported the module that it runs.
-            from ddpctl.targets.kubernetes.log_follower import Task
-
             task = Task(
                 folder=run.folder,
                 only=only,
