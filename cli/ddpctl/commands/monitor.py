@@ -1,6 +1,5 @@
 """The subcommand ``monitor`` with up, down, status and config. It shows all runs in Prometheus and Grafana."""
 
-import os
 import re
 import sys
 from dataclasses import asdict
@@ -67,22 +66,14 @@ def up(
     """
     from ddpctl.monitoring import stack
     from ddpctl.monitoring.alerts import parse_limits
-    from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
         raise UsageError(f"--retention: '{retention}' is not a duration: expected h, d, w or y, such as 30d")
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
-    settings = StackSettings(
-        targets=Path(scraping.targets),
-        owner=f"{os.getuid()}:{os.getgid()}",
-        prometheus_port=port,
-        grafana_port=grafana_port,
-        retention=retention,
-        folder=stack.folder_of(context.root),
-    )
     services = stack.SERVICES if grafana else stack.SERVICES[:1]
-    places = stack.up(context, settings, scraping, parse_limits(limit or ()), only=services)
+    limits, ports = parse_limits(limit or ()), (port, grafana_port)
+    places = stack.up(context, scraping, limits, ports=ports, retention=retention, only=services)
     context.emit(f"Prometheus  {places.prometheus}")
     if grafana:
         context.emit(f"Grafana     {places.grafana}")
