@@ -458,11 +458,6 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     return (yield from target_of(run).pull(run, str(folder), best=best))
 
 
-def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Suspend a run or, if ``again``, resume it. Raises ConfigError if the target does not support this."""
-    context.executor.perform(target_of(run).suspend(run, again=again))
-
-
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each run in ``asked``, in the same order."""
     found: dict[str, RunStatus] = {}

@@ -438,7 +438,12 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     values = yield from read_secrets(plan.job)
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, workload)
-    yield from _judge(kubectl, draft, workload)
+    # The cluster checks the objects without creating them. A TrainJob is not checked, because its webhook needs an
+    # existing TrainingRuntime.
+    judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
+    if workload.word != "trainjob":
+        judged.append(workload.job(draft))
+    check(*(yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)))
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
@@ -459,18 +464,6 @@ def _check(draft: Draft, workload: Workload) -> None:
 
 def _companions(draft: Draft) -> tuple[Object, ...]:
     return (manifests.network_policy(draft),) if draft.options.network_policy else ()
-
-
-def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
-    """Let the cluster check the objects without creating them.
-
-    A TrainJob is not checked, because its webhook needs an existing TrainingRuntime.
-    """
-    judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
-    if workload.word != "trainjob":
-        judged.append(workload.job(draft))
-    answers = yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)
-    check(*answers)
 
 
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
