@@ -31,8 +31,8 @@ from tests.cluster import slurm_lab  # noqa: E402
 
 from ddpctl.launch_plan import Plan  # noqa: E402
 from ddpctl.spec import JobSpec  # noqa: E402
-from ddpctl.targets.slurm import SlurmOptions  # noqa: E402
 from ddpctl.targets.slurm.batch_script import render_script  # noqa: E402
+from ddpctl.targets.slurm.options import SlurmOptions  # noqa: E402
 
 WORLD = range(4)
 LIMIT_S = 120.0

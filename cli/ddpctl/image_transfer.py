@@ -260,7 +260,7 @@ class Shipper:
             config, layers = self._pack(image, tuple(ready))
             with ThreadPoolExecutor(min(len(ready), MAX_PARALLEL)) as pool:
                 try:
-                    done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
+                    done += pool.map(lambda survey: self._deliver(image, survey, config, layers), ready)
                 except BaseException:
                     self.executor.close()  # Ctrl-C: the transfers stop, and the next ship resumes them
                     raise
@@ -288,14 +288,8 @@ class Shipper:
         self.emit(f"packed {size} in {time.monotonic() - started:.0f} s")
         return config, layers
 
-    def _guarded(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
-        try:
-            return self._deliver(image, survey, config, layers)
-        except DdpctlError as error:
-            return Delivery(host=str(survey.host), sent=0, error=str(error))
-
     def _deliver(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
-        host, started = survey.host, time.monotonic()
+        host, started, sent = survey.host, time.monotonic(), 0
         by_digest = {layer.digest: layer for layer in layers}
         digests = [digest_hex(layer) for layer in image.layers]
         lacking = [by_digest[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
@@ -303,13 +297,15 @@ class Shipper:
         self.emit(
             f"{host}: has {len(set(digests)) - len(lacking)} of {len(set(digests))} layers, {human_size(total)} to send"
         )
-        sent = 0
-        for blob in (config, *lacking):
-            sent += self._send(survey, blob, f"{host}: sent", total - sent)
         names = tuple(survey.blob_of(digest) or by_digest[digest].name for digest in digests)
-        held = self.executor.perform(load(self.engine, host, image, config, names))
+        try:
+            for blob in (config, *lacking):
+                sent += self._send(survey, blob, f"{host}: sent", total - sent)
+            held = self.executor.perform(load(self.engine, host, image, config, names))
+        except DdpctlError as error:
+            return Delivery(host=str(host), sent=0, error=str(error))
         if wrong := difference(image, held):
-            raise UnavailableError(wrong)
+            return Delivery(host=str(host), sent=0, error=wrong)
         self.emit(f"{host}: loaded, {human_size(sent)} sent, {time.monotonic() - started:.0f} s")
         return Delivery(host=str(host), sent=sent)
 

@@ -39,11 +39,6 @@ class Plan:
         url = self.job.checkpoint_dir
         return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
 
-    @property
-    def world_size(self) -> int:
-        """The number of ranks on all nodes, if all nodes join."""
-        return self.job.world_size
-
 
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return the script or ``-m module`` that the ranks run, and its arguments.

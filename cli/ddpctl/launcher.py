@@ -458,12 +458,6 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     return (yield from target_of(run).pull(run, str(folder), best=best))
 
 
-def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Suspend a run or, if ``again``, resume it. Raises ConfigError if the target does not support this."""
-    target = target_of(run)
-    context.executor.perform(target.resume(run) if again else target.suspend(run))
-
-
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each run in ``asked``, in the same order."""
     found: dict[str, RunStatus] = {}
@@ -521,7 +515,7 @@ def target_of(run: Run) -> targets.Target:
     try:
         if run.kind not in targets.kinds():
             raise ConfigError(f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}")
-        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+        return targets.make(run.kind, targets.fill_options(targets.options_type(run.kind), run.options))
     except ConfigError as error:
         raise ConfigError(f"run '{run.name}': {error}") from None
 

@@ -17,6 +17,7 @@ from ddpctl.launch_plan import ddprun_args, program
 from ddpctl.targets.kubernetes import target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 LINE = re.compile(r"ddpctl\.yaml:\d+:\d+: \S.*")
 
@@ -41,10 +42,10 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
         return "refused"
     plan = plan_of(settings.job, run=f"{settings.job.name}-otter"[:40].rstrip("-"))
     try:
-        text = target.render(plan, settings.options)
+        text = KubernetesTarget(settings.options).render(plan)
     except ConfigError:  # what is known once the workload is
         return "refused"
-    assert target.render(plan, settings.options) == text
+    assert KubernetesTarget(settings.options).render(plan) == text
     draft = Draft(plan=plan, options=settings.options, project={})
     word = "pytorchjob" if settings.options.workload == "auto" else settings.options.workload
     workload = WORKLOADS[word]

@@ -9,7 +9,8 @@ from ddpctl.errors import NotStartedError
 from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.target import SshTarget
 
 HOSTS = (SshHost(address="box1", peer="10.0.0.1"), SshHost(address="box2", user="alice", port=2222))
 OPTIONS = SshOptions(hosts=HOSTS)

@@ -17,8 +17,8 @@ from ddpctl.errors import DdpctlError, UnavailableError
 from ddpctl.launcher import Request
 from ddpctl.run_status import RunStatus
 from ddpctl.spec import JobSpec
-from ddpctl.targets.kubernetes import target as kubernetes
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpwire.run_files import Outcome
 
@@ -127,7 +127,7 @@ def test_what_ddprun_refuses_is_a_finding_of_its_node(monkeypatch, context):
 @pytest.mark.parametrize("workload", ["job", "pytorchjob", "trainjob"])
 def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
     job = doctor.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
-    text = kubernetes.render(plan_of(job), KubernetesOptions(workload=workload))
+    text = KubernetesTarget(KubernetesOptions(workload=workload)).render(plan_of(job))
     things = [thing for thing in yaml.safe_load_all(text) if thing]
     assert [faults(thing) for thing in things] == [[]] * len(things)
     assert "ddpcheck" in text

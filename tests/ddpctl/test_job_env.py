@@ -17,12 +17,13 @@ from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, facts, play
 from ddpctl.command import Output
 from ddpctl.launch_plan import Plan
 from ddpctl.spec import JobSpec, check_secrets
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.local import LocalOptions, LocalTarget
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.ssh.preflight import parse_facts
-from ddpctl.targets.ssh.target import node_script
+from ddpctl.targets.ssh.target import Start, node_script
 from ddpwire import job_env, names
 
 Env = dict[str, str]
@@ -87,7 +88,8 @@ def through_ssh(job: JobSpec, folder: Path, theirs: Env, *, bare: bool) -> tuple
     fact = parse_facts(facts(home=str(folder), ssh="10.0.0.9 4000 10.0.0.1 22"))
     plan = replace(plan_of(job, folder), checkpoint_dir=f"{folder}/r/checkpoints")
     secrets = theirs | ({name: "secret" for name in SECRETS if bare} if theirs else {})
-    script = node_script(options, plan, 0, fact, gpus=(), cuda=False, address="a", port="1", secrets=secrets, secret="")
+    start = Start(plan=plan, cuda=False, address="a", port="1", secrets=secrets, store_secret="")
+    script = node_script(options, start, 0, fact, ())
     environ = {"PATH": f"{folder}:{SYSTEM}", "HOME": str(folder)} | theirs
     subprocess.run(["/bin/sh"], input=script, text=True, env=environ, timeout=60, check=True)
     if not bare:

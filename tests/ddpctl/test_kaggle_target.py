@@ -19,10 +19,10 @@ from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.kaggle import KaggleOptions, KaggleTarget
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
-from ddpctl.targets.kaggle.target import _PRINT, _WRITE
+from ddpctl.targets.kaggle.options import KaggleOptions
+from ddpctl.targets.kaggle.target import _PRINT, _WRITE, KaggleTarget
 from ddpwire.version import __version__
 
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))

@@ -16,6 +16,7 @@ from ddpctl.targets.kubernetes import manifests, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft, dump
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 JOBS = {
     "plain": JOB,
@@ -191,14 +192,14 @@ def test_what_a_pod_writes_has_an_end(scratch: str | None, reserved: str | None)
 @pytest.mark.parametrize(("keep", "ttl"), [({}, 604800), ({"keep": "1h"}, 3600), ({"keep": None}, None)])
 def test_an_ended_job_goes_after_a_while(keep: dict[str, Any], ttl: int | None) -> None:
     for word in WORKLOADS:
-        things = yaml.safe_load_all(target.render(plan_of(), KubernetesOptions(workload=word, **keep)))
+        things = yaml.safe_load_all(KubernetesTarget(KubernetesOptions(workload=word, **keep)).render(plan_of()))
         found = [line for line in dump(list(things)).splitlines() if line.strip().startswith("ttlSecondsAfterFinished")]
         assert [line.split()[-1] for line in found] == ([str(ttl)] if ttl else []), word
 
 
 def test_rendering_is_pure_and_the_same_each_time() -> None:
     for word in WORKLOADS:
-        texts = {target.render(plan_of(), KubernetesOptions(workload=word)) for _ in range(3)}  # type: ignore[arg-type]
+        texts = {KubernetesTarget(KubernetesOptions(workload=word)).render(plan_of()) for _ in range(3)}  # type: ignore[arg-type]
         assert len(texts) == 1
 
 

@@ -15,8 +15,8 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Submission
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
-from ddpctl.targets.kubernetes import target as kubernetes_target
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
 UID = Output(returncode=0, stdout="af8e18f3")
@@ -28,7 +28,7 @@ def submit(*answers: tuple[Output, ...], job: JobSpec) -> Submission:
 
 
 def head(job: JobSpec, **options: Any) -> list[str]:
-    text = kubernetes_target.render(plan_of(job, "digits"), KubernetesOptions(**options))
+    text = KubernetesTarget(KubernetesOptions(**options)).render(plan_of(job, "digits"))
     return [line for line in text.splitlines() if line.startswith("#")][1:]
 
 

@@ -14,7 +14,8 @@ from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Submission
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 TARGET = KubernetesTarget(KubernetesOptions())
 PYTORCH = recorded("misc/raw-apis-kubeflow-v1")

@@ -15,7 +15,8 @@ from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableErr
 from ddpctl.launcher import AppContext, Stopper
 from ddpctl.run_status import RunStatus
 from ddpctl.targets import LogQuery
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()
@@ -269,14 +270,14 @@ def test_execute_in_a_nodes_container(wording: Wording) -> None:
 def test_suspend_and_resume(wording: Wording) -> None:
     assert "suspend" in TARGET.capabilities
     patch = f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge --patch"
-    ((suspend,),), _ = play(TARGET.suspend(RUN), [(recorded("misc/patch-suspend"),)])
+    ((suspend,),), _ = play(TARGET.suspend(RUN, again=False), [(recorded("misc/patch-suspend"),)])
     assert shell_line(suspend) == f'{patch} \'{{"spec":{{"runPolicy":{{"suspend":true}}}}}}\''
-    ((resume,),), _ = play(TARGET.resume(run_of(workload="job")), [(OK,)])
+    ((resume,),), _ = play(TARGET.suspend(run_of(workload="job"), again=True), [(OK,)])
     assert shell_line(resume) == (
         f'{KUBECTL} patch jobs.batch digits-otter --type=merge --patch \'{{"spec":{{"suspend":false}}}}\''
     )
     with pytest.raises(ConfigError) as error:
-        play(TARGET.resume(RUN), [(recorded("bad/get-notfound"),)])
+        play(TARGET.suspend(RUN, again=True), [(recorded("bad/get-notfound"),)])
     wording(error.value)
 
 
@@ -297,7 +298,7 @@ def test_what_another_launch_has_made_under_the_same_name_is_left_alone() -> Non
     ]
     assert gone
     with pytest.raises(ConfigError):
-        play(TARGET.suspend(run), [(theirs,)])
+        play(TARGET.suspend(run, again=False), [(theirs,)])
     (asked, *_), _ = play(TARGET.execute(run, node=0, argv=("ls",), tty=False), [(pods,), (OK,)])
     assert selector in lines(asked)[0]
 

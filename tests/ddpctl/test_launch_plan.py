@@ -52,7 +52,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         checkpoint_copies=2,
     )
     plan = Plan(run="digits-otter", job=job, cwd="/p", run_dir="/r", checkpoint_dir="/r/checkpoints")
-    assert plan.world_size == 12
+    assert plan.job.world_size == 12
     assert contract(plan, node=2, addr="10.0.0.1", port="40001") == {
         "PET_NNODES": "2:3",
         "PET_NPROC_PER_NODE": "4",

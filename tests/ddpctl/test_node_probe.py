@@ -18,8 +18,9 @@ from tests.wording import Wording
 
 from ddpctl.command import Output
 from ddpctl.node_probe import Probe, ProbeResult, probe_script, read_probe
-from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
-from ddpctl.targets.ssh import SshTarget
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
+from ddpctl.targets.ssh.target import SshTarget
 from ddpwire.run_files import DIAGNOSIS_REQUEST
 
 METRICS = "# TYPE ddp_loss gauge\nddp_loss 0.5\n"

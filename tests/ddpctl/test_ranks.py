@@ -20,11 +20,13 @@ from ddpctl.notebook import launch
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery
-from ddpctl.targets.kaggle import KaggleOptions, KaggleTarget
+from ddpctl.targets.kaggle.options import KaggleOptions
+from ddpctl.targets.kaggle.target import KaggleTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import resources
 from ddpctl.targets.local import LocalOptions, LocalTarget
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 from ddprun import node_config, options
 
 JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))
@@ -112,7 +114,7 @@ def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | 
 @pytest.mark.parametrize(("ranks", "world_size"), [(1, 2), (2, 4), (4, 8), (None, 8)])
 def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> None:
     job = replace(JOB, ranks=ranks)
-    assert plan_of(job).world_size == world_size
+    assert plan_of(job).job.world_size == world_size
     assert title(job).startswith(f"2 nodes x {world_size // 2} rank")
 
 

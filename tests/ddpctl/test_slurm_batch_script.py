@@ -19,8 +19,8 @@ from tests.wording import Wording
 
 from ddpctl.launch_plan import Plan
 from ddpctl.spec import JobSpec
-from ddpctl.targets.slurm import SlurmOptions
 from ddpctl.targets.slurm.batch_script import directives, render_script
+from ddpctl.targets.slurm.options import SlurmOptions
 from ddprun.node_config import NodeConfig, read_config
 from ddprun.options import parse
 from ddpwire import run_files

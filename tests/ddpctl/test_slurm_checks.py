@@ -12,7 +12,7 @@ from tests.wording import Wording
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.targets.slurm import SlurmOptions
+from ddpctl.targets.slurm.options import SlurmOptions
 
 NO_SOURCE = """\
 sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host

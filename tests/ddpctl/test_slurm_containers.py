@@ -11,8 +11,8 @@ from tests.ddpctl.slurm_standins import StandIns
 from tests.ddpctl.test_slurm_batch_script import IMAGE, JOB
 from tests.wording import Wording
 
-from ddpctl.targets.slurm import SlurmOptions
 from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.options import SlurmOptions
 
 SITE = {"NCCL_IB_HCA": "mlx5", "UCX_TLS": "rc"}
 

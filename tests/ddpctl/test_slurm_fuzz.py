@@ -15,8 +15,9 @@ from tests.ddpctl.slurm_standins import StandIns
 from ddpctl.launch_plan import Plan
 from ddpctl.schema import fields_of
 from ddpctl.spec import JobSpec
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
 from ddpctl.targets.slurm.batch_script import directives
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 from ddpwire import job_env
 
 # Free text may be anything that a process can be given; what stands in a #SBATCH line passes its check or is not there.

@@ -8,9 +8,9 @@ from tests.wording import Wording
 
 from ddpctl.errors import ConfigError
 from ddpctl.launch_plan import Plan
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
 from ddpctl.targets.slurm.batch_script import directives
-from ddpctl.targets.slurm.options import check_array, check_extra
+from ddpctl.targets.slurm.options import SlurmOptions, check_array, check_extra
+from ddpctl.targets.slurm.target import SlurmTarget
 
 PLAN = Plan(run="r", job=JOB, cwd=".", run_dir=".", checkpoint_dir="c")
 

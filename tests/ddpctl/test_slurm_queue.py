@@ -11,9 +11,10 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.run_status import RunStatus, State
 from ddpctl.run_store import Run
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget, queue
-from ddpctl.targets.slurm.queue import STATES, read_answers, state_of
-from ddpctl.targets.slurm.target import expand
+from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.queue import STATES, Job, read_answers
+from ddpctl.targets.slurm.target import SlurmTarget, expand
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 
@@ -116,4 +117,5 @@ def test_recorded_answers() -> None:
 
 def test_every_slurm_state_is_one_of_ours() -> None:
     assert set(STATES.values()) <= set(get_args(State))
-    assert [state_of(word) for word in ("CANCELLED by 1000", "CANCELLED+", "NEW")] == ["stopped", "stopped", "unknown"]
+    jobs = [Job(id="7", task=None, word=word) for word in ("CANCELLED by 1000", "CANCELLED+", "NEW")]
+    assert [job.state for job in jobs] == ["stopped", "stopped", "unknown"]

@@ -8,7 +8,8 @@ from tests.ddpctl.slurm_standins import SYSTEM, StandIns
 from tests.ddpctl.test_slurm_batch_script import JOB
 from tests.wording import Wording
 
-from ddpctl.targets.slurm import SlurmOptions, queue
+from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.options import SlurmOptions
 
 
 def test_secrets_that_others_can_read_are_not_read(tmp_path: Path, wording: Wording) -> None:

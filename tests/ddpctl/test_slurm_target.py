@@ -14,8 +14,10 @@ from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission, default_kind
-from ddpctl.targets.slurm import SlurmOptions, SlurmTarget, queue
+from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
 PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints")

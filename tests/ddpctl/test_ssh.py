@@ -17,8 +17,9 @@ from ddpctl.command import Host, Output, shell_line
 from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.removal import disk_usage_script
 from ddpctl.targets import LogQuery
-from ddpctl.targets.ssh import SshTarget, claims, scripts
+from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.project import sync
+from ddpctl.targets.ssh.target import SshTarget
 
 
 def test_a_container_on_every_host() -> None:

@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.driver import wait_until
 
 from ddpctl.command import Output
-from ddpctl.targets.ssh import SshHost, SshOptions, claims, scripts
+from ddpctl.targets.ssh import claims, scripts
+from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
 
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
@@ -43,9 +44,16 @@ class Host:
     def start(self, run: str, *gpus: str) -> subprocess.CompletedProcess[str]:
         """A node of a run; its pid is in a file when it continues."""
         done = self.run(
-            scripts.start_process("~/.ddpctl", run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, gpus=gpus, folder="~/",
-                                  checkpoints="~/c", secret="")
-        )  # fmt: skip
+            scripts.start_node(
+                OPTIONS,
+                run,
+                0,
+                scripts.launch_process(OPTIONS, run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, folder="~/"),
+                gpus=gpus,
+                checkpoints="~/c",
+                secret="",
+            )
+        )
         if done.returncode == 0:
             wait_until(lambda: self.pid(run), f"the process of {run}")
         return done

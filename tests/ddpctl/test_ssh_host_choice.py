@@ -10,9 +10,10 @@ from tests.wording import Wording
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
 from ddpctl.launch_plan import Plan
-from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget
 from ddpctl.targets.ssh.host_choice import Choice, choose, wait_in_line
+from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, parse_facts
+from ddpctl.targets.ssh.target import SshTarget
 
 BOXES = tuple(SshHost(address=f"box{number}") for number in (1, 2, 3, 4))
 OPTIONS = SshOptions(hosts=BOXES)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpctl.targets.ssh import scripts
+from ddpctl.targets.ssh.options import SshOptions
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(
     [
@@ -38,17 +39,9 @@ def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str])
         home = Path(name)
         (home / "my python").write_text(DUMP)
         (home / "my python").chmod(0o755)
-        text = scripts.start_process(
-            "~/.ddpctl",
-            "night",
-            0,
-            ("~/my python", *words),
-            env,
-            gpus=(),
-            folder="~/",
-            checkpoints="~/.ddpctl/c",
-            secret="",
-        )
+        options = SshOptions(hosts=(), runtime="none")
+        launch = scripts.launch_process(options, "night", 0, ("~/my python", *words), env, folder="~/")
+        text = scripts.start_node(options, "night", 0, launch, gpus=(), checkpoints="~/.ddpctl/c", secret="")
         done = subprocess.run(
             ["/bin/sh"],
             input=text,

@@ -14,7 +14,7 @@ from ddpctl import config, targets
 from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
 from ddpctl.schema import json_schema
-from ddpctl.targets.ssh import SshHost, SshOptions
+from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
 
@@ -46,7 +46,7 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
         ),
         runtime="podman",
     )
-    assert targets.fill_options("ssh", json.loads(json.dumps(asdict(options)))) == options
+    assert targets.fill_options(SshOptions, json.loads(json.dumps(asdict(options)))) == options
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.errors import NoInputError, UnavailableError
 from ddpctl.targets import LogQuery
-from ddpctl.targets.ssh import SshOptions, SshTarget, scripts
+from ddpctl.targets.ssh import scripts
+from ddpctl.targets.ssh.options import SshOptions
 from ddpctl.targets.ssh.preflight import report, split_shown
+from ddpctl.targets.ssh.target import SshTarget
 
 
 def shown(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:

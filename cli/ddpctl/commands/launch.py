@@ -280,15 +280,7 @@ def request_of_flags(flags: Flags) -> "Request":
     )
     if settings.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(settings.kind):
         raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {settings.kind}, only with ssh")
-    return Request(
-        job=settings.job,
-        target=settings.target,
-        kind=settings.kind,
-        options=settings.options,
-        why=settings.why,
-        cwd=str(Path.cwd()),
-        name=flags.name,
-    )
+    return Request(**vars(settings), cwd=str(Path.cwd()), name=flags.name)
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
@@ -306,14 +298,12 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies
     settings = config.load(
         file=None,
-        profile=None,
         target="local",  # only the job is checked; the run keeps its own target
         overrides={**vars(run.job), "nodes": run.handle.get("nodes", run.job.nodes), **given, "env": env},
         kinds=targets.kinds(),
     )
-    options, wrong = config.lay_over(
-        targets.fill_options(run.kind, run.options), target_flags(flags), run.kind, targets.kinds()
-    )
+    old_options = targets.fill_options(targets.options_type(run.kind), run.options)
+    options, wrong = config.lay_over(old_options, target_flags(flags), run.kind, targets.kinds())
     if wrong:
         raise UsageError("\n".join(wrong))
     other = "" if settings.job.command == run.job.command else f", which ran {command_line(run.job)}"

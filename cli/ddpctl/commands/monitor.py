@@ -1,6 +1,5 @@
 """The subcommand ``monitor`` with up, down, status and config. It shows all runs in Prometheus and Grafana."""
 
-import os
 import re
 import sys
 from dataclasses import asdict
@@ -11,6 +10,7 @@ import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.text import table
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -66,22 +66,14 @@ def up(
     """
     from ddpctl.monitoring import stack
     from ddpctl.monitoring.alerts import parse_limits
-    from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
         raise UsageError(f"--retention: '{retention}' is not a duration: expected h, d, w or y, such as 30d")
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
-    settings = StackSettings(
-        targets=Path(scraping.targets),
-        owner=f"{os.getuid()}:{os.getgid()}",
-        prometheus_port=port,
-        grafana_port=grafana_port,
-        retention=retention,
-        folder=stack.folder_of(context.root),
-    )
     services = stack.SERVICES if grafana else stack.SERVICES[:1]
-    places = stack.up(context, settings, scraping, parse_limits(limit or ()), only=services)
+    limits, ports = parse_limits(limit or ()), (port, grafana_port)
+    places = stack.up(context, scraping, limits, ports=ports, retention=retention, only=services)
     context.emit(f"Prometheus  {places.prometheus}")
     if grafana:
         context.emit(f"Grafana     {places.grafana}")
@@ -172,8 +164,6 @@ def _scraping(
 def _status_lines(
     address: str, grafana: str | None, nodes: "tuple[ScrapeTarget, ...]", firing: "tuple[FiringAlert, ...]"
 ) -> list[str]:
-    from ddpctl.text import table
-
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
     if nodes:

@@ -124,15 +124,12 @@ def provision(
 
 
 def _check_login(login: str | None) -> None:
-    from ddpctl.targets.ssh.options import check_user
+    from ddpctl.targets.ssh.options import USER
 
-    try:
-        if login is not None:
-            check_user(login)
-    except ValueError:
+    if login is not None and not USER.fullmatch(login):
         raise UsageError(
             f"provision: --login {quote(login)}: expected letters, digits, '_', '.' and '-', not starting with '-'"
-        ) from None
+        )
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:

@@ -296,7 +296,7 @@ def _set_suspended(name: str, *, again: bool) -> None:
         raise UsageError(
             f"run '{run.name}' has already ended ({state.state}): ddpctl launch --resume {run.name} continues it"
         )
-    launcher.suspend(context, run, again=again)
+    context.executor.perform(launcher.target_of(run).suspend(run, again=again))
     if again:
         context.emit(f"run '{run.name}' continues: follow it with ddpctl logs -f {run.name}")
     else:

@@ -16,6 +16,7 @@ import typer
 
 from ddpctl.commands.arguments import RunName, Task, find_run
 from ddpctl.errors import UsageError
+from ddpctl.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -125,7 +126,6 @@ def _console() -> "Console":
 def _screen(console: "Console", snapshot: "Snapshot", run: "Run", *, height: int | None) -> "RenderableType":
     from ddpctl.commands.top_screen import screen
     from ddpctl.launch_plan import title
-    from ddpctl.text import one_line
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
     heading = one_line(f"{title(run.job)} on {where}")

@@ -109,18 +109,6 @@ SERVICES = ("prometheus", "grafana")
 BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor config"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackSettings:
-    """The values in ``.env``, which differ between machines."""
-
-    targets: Path
-    owner: str  # uid:gid
-    prometheus_port: int
-    grafana_port: int
-    retention: str
-    folder: Path
-
-
 def dashboard(name: str) -> str:
     """Return the JSON text of a dashboard. ``name`` is one of DASHBOARDS."""
     return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
@@ -144,21 +132,6 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
         "provisioning/datasources/prometheus.yaml": _SOURCES,
         "provisioning/dashboards/ddpctl.yaml": _PROVIDERS,
     }
-
-
-def env_file(settings: StackSettings) -> str:
-    """Return the text of ``.env``. The containers run as the user OWNER, who owns the data folders."""
-    values = {
-        "TARGETS": settings.targets,
-        "OWNER": settings.owner,
-        "PROMETHEUS_PORT": settings.prometheus_port,
-        "GRAFANA_PORT": settings.grafana_port,
-        "RETENTION": settings.retention,
-        "DASHBOARDS": settings.folder / "dashboards",
-        "PROMETHEUS_DATA": settings.folder / "data" / "prometheus",
-        "GRAFANA_DATA": settings.folder / "data" / "grafana",
-    }
-    return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,27 +186,40 @@ def _is_ours(path: Path) -> bool:
 
 def up(
     context: AppContext,
-    settings: StackSettings,
     scraping: Scraping,
     limits: Limits,
     *,
+    ports: tuple[int, int],
+    retention: str,
     only: tuple[str, ...] = SERVICES,
 ) -> Places:
-    """Start the containers, or create them again if they are running, and wait until the servers answer."""
+    """Start the containers, or create them again if they are running, and wait until the servers answer.
+
+    ``ports``: the ports of Prometheus and Grafana.
+    """
+    folder, found = folder_of(context.root), _places(*ports)
     compose = context.executor.perform(find_compose())
-    running = context.executor.perform(once(_line(compose, settings.folder, "ps", "-q")))
-    found = _places(settings.prometheus_port, settings.grafana_port)
+    running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
         for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
             if is_reachable(url):
                 raise UsageError(f"{flag}: another program answers at {url}: choose another port")
-    data = settings.folder / "data"
-    for path in (data / "prometheus", data / "grafana", settings.targets):
+    data = {"PROMETHEUS_DATA": folder / "data" / "prometheus", "GRAFANA_DATA": folder / "data" / "grafana"}
+    for path in (*data.values(), Path(scraping.targets)):
         with writing(path, "make"):
             path.mkdir(parents=True, exist_ok=True)
-    files = {**compose_files(scraping, limits), **dashboard_files(), ".env": env_file(settings)}
-    write_files(settings.folder, files, force=True)
-    start = _line(compose, settings.folder, "up", "-d", "--force-recreate", *only)
+    env = {
+        "TARGETS": scraping.targets,
+        "OWNER": f"{os.getuid()}:{os.getgid()}",  # the containers run as this user, who owns the data folders
+        "PROMETHEUS_PORT": ports[0],
+        "GRAFANA_PORT": ports[1],
+        "RETENTION": retention,
+        "DASHBOARDS": folder / "dashboards",
+        **data,
+    }
+    env_file = "".join(f"{name}={value}\n" for name, value in env.items())
+    write_files(folder, {**compose_files(scraping, limits), **dashboard_files(), ".env": env_file}, force=True)
+    start = _line(compose, folder, "up", "-d", "--force-recreate", *only)
     done = context.executor.perform(once(start))
     if done.returncode:
         raise UnavailableError(
@@ -242,7 +228,7 @@ def up(
         )
     for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
         if service in only:
-            _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {settings.folder}")
+            _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {folder}")
     return found
 
 

@@ -155,7 +155,9 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     waiting: list[Any] = [function]
     while waiting:
         one = waiting.pop(0)
-        if not isinstance(one, FunctionType) or id(one) in seen or _imported(one):
+        if not isinstance(one, FunctionType) or id(one) in seen:
+            continue
+        if one.__module__ != "__main__" and one.__module__ in sys.modules:  # a rank imports it, so it is not serialized
             continue
         seen.add(id(one))
         try:
@@ -166,11 +168,6 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
             used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
             waiting += values.values()
     return used
-
-
-def _imported(function: FunctionType) -> bool:
-    """Return whether a rank can import the function. The code of such a function is not serialized."""
-    return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:

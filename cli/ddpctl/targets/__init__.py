@@ -7,7 +7,7 @@ commands (``ddpctl.command``), receive their output, and return a value.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 from ddpctl.command import Host, Verb
@@ -266,12 +266,8 @@ class Target(ABC):
         """
         raise NotImplementedError
 
-    def suspend(self, run: Run) -> Verb[None]:
-        """Make the nodes save and end, so that ``resume`` can start them again. Needs the capability "suspend"."""
-        raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
-
-    def resume(self, run: Run) -> Verb[None]:
-        """Start the nodes of a suspended run again. Needs the capability "suspend"."""
+    def suspend(self, run: Run, *, again: bool) -> Verb[None]:
+        """Make the nodes save and end or, if ``again``, start them again. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
@@ -282,13 +278,16 @@ class Target(ABC):
         return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)
 
 
-# kind → (module, options dataclass, target class). A module is imported when it is first used.
-_KINDS: Mapping[str, tuple[str, str, str]] = {
-    "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
-    "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
-    "slurm": ("ddpctl.targets.slurm", "SlurmOptions", "SlurmTarget"),
-    "kubernetes": ("ddpctl.targets.kubernetes", "KubernetesOptions", "KubernetesTarget"),
-    "kaggle": ("ddpctl.targets.kaggle", "KaggleOptions", "KaggleTarget"),
+# kind → (options dataclass, target class). Their modules are imported when they are first used.
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "local": ("ddpctl.targets.local:LocalOptions", "ddpctl.targets.local:LocalTarget"),
+    "ssh": ("ddpctl.targets.ssh.options:SshOptions", "ddpctl.targets.ssh.target:SshTarget"),
+    "slurm": ("ddpctl.targets.slurm.options:SlurmOptions", "ddpctl.targets.slurm.target:SlurmTarget"),
+    "kubernetes": (
+        "ddpctl.targets.kubernetes.options:KubernetesOptions",
+        "ddpctl.targets.kubernetes.target:KubernetesTarget",
+    ),
+    "kaggle": ("ddpctl.targets.kaggle.options:KaggleOptions", "ddpctl.targets.kaggle.target:KaggleTarget"),
 }
 
 
@@ -304,8 +303,7 @@ def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
 
 def options_type(kind: str) -> type:
     """Return the dataclass of a kind's own options."""
-    module, options, _ = _KINDS[kind]
-    found: type = getattr(import_module(module), options)
+    found: type = resolve_name(_KINDS[kind][0])
     return found
 
 
@@ -314,12 +312,11 @@ def kinds() -> Mapping[str, Callable[[], type]]:
     return {kind: lambda kind=kind: options_type(kind) for kind in _KINDS}  # type: ignore[misc]
 
 
-def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """Return a kind's options from a run's record. Unknown keys are ignored. Raises ConfigError."""
-    return _fill(options_type(kind), record)
+def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
+    """Return options (``cls`` is ``options_type(kind)``) from a run's record. Unknown keys are ignored.
 
-
-def _fill(cls: type, record: Mapping[str, Any]) -> Any:
+    Raises ConfigError.
+    """
     values = {}
     for name, field in fields_of(cls).items():
         if name in record:
@@ -327,7 +324,7 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
             if not field.holds(value):
                 raise ConfigError(f"in its record, {name} is {quote(value)}, not {field.type_words}")
             if field.record:
-                value = tuple(_fill(field.record, item) for item in value)
+                value = tuple(fill_options(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value
     return cls(**values)
 
@@ -348,6 +345,5 @@ def make(kind: str, options: Any) -> Target:
 
 
 def _type(kind: str) -> type[Target]:
-    module, _, target = _KINDS[kind]
-    found: type[Target] = getattr(import_module(module), target)
+    found: type[Target] = resolve_name(_KINDS[kind][1])
     return found

@@ -113,14 +113,14 @@ class LocalTarget(Target):
                 cwd=plan.cwd,
                 mode="background",
                 output=str(PurePath(plan.run_dir) / run_files.node_name(node) / run_files.NODE_LOG),
-                stdin_inherited=attached and plan.world_size == 1,
+                stdin_inherited=attached and job.world_size == 1,
                 tether=attached,
             )
             for node in range(job.max_nodes)
         )
         notes = []
         if not gpus and job.device != "cpu":
-            notes.append(f"no GPU here: {counted(plan.world_size, 'CPU rank')} with gloo")
+            notes.append(f"no GPU here: {counted(job.world_size, 'CPU rank')} with gloo")
         if unused := [name for name in _OF_CONTAINERS if getattr(job, name) != getattr(JobSpec(), name)]:
             notes.append(f"no container here: {', '.join(unused)} not used")
         return Submission(handle={"port": number}, note="\n".join(notes))

@@ -2,8 +2,3 @@
 
 A Kaggle session has one node with two GPUs, and lasts at most 12 hours. The files in its working folder are its output.
 """
-
-from ddpctl.targets.kaggle.options import KaggleOptions
-from ddpctl.targets.kaggle.target import KaggleTarget
-
-__all__ = ["KaggleOptions", "KaggleTarget"]

@@ -91,9 +91,8 @@ class KaggleTarget(Target):
         head = f"would write these files into {_folder(plan)}:"
         return Submission(handle={}, table=(head, *kaggle_notebook.summary(plan, texts)))
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the session outlives ddpctl
         """Write the notebook and its metadata to the run's local folder, and push them."""
-        del attached  # a session always continues without this ddpctl
         try:
             owner = self.options.owner or (yield from self._user())
             texts = yield from self._texts(plan, owner)
@@ -157,9 +156,8 @@ class KaggleTarget(Target):
             raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a message')}")
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
-    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
+    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
-        del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_ask("status", run) for run in asked)
         said = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
@@ -213,12 +211,11 @@ class KaggleTarget(Target):
                 return found
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
-    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:  # noqa: ARG002
         """Return True if the run has no session. Otherwise, raise UnavailableError.
 
         Only Kaggle's website can stop a session.
         """
-        del signal, wait
         if run.handle:
             raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
         yield ()

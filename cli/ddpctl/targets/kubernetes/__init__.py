@@ -2,8 +2,3 @@
 
 All commands are run with the user's own kubectl.
 """
-
-from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.target import KubernetesTarget
-
-__all__ = ["KubernetesOptions", "KubernetesTarget"]

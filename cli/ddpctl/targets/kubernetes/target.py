@@ -33,6 +33,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     misses_runtime,
     workload_of,
 )
+from ddpctl.targets.kubernetes.log_follower import Task
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
 from ddpctl.targets.kubernetes.options import (
     RUNS,
@@ -82,8 +83,18 @@ class KubernetesTarget(Target):
     options: KubernetesOptions
 
     def render(self, plan: Plan) -> str:
-        """Return the manifests for ``kubectl apply -f``."""
-        return render(plan, self.options)
+        """Return the manifests of a job for ``kubectl apply -f``."""
+        workload = WORKLOADS["pytorchjob" if self.options.workload == "auto" else self.options.workload]
+        draft = Draft(plan=plan, options=self.options, project={})
+        _check(draft, workload)
+        lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
+        lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
+        if workload.word == "trainjob":
+            lines.append(
+                "# If Trainer's webhook refuses the TrainJob because the webhook does not see the runtime yet, apply "
+                "this file again."
+            )
+        return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
     def expect(self, plan: Plan) -> Verb[None]:
         """Check that the project contains the training script, unless the image may contain it."""
@@ -96,8 +107,31 @@ class KubernetesTarget(Target):
         return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
-        """Have the cluster validate the job's objects, then create these objects."""
-        return submit(plan, self.options)
+        """Have the cluster validate the job's objects, then create these objects.
+
+        Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
+        """
+        try:
+            kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options)
+        except DdpctlError as error:
+            raise NotStartedError(error) from None
+        try:
+            is_signed = yield from _make(kubectl, draft, workload, needed)
+        except DdpctlError as error:
+            kinds = sorted({one["kind"].lower() for one in needed})
+            try:
+                made = yield from _made(kubectl, kinds, draft.name, plan.uid, needed=kinds)
+                named = ([",".join(made), draft.name, "--ignore-not-found", "--wait=false"],) if made else ()
+                check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
+            except DdpctlError:
+                raise error from None
+            if isinstance(error, UnavailableError):  # the cluster may have created the job
+                raise
+            raise NotStartedError(error) from None
+        handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+        handle["logs"] = f"ddpctl logs {draft.name}"
+        table = () if is_signed else (UNSIGNED,)
+        return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from its job and its pods.
@@ -141,9 +175,6 @@ class KubernetesTarget(Target):
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
-            # `python -m` warns if the package has already imported the module that it runs.
-            from ddpctl.targets.kubernetes.log_follower import Task
-
             task = Task(
                 folder=run.folder,
                 only=only,
@@ -247,18 +278,11 @@ class KubernetesTarget(Target):
         (done,) = yield (Command(argv=words, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode
 
-    def suspend(self, run: Run) -> Verb[None]:
-        """Suspend the job. Its pods save and end."""
-        yield from self._patch_suspend(run, "true")
-
-    def resume(self, run: Run) -> Verb[None]:
-        """Resume the job, which then creates new pods."""
-        yield from self._patch_suspend(run, "false")
-
-    def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
+    def suspend(self, run: Run, *, again: bool) -> Verb[None]:
+        """Suspend the job, whose pods then save and end, or resume it. A resumed job creates new pods."""
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
-        kinds, patch = (workload.resource,), workload.suspend % value
+        kinds, patch = (workload.resource,), workload.suspend % ("false" if again else "true")
         if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
             raise gone
         (done,) = yield (kubectl.run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
@@ -395,54 +419,11 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def render(plan: Plan, options: KubernetesOptions) -> str:
-    """Return the manifests of a job for ``kubectl apply``."""
-    workload = WORKLOADS["pytorchjob" if options.workload == "auto" else options.workload]
-    draft = Draft(plan=plan, options=options, project={})
-    _check(draft, workload)
-    lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
-    lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
-    if workload.word == "trainjob":
-        lines.append(
-            "# If Trainer's webhook refuses the TrainJob because the webhook does not see the runtime yet, apply this "
-            "file again."
-        )
-    return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
-
-
 def bare_pod(draft: Draft, workload: Workload) -> Object:
     """Return the pod template as a Pod. The API server checks a Pod more strictly than the template in a job."""
     pod = workload.pod(draft)
     metadata = drop_empty({"name": f"{draft.name}-probe", "namespace": draft.options.namespace}) | pod["metadata"]
     return manifest("v1", "Pod", metadata, spec={"restartPolicy": "OnFailure", **pod["spec"]})
-
-
-def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Check and create the run's objects.
-
-    Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
-    """
-    try:
-        kubectl, workload, draft, needed, note = yield from _prepare(plan, options)
-    except DdpctlError as error:
-        raise NotStartedError(error) from None
-    try:
-        is_signed = yield from _make(kubectl, draft, workload, needed)
-    except DdpctlError as error:
-        kinds = sorted({one["kind"].lower() for one in needed})
-        try:
-            made = yield from _made(kubectl, kinds, draft.name, plan.uid, needed=kinds)
-            named = ([",".join(made), draft.name, "--ignore-not-found", "--wait=false"],) if made else ()
-            check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
-        except DdpctlError:
-            raise error from None
-        if isinstance(error, UnavailableError):  # the cluster may have created the job
-            raise
-        raise NotStartedError(error) from None
-    handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-    handle["logs"] = f"ddpctl logs {draft.name}"
-    table = () if is_signed else (UNSIGNED,)
-    return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
 
 def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
@@ -457,7 +438,12 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     values = yield from read_secrets(plan.job)
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, workload)
-    yield from _judge(kubectl, draft, workload)
+    # The cluster checks the objects without creating them. A TrainJob is not checked, because its webhook needs an
+    # existing TrainingRuntime.
+    judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
+    if workload.word != "trainjob":
+        judged.append(workload.job(draft))
+    check(*(yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)))
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
@@ -478,18 +464,6 @@ def _check(draft: Draft, workload: Workload) -> None:
 
 def _companions(draft: Draft) -> tuple[Object, ...]:
     return (manifests.network_policy(draft),) if draft.options.network_policy else ()
-
-
-def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
-    """Let the cluster check the objects without creating them.
-
-    A TrainJob is not checked, because its webhook needs an existing TrainingRuntime.
-    """
-    judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
-    if workload.word != "trainjob":
-        judged.append(workload.job(draft))
-    answers = yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)
-    check(*answers)
 
 
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:

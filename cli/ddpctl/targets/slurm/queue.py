@@ -33,11 +33,6 @@ STATES = {word: state for state, words in _WORDS.items() for word in words.split
 HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
-def state_of(word: str) -> State:
-    """Convert a state of Slurm, such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``, to the state of a run."""
-    return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
-
-
 # squeue's reason why a job may wait forever → a message
 HOPELESS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows: use fewer, or another partition",
@@ -209,14 +204,14 @@ class Job:
 
     id: str
     task: str | None  # its index in the array
-    word: str  # Slurm's state
+    word: str  # Slurm's state, such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``
     reason: str = ""
     start: str = ""
 
     @property
     def state(self) -> State:
         """The state of the run."""
-        return state_of(self.word)
+        return STATES.get(self.word.split(" ")[0].rstrip("+"), "unknown")
 
     @property
     def number(self) -> str:

@@ -59,7 +59,8 @@ class SlurmTarget(Target):
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
-        self._host = host_of(options)
+        user, _, address = (options.login or "").rpartition("@")
+        self._host = Host(address=address, user=user or None) if address else None  # None: this machine is a login node
 
     def render(self, plan: Plan) -> str:
         """Return the batch script."""
@@ -76,25 +77,99 @@ class SlurmTarget(Target):
         if self._host is None and not in_image:
             yield from find_script(plan)
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
-        del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)
-        plan = yield from plan_on_cluster(plan, self.options, self._host)
-        yield from find_script_on_host(plan, self._host)
+        plan = yield from self._plan_on_cluster(plan)
+        if commands := look_for_script(plan, self._host):
+            (found,) = yield commands
+            if found.returncode == UNREACHED and (error := unreachable(found, self._host)):
+                raise error
+            check_script(plan, found, host=self._host)
         if self._host is None and not self.options.array:
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
             if inside.returncode not in (0, 1):  # 1: the variable is not set
                 raise UnavailableError(f"cannot read SLURM_JOB_ID: {inside.last_line('no answer')}")
             if inside.returncode == 0:
-                return (yield from start_in_allocation(plan, self.options, secrets, inside.stdout.strip()))
-        return (yield from submit_to_sbatch(plan, self.options, self._host, secrets, records))
+                return (yield from self._start_in_allocation(plan, secrets, inside.stdout.strip()))
+        return (yield from self._submit_to_sbatch(plan, secrets, records))
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
             raise ConfigError(f"the folder {plan.cwd!r} cannot be mounted: its name has a comma, colon or line break")
+
+    def _plan_on_cluster(self, plan: Plan) -> Verb[Plan]:
+        """Return the plan with the folders of the cluster instead of those of this machine. Raises UnavailableError."""
+        workdir, runs = self.options.workdir, self.options.runs
+        if self._host and not (workdir and runs):
+            (home,) = yield (Command(argv=("printenv", "HOME"), host=self._host, probe=True),)
+            if home.returncode:
+                raise UnavailableError(f"{self.options.login}: {home.last_line('no HOME there')}")
+            workdir = workdir or home.stdout.strip()
+            runs = runs or str(PurePath(home.stdout.strip()) / RUNS)
+        if workdir:
+            plan = replace(plan, cwd=workdir)
+        if runs:
+            # A run that continues from another run uses the checkpoints of that run.
+            checkpoints = PurePath(plan.checkpoint_dir)
+            if not checkpoints.is_relative_to(runs):
+                checkpoints = PurePath(runs) / checkpoints.parent.name / run_files.CHECKPOINTS
+            plan = replace(plan, run_dir=str(PurePath(runs) / plan.run), checkpoint_dir=str(checkpoints))
+        return plan
+
+    def _submit_to_sbatch(self, plan: Plan, secrets: Mapping[str, str], records: str) -> Verb[Submission]:
+        """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
+        options, host, script = self.options, self._host, render_script(plan, self.options)
+        depends = yield from _dependency(options, records)
+        log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
+        argv = (
+            "sbatch",
+            f"--job-name={plan.run}",
+            f"--output={plan.run_dir.replace('%', '%%')}{log.removeprefix(plan.run_dir)}",
+            f"--chdir={plan.cwd}",
+            *depends,
+        )
+        (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
+        if error := unreachable(tested, host):
+            raise error
+        tasks = expand(options.array) if options.array else ()
+        yield from _write_secrets(plan, host, secrets, tasks)
+        (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
+        if made.returncode:
+            raise CannotWriteError(f"cannot make {plan.run_dir}: {made.last_line('it failed')}")
+        (sent,) = yield (
+            Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=DRY_RUN, timeout_s=120),
+        )
+        if sent.returncode and (error := unreachable(sent, host)):
+            raise error
+        job = sent.stdout.strip().split(";")[0]
+        may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
+        if sent.returncode or (job == DRY_RUN and not may_start):
+            (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
+            raise _refused(plan, sent if sent.returncode else tested, has)
+        handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
+        if tasks:
+            handle["tasks"] = list(tasks)  # type: ignore[assignment]
+        if host is not None:
+            handle["logs"] = f"{host}:{plan.run_dir}"
+        return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
+
+    def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
+        """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
+        yield from _write_secrets(plan, None, secrets)
+        path = f"{plan.run_dir}/job.sh"
+        (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, self.options)),)
+        if made.returncode:
+            raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+        log = f"{plan.run_dir}/job.log"
+        (started,) = yield (
+            Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),
+        )
+        handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
+        note = f"on all nodes of this shell's allocation (job {allocation})"
+        return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from Slurm and from the folders of its nodes."""
@@ -234,48 +309,6 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     )
 
 
-def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
-    """Check that the training script is in the project's folder on the cluster.
-
-    Raises NoInputError if it is missing, and UnavailableError if the login node cannot be reached.
-    """
-    if commands := look_for_script(plan, host):
-        (found,) = yield commands
-        if found.returncode == UNREACHED and (error := unreachable(found, host)):
-            raise error
-        check_script(plan, found, host=host)
-
-
-def host_of(options: SlurmOptions) -> Host | None:
-    """Return the login node, or None if this machine is a login node."""
-    if options.login is None:
-        return None
-    user, _, address = options.login.rpartition("@")
-    return Host(address=address, user=user or None)
-
-
-def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Verb[Plan]:
-    """Return the plan with the folders of the cluster instead of those of this machine. Raises UnavailableError."""
-    workdir, runs = options.workdir, options.runs
-    if host is not None and not (workdir and runs):
-        (home,) = yield (Command(argv=("printenv", "HOME"), host=host, probe=True),)
-        if home.returncode:
-            raise UnavailableError(f"{options.login}: {home.last_line('no HOME there')}")
-        workdir = workdir or home.stdout.strip()
-        runs = runs or str(PurePath(home.stdout.strip()) / RUNS)
-    if workdir:
-        plan = replace(plan, cwd=workdir)
-    if runs:
-        # A run that continues from another run uses the checkpoints of that run.
-        of = PurePath(plan.checkpoint_dir).parent.name if plan.checkpoint_dir else plan.run
-        run_dir = PurePath(runs) / plan.run
-        checkpoints = PurePath(plan.checkpoint_dir)
-        if not checkpoints.is_relative_to(runs):
-            checkpoints = PurePath(runs) / of / run_files.CHECKPOINTS
-        plan = replace(plan, run_dir=str(run_dir), checkpoint_dir=str(checkpoints))
-    return plan
-
-
 def expand(array: str) -> tuple[str, ...]:
     """Return the indices of a job array. For example, return 0, 3, 6 and 9 for ``0-6:3,9%2``."""
 
@@ -352,62 +385,6 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
             for name, mark in query.files(run, node, ranks).items():
                 words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
-
-
-def submit_to_sbatch(
-    plan: Plan, options: SlurmOptions, host: Host | None, secrets: Mapping[str, str], records: str
-) -> Verb[Submission]:
-    """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
-    script = render_script(plan, options)
-    depends = yield from _dependency(options, records)
-    log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
-    argv = (
-        "sbatch",
-        f"--job-name={plan.run}",
-        f"--output={plan.run_dir.replace('%', '%%')}{log.removeprefix(plan.run_dir)}",
-        f"--chdir={plan.cwd}",
-        *depends,
-    )
-    (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
-    if error := unreachable(tested, host):
-        raise error
-    tasks = expand(options.array) if options.array else ()
-    yield from _write_secrets(plan, host, secrets, tasks)
-    (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
-    if made.returncode:
-        raise CannotWriteError(f"cannot make {plan.run_dir}: {made.last_line('it failed')}")
-    (sent,) = yield (Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=DRY_RUN, timeout_s=120),)
-    if sent.returncode:
-        if error := unreachable(sent, host):
-            raise error
-        (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-        raise _refused(plan, sent, has)
-    job = sent.stdout.strip().split(";")[0]
-    if job == DRY_RUN and tested.returncode and not MAY_WAIT.search(tested.stderr):
-        (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-        raise _refused(plan, tested, has)
-    handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
-    if tasks:
-        handle["tasks"] = list(tasks)  # type: ignore[assignment]
-    if host is not None:
-        handle["logs"] = f"{host}:{plan.run_dir}"
-    return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
-
-
-def start_in_allocation(
-    plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str
-) -> Verb[Submission]:
-    """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
-    yield from _write_secrets(plan, None, secrets)
-    path = f"{plan.run_dir}/job.sh"
-    (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, options)),)
-    if made.returncode:
-        raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
-    log = f"{plan.run_dir}/job.log"
-    (started,) = yield (Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),)
-    handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
-    note = f"on all nodes of this shell's allocation (job {allocation})"
-    return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
 
 def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:

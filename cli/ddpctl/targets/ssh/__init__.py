@@ -3,8 +3,3 @@
 All hosts are queried in parallel. A run does not need ddpctl after its start. Any machine that has the run's record can
 query and stop the run.
 """
-
-from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.target import SshTarget
-
-__all__ = ["SshHost", "SshOptions", "SshTarget"]

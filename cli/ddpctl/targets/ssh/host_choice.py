@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl.command import Command, Output, Verb, sh
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.launch_plan import Plan, counted, script_of
+from ddpctl.launch_plan import Plan, counted
 from ddpctl.spec import JobSpec
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -68,17 +68,13 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 
     Spare hosts are checked only if another host is not ready. Raises DdpctlError if too few hosts are ready.
     """
-    order, job, script = candidates(options, plan), plan.job, script_of(plan.job.command)
-
-    def judged(facts: Sequence[Facts]) -> Judgement:
-        hosts = [options.hosts[number] for number in order[: len(facts)]]
-        return judge(options, job, hosts, facts, script, plan.uid)
-
-    facts = yield from look([options.hosts[number] for number in order[: job.max_nodes]])
-    found = judged(facts)
-    if any(found.wrong) and len(order) > len(facts):
-        facts += yield from look([options.hosts[number] for number in order[len(facts) :]])
-        found = judged(facts)
+    order, job = candidates(options, plan), plan.job
+    hosts = [options.hosts[number] for number in order]
+    facts = yield from look(hosts[: job.max_nodes])
+    found = judge(options, plan, hosts[: len(facts)], facts)
+    if any(found.wrong) and len(hosts) > len(facts):
+        facts += yield from look(hosts[len(facts) :])
+        found = judge(options, plan, hosts, facts)
     places = range(len(facts))
     ready = [place for place in places if not found.kinds(place)]
     waits = plan.wait_s is not None and found.cuda
@@ -97,7 +93,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     if waits:
         hosts = [found.hosts[place] for place in chosen]
         yield from wait_in_line(options, plan, hosts, [found.facts[place] for place in chosen])
-        again = judge(options, job, hosts, (yield from look(hosts)), script, plan.uid)
+        again = judge(options, plan, hosts, (yield from look(hosts)))
         if any(again.wrong):
             raise again.refusal(need=len(hosts))
         found = replace(found, rows=again.rows)

@@ -11,6 +11,7 @@ from ddpctl.command import Host
 from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port, matching
 
 _SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
+USER = re.compile(r"[\w.][\w.-]*")
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
 # ssh must not mistake an address for an option.
 ADDRESS = matching(r"(?!-)[\w.:-]+", "expected a name of ~/.ssh/config, a host name or an IP address")
@@ -19,7 +20,7 @@ NETWORK = matching(r"[A-Za-z0-9][\w.-]*", "host, or a network's name")
 
 def check_user(user: str) -> str:
     """Check that a string can be a user name. Raises ValueError."""
-    if not re.fullmatch(r"[\w.][\w.-]*", user):
+    if not USER.fullmatch(user):
         raise ValueError("a log-in name")
     return user
 

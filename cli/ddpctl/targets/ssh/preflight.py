@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.images import Image, difference, read_inspect
-from ddpctl.launch_plan import counted
+from ddpctl.launch_plan import Plan, counted, script_of
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
@@ -160,12 +160,11 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
     return tuple(found)
 
 
-def judge(
-    options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
-) -> Judgement:
-    """Find the problems of each host. ``uid``: the uid of this launch, whose own tickets are not a problem."""
+def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Judgement:
+    """Find the problems of each host. The launch's own tickets are not a problem."""
+    job = plan.job
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
-    wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
+    wrong = [[*_alone(options, plan, host, fact, cuda)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
         wrong[number].append((ConfigError, "image", text))
     for number, text in _listed_twice(hosts, facts):
@@ -176,9 +175,7 @@ def judge(
     )
 
 
-def _alone(
-    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
-) -> Iterator[Problem]:
+def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bool) -> Iterator[Problem]:
     if fact.failure:
         yield UnavailableError, "SSH", fact.failure
         return
@@ -198,7 +195,8 @@ def _alone(
             f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {free / GIB:.1f} GiB "
             f"free in {options.home}",
         )
-    yield from _gpus(options, job, host, fact, cuda, uid)
+    yield from _gpus(options, plan, host, fact, cuda)
+    script = script_of(plan.job.command)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
         folder = "home folder" if options.project == "none" else f"folder {options.project}"
@@ -210,7 +208,8 @@ def _alone(
         )
 
 
-def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool, uid: str) -> Iterator[Problem]:
+def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bool) -> Iterator[Problem]:
+    job = plan.job
     if not cuda:
         return
     if failure := fact.get("gpu_error"):
@@ -228,7 +227,7 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
         yield UnavailableError, "GPUs", f"its free GPUs are unknown: {fact.get('claims_error')}"
     elif len(fact.free_gpus) < job.gpus:
         yield GpusTakenError, "GPUs", _taken(job, fact)
-    elif ahead := fact.ahead(uid):
+    elif ahead := fact.ahead(plan.uid):
         who = f"{'run' if len(ahead) == 1 else 'runs'} {', '.join(map(repr, ahead))}"
         waits = "is already waiting" if len(ahead) == 1 else "are already waiting"
         yield GpusTakenError, "GPUs", f"{who} {waits} for GPUs there: use --wait, such as --wait 2h, to join the queue"

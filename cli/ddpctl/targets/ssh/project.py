@@ -82,7 +82,9 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     ``run_dir``: the run's folder on this machine, for temporary files.
     """
     tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
-    listed, *answers = yield (_look_here(cwd), *(_look_there(host, tree) for host in hosts))
+    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.project_files', sys.executable)
+    here = Command(argv=look, cwd=cwd, probe=True, timeout_s=LIST_S)
+    listed, *answers = yield (here, *(_look_there(host, tree) for host in hosts))
     project = _project(cwd, listed)
     check_all(hosts, answers, "its copy of the project cannot be read")
     copies = [_copy(host, answer) for host, answer in zip(hosts, answers, strict=True)]
@@ -104,12 +106,6 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     link = f"set -eu\ncd {path_word(tree)}\nmkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
     linked = yield tuple(Command(argv=("/bin/sh",), stdin=link, host=host, say=say) for host in hosts)
     check_all(hosts, linked, "the run's copy of the project cannot be made")
-
-
-def _look_here(cwd: str) -> Command:
-    look = f'{{\n{LIST}}} | "$0" -P -m ddpctl.project_files'
-    argv = ("bash", "-o", "pipefail", "-c", look, sys.executable)
-    return Command(argv=argv, cwd=cwd, probe=True, timeout_s=LIST_S)
 
 
 def _look_there(host: Host, tree: str) -> Command:

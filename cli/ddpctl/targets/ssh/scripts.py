@@ -129,41 +129,35 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
-def _folders(home: str, run: str, node: int, checkpoints: str, secret: str) -> str:
+def start_node(
+    options: SshOptions, run: str, node: int, launch: str, *, gpus: Sequence[str], checkpoints: str, secret: str,
+    owner: str | None = None,
+) -> str:  # fmt: skip
+    """Return a script that starts a node, or fails if another run has one of its GPUs.
+
+    ``launch``: the result of ``launch_container`` or ``launch_process``. ``owner``: the new owner of the run's folders,
+    or None.
+    """
+    home, folder = options.home, path_word(run_path(options.home, run))
     # Each node writes a separate file and renames it, because nodes may share the folder.
     file, new = (f"{path_word(run_path(home, run, STORE_SECRET))}{end}" for end in ("", f".{node}"))
-    return f"""\
-mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
-(umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})"""
-
-
-def start_container(
-    engine: str,
-    home: str,
-    run: str,
-    node: int,
-    argv: tuple[str, ...],
-    env_file: str,
-    *,
-    gpus: tuple[str, ...],
-    checkpoints: str,
-    secret: str,
-    owner: str | None,
-) -> str:
-    """Return a script that starts a node's container, or fails if another run has one of its GPUs.
-
-    ``argv``: the result of ``run_args``. ``env_file``: the text of the container's environment file. ``owner``: the
-    new owner of the run's folders, or None.
-    """
-    folder = path_word(run_path(home, run))
-    # Only the name of the environment file must be expanded by the shell.
-    words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
 set -eu
-{_folders(home, run, node, checkpoints, secret)}
-{give}{claims.take(claims_folder(home), run, node, gpus, engine=engine)}\
-_ddp_env=$(umask 077 && mktemp {folder}/env.XXXXXX)
+mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
+(umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})
+{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime)}{launch}"""
+
+
+def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_file: str) -> str:
+    """Return the lines that start a node's container.
+
+    ``argv``: the result of ``run_args``. ``env_file``: the text of the container's environment file.
+    """
+    # Only the name of the environment file must be expanded by the shell.
+    words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
+    return f"""\
+_ddp_env=$(umask 077 && mktemp {path_word(run_path(options.home, run))}/env.XXXXXX)
 trap 'rm -f "$_ddp_env"' EXIT
 cat >"$_ddp_env" <<'{_END}'
 {env_file}{_END}
@@ -171,30 +165,17 @@ cat >"$_ddp_env" <<'{_END}'
 """
 
 
-def start_process(
-    home: str,
-    run: str,
-    node: int,
-    argv: tuple[str, ...],
-    env: Mapping[str, str],
-    *,
-    gpus: tuple[str, ...],
-    folder: str,
-    checkpoints: str,
-    secret: str,
+def launch_process(
+    options: SshOptions, run: str, node: int, argv: Sequence[str], env: Mapping[str, str], *, folder: str
 ) -> str:
-    """Return a script that starts a node's ddprun as a process, or fails if another run has one of its GPUs.
+    """Return the lines that start a node's ddprun as a process. It holds the lock on the node's claim until it ends.
 
-    ``argv``, ``env`` and ``folder``: the command line, the environment and the working folder of ddprun. ddprun holds
-    the lock on the node's claim until it ends.
+    ``argv``, ``env`` and ``folder``: the command line, the environment and the working folder of ddprun.
     """
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-    log = path_word(run_path(home, run, node_name(node), NODE_LOG))
+    log = path_word(run_path(options.home, run, node_name(node), NODE_LOG))
     python, *rest = argv
     return f"""\
-set -eu
-{_folders(home, run, node, checkpoints, secret)}
-{claims.take(claims_folder(home), run, node, gpus, engine="none")}\
 cd {path_word(folder)}
 {exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 8>&- &
 """

@@ -3,7 +3,8 @@
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
@@ -37,6 +38,18 @@ PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:", "10001:10001"  # if the login user is root, containers run as the image's user
 _NODECTL = ("-P", "-m", "ddprun.nodectl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The values that all nodes of a launch share."""
+
+    plan: Plan
+    cuda: bool  # whether the ranks use GPUs
+    address: str  # of node 0
+    port: str
+    secrets: Mapping[str, str]  # of the job
+    store_secret: str  # with which the nodes sign values in the run's store
 
 
 class SshTarget(Target):
@@ -116,15 +129,15 @@ class SshTarget(Target):
             if output.returncode:
                 raise UnavailableError(f"{hosts[0].address}: {output.last_line(missing)}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
-        failed = yield from self._start_nodes(
-            plan, range(len(hosts)), hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets,
-            secret=secret.stdout,
-        )  # fmt: skip
+        start = Start(
+            plan=plan, cuda=choice.cuda, address=address, port=number, secrets=secrets, store_secret=secret.stdout
+        )
+        failed = yield from self._start_nodes(start, range(len(hosts)), hosts, facts)
         if failed:
             raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
-            notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} with gloo")
+            notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
         return Submission(
             handle={
                 "port": number,
@@ -142,25 +155,14 @@ class SshTarget(Target):
         )
 
     def _start_nodes(
-        self,
-        plan: Plan,
-        nodes: Sequence[int],
-        hosts: Sequence[SshHost],
-        facts: Sequence[Facts],
-        *,
-        cuda: bool,
-        address: str,
-        port: str,
-        secrets: Mapping[str, str],
-        secret: str,
+        self, start: Start, nodes: Sequence[int], hosts: Sequence[SshHost], facts: Sequence[Facts]
     ) -> Verb[list[str]]:
         """Start these nodes. Return an error message for each node that could not be started. Raises ConfigError."""
         commands = []
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
-            gpus = _share(plan.job, host, fact) if cuda else ()
-            text = node_script(self.options, plan, node, fact, gpus=gpus, cuda=cuda, address=address, port=port,
-                               secrets=secrets, secret=secret)  # fmt: skip
-            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(secrets)))
+            gpus = _share(start.plan.job, host, fact) if start.cuda else ()
+            text = node_script(self.options, start, node, fact, gpus)
+            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets)))
         outputs = yield tuple(commands)
         found = zip(hosts, outputs, strict=True)
         return [f"{host.address}: {output.last_line()}" for host, output in found if output.returncode]
@@ -267,8 +269,8 @@ class SshTarget(Target):
         spares = self._spares(run)
         at = [self.options.hosts[number] for number in spares]
         facts = (yield from self._probe(plan, at)) if at else ()
-        job = replace(plan.job, device=run.handle.get("device", plan.job.device))
-        found = judge(self.options, job, at, facts, script_of(job.command), plan.uid)
+        device = run.handle.get("device", plan.job.device)
+        found = judge(self.options, replace(plan, job=replace(plan.job, device=device)), at, facts)
         ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
@@ -283,11 +285,10 @@ class SshTarget(Target):
         (secret,) = yield (self._secret_command(run.name, hosts[0].host),)
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
-        handle, where = run.handle, {name: run.handle[name] for name in ("address", "port")} | {"secret": secret.stdout}
-        at_facts = [facts[place] for place in ready]
-        if failed := (
-            yield from self._start_nodes(plan, lost, taken, at_facts, cuda=found.cuda, secrets=secrets, **where)
-        ):
+        handle = run.handle
+        start = Start(plan=plan, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
+                      store_secret=secret.stdout)  # fmt: skip
+        if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
         left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
@@ -453,64 +454,43 @@ def _share(job: JobSpec, host: SshHost, fact: Facts) -> tuple[str, ...]:
     return tuple(gpu for gpu in (*allowed, *fact.gpus) if gpu in fact.free_gpus)[: job.gpus]
 
 
-def node_script(
-    options: SshOptions,
-    plan: Plan,
-    node: int,
-    fact: Facts,
-    *,
-    gpus: tuple[str, ...],
-    cuda: bool,
-    address: str,
-    port: str,
-    secrets: Mapping[str, str],
-    secret: str,
-) -> str:
+def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus: tuple[str, ...]) -> str:
     """Return the script that starts a node. Raises ConfigError."""
 
     def there(path: str) -> str:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
 
-    run_dir = there(scripts.run_path(options.home, plan.run))
-    checkpoints = there(checkpoint_folder(options, plan))
-    device = {names.DEVICE: "cuda" if cuda else "cpu"}
+    plan, environment = start.plan, partial(contract, node=node, addr=start.address, port=start.port)
+    run_dir, checkpoints = there(run_path(options.home, plan.run)), there(checkpoint_folder(options, plan))
+    device, folder, owner = {names.DEVICE: "cuda" if start.cuda else "cpu"}, work_dir(options, plan.run), None
     if options.runtime == "none":
         here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
-        env = {**device, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        env |= job_env.pack({name: value for name, value in {**plan.job.env, **secrets}.items() if name not in env})
+        env = {**device, **environment(here), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        every = {**plan.job.env, **start.secrets}
+        env |= job_env.pack({name: value for name, value in every.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
-        where = work_dir(options, plan.run)
-        return scripts.start_process(
-            options.home, plan.run, node, argv, env, gpus=gpus, folder=where, checkpoints=checkpoints, secret=secret
+        launch = scripts.launch_process(options, plan.run, node, argv, env, folder=folder)
+    else:
+        own, inside = checkpoints == f"{run_dir}/{CHECKPOINTS}", f"{scripts.RUNS}/{plan.run}"
+        plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
+        env = {**scripts.DEFAULTS, **start.secrets, **device, **environment(plan), names.IMAGE: fact.image_id}
+        env |= job_env.pack(plan.job.env)
+        owner = _OURS if fact.get("id").startswith(_ROOT) else None
+        container = scripts.NodeContainer(
+            engine=options.runtime,
+            node=node,
+            image=fact.image_id,
+            user=owner or fact.get("id"),
+            run_dir=run_dir,
+            gpus=gpus,
+            network=options.network,
+            project=None if options.project == "none" else there(folder),
+            checkpoints=None if own else checkpoints,
         )
-    own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
-    inside = f"{scripts.RUNS}/{plan.run}"
-    plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
-    env = {**scripts.DEFAULTS, **secrets, **device, **contract(plan, node=node, addr=address, port=port),
-           names.IMAGE: fact.image_id, **job_env.pack(plan.job.env)}  # fmt: skip
-    own_user = _OURS if fact.get("id").startswith(_ROOT) else None
-    container = scripts.NodeContainer(
-        engine=options.runtime,
-        node=node,
-        image=fact.image_id,
-        user=own_user or fact.get("id"),
-        run_dir=run_dir,
-        gpus=gpus,
-        network=options.network,
-        project=None if options.project == "none" else there(work_dir(options, plan.run)),
-        checkpoints=None if own else checkpoints,
-    )
-    return scripts.start_container(
-        options.runtime,
-        options.home,
-        plan.run,
-        node,
-        scripts.run_args(plan, container, env_file="$_ddp_env"),
-        scripts.env_file(env),
-        gpus=gpus,
-        checkpoints=checkpoints,
-        secret=secret,
-        owner=own_user,
+        argv = scripts.run_args(plan, container, env_file="$_ddp_env")
+        launch = scripts.launch_container(options, plan.run, argv, scripts.env_file(env))
+    return scripts.start_node(
+        options, plan.run, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner
     )
 
 
