@@ -40,6 +40,14 @@ class Plan:
         return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
 
 
+# Code for a node's own Python: it exits with a message if torch or ddprun is missing, and imports neither. It has no
+# single quote, so that a shell script can quote it.
+CHECK_PYTHON = (
+    "import sys, importlib.util as u; "
+    'sys.exit(next((f"no {n} in it" for n in ("torch", "ddprun") if not u.find_spec(n)), 0))'
+)
+
+
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return the script or ``-m module`` that the ranks run, and its arguments.
 

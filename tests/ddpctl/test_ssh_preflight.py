@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,30 @@ def test_nvidia_smi_lists_gpus_or_fails(code: int, gpus: tuple[str, ...], error:
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
     found = parse_facts(Output(returncode=0, stdout=done.stdout))
     assert (found.failure, found.gpus, found.get("gpu_error")) == ("", gpus, error)
+
+
+@pytest.mark.parametrize(
+    ("installed", "error"),
+    [
+        ((), "no torch in it"),
+        (("torch",), "no ddprun in it"),
+        (("torch", "ddprun"), ""),
+        (None, "exec: x: not found"),
+    ],
+)
+def test_what_a_python_lacks_is_named(installed: tuple[str, ...] | None, error: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec " + ("x" if installed is None else f'{sys.executable} -S "$@"') + "\n")
+    python.chmod(0o755)
+    for name in installed or ():
+        (tmp_path / f"{name}.py").touch()
+    options = SshOptions(hosts=(SshHost(address="box1"),), runtime="none", python=str(python))
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+    script = facts_script(options, image="", script=None)
+    done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
+    found = parse_facts(Output(returncode=0, stdout=done.stdout))
+    assert found.get("engine_error")[-len(error) or None :] == error
+    assert found.get("engine").startswith("Python") == (error == "")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ddpctl.launch_plan import CHECK_PYTHON
 from ddpctl.spec import JobSpec
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpwire import names, run_files
@@ -88,8 +89,8 @@ def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
     return Runtime(
         setup=f"_ddp_python={given}\nexport _ddp_python\n",
         needs=f"""\
-"$_ddp_python" -c 'import sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
-  lacks 66 "$_ddp_python has no ddpctl[train]: set {key} to one that has it, on every node"
+_ddp_found=$("$_ddp_python" -c {shlex.quote(CHECK_PYTHON)} 2>&1) ||
+  lacks 66 "$_ddp_python: ${{_ddp_found##*$'\\n'}}: set {key} to a Python that has torch and ddpctl[train] on every node"
 """,
         on_node=f'{PLAIN}exec "$@"\n',
         words='"$_ddp_python" -P -m ddprun',

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ddpctl.command import NO_GPU, path_word
 from ddpctl.errors import ConfigError
 from ddpctl.images import Engine, inspect_line
-from ddpctl.launch_plan import Plan, ddprun_args
+from ddpctl.launch_plan import CHECK_PYTHON, Plan, ddprun_args
 from ddpctl.spec import size_bytes
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.targets.ssh import claims
@@ -100,10 +100,8 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     ]
     if engine == "none":
         python = path_word(options.python)
-        find = "import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
         lines += [
-            f'if out=$({python} -c {shlex.quote(find)} 2>&1); then say engine "$({python} -V)"; '
-            f'elif [ "$?" -eq 1 ] && [ -z "$out" ]; then say engine_error "no ddpctl[train] in it"; '
+            f'if out=$({python} -c {shlex.quote(CHECK_PYTHON)} 2>&1); then say engine "$({python} -V)"; '
             f'else say engine_error "$(last "$out")"; fi',
         ]
     else:
