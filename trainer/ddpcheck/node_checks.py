@@ -12,10 +12,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from threading import Thread
 
 import psutil
 import torch
@@ -63,10 +62,8 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
     """
     wanted = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
     folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
-    tried: Future[tuple[int, float]] = Future()
-    Thread(target=_try_disk, args=(folder, tried), daemon=True).start()
     try:
-        free, speed = tried.result(DISK_LIMIT_S)
+        free, speed = machine.call_with_timeout(partial(_try_disk, folder), DISK_LIMIT_S, thread="disk")
     except TimeoutError:
         return Finding("disk", "bad", f"{folder}: no answer within {DISK_LIMIT_S:g} s")
     except OSError as error:
@@ -76,16 +73,14 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
     return Finding("disk", "bad" if free < BAD_DISK else "warning" if little else "ok", value)
 
 
-def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
-    try:
-        status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            while written < DISK_BYTES and time.monotonic() < began + DISK_S:
-                written += file.write(block)
-            os.fsync(file.fileno())
-        answer.set_result((status.f_bavail * status.f_frsize, written / max(time.monotonic() - began, 1e-6)))
-    except OSError as error:
-        answer.set_exception(error)
+def _try_disk(folder: Path) -> tuple[int, float]:
+    """Return the free bytes, and the bytes that are written in a second. Raises OSError."""
+    status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        while written < DISK_BYTES and time.monotonic() < began + DISK_S:
+            written += file.write(block)
+        os.fsync(file.fileno())
+    return status.f_bavail * status.f_frsize, written / max(time.monotonic() - began, 1e-6)
 
 
 def check_interfaces(address: str) -> Finding:

@@ -34,9 +34,9 @@ from ddprun.errors import NodeError, config_error, node_error
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import EVENTS_TAIL_BYTES, Journal
 from ddpwire import names
-from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
+from ddpwire.events import Event, read_last_events
 from ddpwire.exits import Exit
-from ddpwire.run_files import COPY, COPY_PART, open_regular, read_end, read_regular, sync_folder, write_atomic
+from ddpwire.run_files import COPY, COPY_PART, open_regular, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
 LAST_COPY_S = 60.0  # how long to wait for the copy of the last checkpoint
@@ -204,7 +204,8 @@ class CheckpointCopies:
 
         Also announce a new manifest if a file is missing and another node has not fetched all files.
         """
-        saved, known = self._last_saved(), self._manifest
+        events, known = read_last_events(self._node_dir, EVENTS_TAIL_BYTES), self._manifest
+        saved = next((one for one in reversed(events) if one.event == "checkpoint_saved"), None)
         is_whole = all((self._folder / file.path).exists() for file in known.files)
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
         if not self._content or saved != self._saved or (is_behind and not is_whole):
@@ -224,13 +225,6 @@ class CheckpointCopies:
             self._saved = saved
         if is_last:
             self._store.set(LAST, str(self._number))
-
-    def _last_saved(self) -> Event | None:
-        texts = []
-        for name in (EVENTS_BEFORE, EVENTS):
-            with contextlib.suppress(OSError):
-                texts.append(read_end(self._node_dir / name, EVENTS_TAIL_BYTES))
-        return next((one for one in reversed(read_events(*texts)) if one.event == "checkpoint_saved"), None)
 
     def _send(self, request: BaseHTTPRequestHandler) -> None:
         sha256, proof = request.path[1:], request.headers.get(PROOF, "")

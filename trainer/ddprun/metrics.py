@@ -29,7 +29,7 @@ from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
 from ddpwire import metrics, names
-from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
+from ddpwire.events import MOST_BYTES, Event, read_last_events
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
 from ddpwire.run_files import METRICS, SNAPSHOT, write_atomic
 from ddpwire.version import __version__
@@ -281,12 +281,6 @@ class MetricHistory:
         write_atomic(self._path, "\n".join([HEADER, *self._rows, ""]).encode())
 
 
-def _read_text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
-
-
 class NodeMetrics:
     """All series of a node and of its ranks, with the registry, the endpoint, the history and the snapshot."""
 
@@ -322,9 +316,7 @@ class NodeMetrics:
         )
         self.series.set(metrics.JOB_START, journal.state.started)
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
-        self.series.count_earlier(
-            event for name in (EVENTS_BEFORE, EVENTS) for event in read_events(_read_text(node_dir / name))
-        )
+        self.series.count_earlier(read_last_events(node_dir, 2 * MOST_BYTES))
         self.history = MetricHistory(node_dir, self._registry)
 
     def serve(self, config: NodeConfig, own: str) -> None:

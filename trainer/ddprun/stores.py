@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]  # public, all
@@ -22,6 +23,7 @@ from ddprun import network
 from ddprun.errors import config_error, node_error
 from ddpwire import names
 from ddpwire.exits import Exit
+from ddpwire.machine import call_with_timeout
 
 T = TypeVar("T")
 TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
@@ -158,20 +160,11 @@ class SignedStore:
 
 def connect(address: str, port: int) -> TimeoutStore:
     """Connect to a store. Raises RuntimeError if the process that listens at address:port is not a store."""
-    made: list[TCPStore] = []
-
-    def run() -> None:
-        try:
-            made.append(TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT))
-        except RuntimeError:
-            return
-
-    connecting = threading.Thread(target=run, name="connect", daemon=True)
-    connecting.start()
-    connecting.join(CONNECT_TIMEOUT_S)
-    if not made:
-        raise RuntimeError
-    return TimeoutStore(made[0])
+    make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+    try:
+        return TimeoutStore(call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect"))
+    except TimeoutError:
+        raise RuntimeError from None
 
 
 def connect_to_node_0(address: str, port: int) -> TimeoutStore:

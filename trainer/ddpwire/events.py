@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddpwire import names
-from ddpwire.run_files import append_bounded
+from ddpwire.run_files import append_bounded, read_end
 
 EVENTS: Final = "events.jsonl"
 EVENTS_BEFORE: Final = "events.1.jsonl"
@@ -125,6 +125,15 @@ def read_events(*texts: str) -> tuple[Event, ...]:
     """Return the events in the given contents of files, sorted by time. Invalid lines are skipped."""
     found = (_event(line) for text in texts for line in text.split("\n"))
     return tuple(sorted((event for event in found if event), key=lambda event: event.time))
+
+
+def read_last_events(node_dir: Path, max_bytes: int) -> tuple[Event, ...]:
+    """Return the events in the last ``max_bytes`` of each of a node's two files. Unreadable files are skipped."""
+    texts = []
+    for name in (EVENTS_BEFORE, EVENTS):
+        with contextlib.suppress(OSError):
+            texts.append(read_end(node_dir / name, max_bytes))
+    return read_events(*texts)
 
 
 def strange_lines(text: str) -> int:

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MAX_PORT = 65535
 GIB, MIB = 1 << 30, 1 << 20
 SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
@@ -120,26 +121,39 @@ def shm_bytes() -> int | None:
     return None
 
 
+def call_with_timeout(call: Callable[[], T], timeout_s: float, *, thread: str) -> T:
+    """Return the result of ``call``, which runs in a daemon thread. Raises its error, or TimeoutError.
+
+    After a time-out, the thread goes on, because no call can be interrupted.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    running = threading.Thread(target=run, name=thread, daemon=True)
+    running.start()
+    running.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
+
+
 def resolve(host: str, *, timeout_s: float) -> str:
     """Return the address of ``host``. Raises OSError, or TimeoutError if no answer comes within ``timeout_s``."""
-    results: list[str | OSError] = []
-
-    def look_up() -> None:
-        try:
-            results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
-        except OSError as error:
-            results.append(error)
-        except UnicodeError:  # a part of the name is empty or too long
-            results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
-
-    resolver = threading.Thread(target=look_up, name="resolver", daemon=True)
-    resolver.start()
-    resolver.join(timeout_s)
-    if not results:
-        raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer")
-    if isinstance(results[0], OSError):
-        raise results[0]
-    return results[0]
+    ask = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    try:
+        return str(call_with_timeout(ask, timeout_s, thread="resolver")[0][4][0])
+    except TimeoutError:
+        raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer") from None
+    except UnicodeError:  # a part of the name is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, "not a name of a host") from None
 
 
 def source_address(address: str) -> str:
