@@ -94,6 +94,18 @@ def test_only_what_was_reported_is_plotted() -> None:
     assert history_plots(history(1), begin=0, seconds=10, marks=[]) == []
 
 
+def test_the_axis_of_the_loss_begins_at_zero_only_near_zero() -> None:
+    for near, lowest in ((0.0, "0"), (4.0, "4")):
+        rows = tuple(row | {"ddp_loss": near + row["ddp_loss"]} for row in history().nodes[0])
+        (chart,) = [
+            chart
+            for title, chart, _ in history_plots(History(nodes={0: rows}), begin=100, seconds=100, marks=[])
+            if title == "Loss"
+        ]
+        found = re.findall(r'<text class="tick" x="56" .*?>(.*?)</text>', chart)
+        assert found[0].partition(".")[0] == lowest, found
+
+
 def test_nodes_that_have_the_same_are_one_column() -> None:
     here = {"host": "box1", "torch": "2.10"}
     same = environments_table({0: here, 1: {**here, "host": "box2"}, 3: here})

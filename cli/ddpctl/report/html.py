@@ -241,7 +241,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
         cells = (format_duration(event.time - begin), who, what, secrets.redact_text(one_line(text), known))
         row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
         rows.insert(index if index < MOST_EVENTS // 2 else len(rows), row)
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+    return f'<div class="wide"><table class="events">{"".join(rows)}</table></div>'
 
 
 # From https://colorbrewer2.org: people who are blind to red or green can tell these colours apart.
@@ -306,6 +306,8 @@ table { border-collapse: collapse; width: 100%; }
 th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; }
 td.mono { overflow-wrap: anywhere; }
+.events td:not(:last-child) { white-space: nowrap; }
+.events td:last-child { overflow-wrap: anywhere; min-width: 260px; }
 tr.other td { color: var(--bad); font-weight: 600; }
 pre { padding: 12px; border-radius: 8px; background: var(--card); overflow-x: auto; white-space: pre-wrap;
   overflow-wrap: anywhere; }

@@ -182,7 +182,9 @@ def history_plots(
         points = _points(moments, history.gauge(name, moments), begin)
         return [(at, value * factor) for at, value in points]
 
-    add("Loss", _changes(gauge(of_ranks.LOSS.name)))
+    losses = _changes(gauge(of_ranks.LOSS.name))
+    values = [value for _, value in losses] or [0.0]
+    add("Loss", losses, from_zero=min(values) < max(values) / 2)  # far from zero, changes would be hard to see
     rate = _points(moments[1:], history.rate(of_ranks.SAMPLES.name, moments), begin)
     add("Throughput, samples per second", rate if any(value for _, value in rate) else ())
     if shares := _shares(history, moments, begin):
