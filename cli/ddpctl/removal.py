@@ -110,10 +110,13 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
     """Measure each run's folders on all machines. Unless ``dry_run``, remove them, ending with the local folder."""
     names: dict[tuple[Host | None, str], list[str]] = {}
     roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
+    outside: dict[tuple[Host | None, str], str] = {}
     failed: dict[str, DdpctlError] = {}
     for run in runs:
         try:
-            roots[run.name] = target_of(run).roots(run)
+            target = target_of(run)
+            roots[run.name] = target.roots(run)
+            outside |= dict.fromkeys(roots[run.name], "" if dry_run else target.remove_outside())
         except DdpctlError as error:
             failed[run.name] = error
     for name, places in roots.items():
@@ -122,7 +125,7 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
     outputs = yield tuple(
         Command(
             argv=SHELL,
-            stdin=disk_usage_script(root, there, dry_run=dry_run),
+            stdin=disk_usage_script(root, there, dry_run=dry_run, outside=outside[host, root]),
             host=host,
             timeout_s=(DISK_USAGE_S if dry_run else REMOVE_S) * len(there),
             probe=dry_run,
@@ -147,18 +150,18 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
         return list(pool.map(usage_of, runs))
 
 
-def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool) -> str:
+def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool, outside: str = "") -> str:
     """Return a script that measures the folders ``names`` in ``root`` and, unless ``dry_run``, removes them.
 
     Each line that the script prints has three fields, separated by tabs: a folder, a word and a value. The words are
-    ``size``, ``checkpoints``, ``stays``, ``held`` and ``failed``.
+    ``size``, ``checkpoints``, ``stays``, ``held`` and ``failed``. ``outside`` is the code of ``Target.remove_outside``.
     """
     # It starts only a few programs, even for many folders, unless a folder cannot be removed.
     return f"""\
 dry_run={"yes" if dry_run else ""}
 say() {{ printf '%s\\t%s\\t%s\\n' "$@"; }}
 remove() {{ find "$@" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} + && rm -rf -- "$@"; }}
-cd {path_word(root)} 2>/dev/null || exit 0
+{outside}cd {path_word(root)} 2>/dev/null || exit 0
 set -- {shlex.join(f"./{name}" for name in names)}
 for d; do
   shift

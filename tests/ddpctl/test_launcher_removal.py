@@ -24,6 +24,7 @@ from ddpctl.launcher import AppContext
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.targets import Target
+from ddpctl.targets.ssh import claims, scripts
 
 GONE = Output(returncode=0, stdout='{"alive": false}\n')
 LOOKED = Output(
@@ -52,7 +53,8 @@ def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
         DiskUsage(path=on_hosts.folder),
     )
     asked, _ = asked_of(on_hosts, (LOOKED, LOOKED), dry_run=False)
-    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False)
+    text = claims.remove_invalid(scripts.claims_folder("~/.ddpctl"))
+    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False, outside=text)
     assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
     own, other = (run_store.folders_above(f"box1:~/.ddpctl/runs/{name}/checkpoints") for name in ("night", "night-2"))
     assert left[0].names & own

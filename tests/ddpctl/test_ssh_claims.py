@@ -11,8 +11,12 @@ import pytest
 from tests.e2e.driver import wait_until
 
 from ddpctl.command import Output
+<<<<<<< ours
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
+=======
+from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget, claims, scripts
+>>>>>>> theirs
 from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
 
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
@@ -93,6 +97,16 @@ def host(tmp_path: Path) -> Iterator[Host]:
     for path in tmp_path.glob("pid-*"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def test_rm_removes_the_claims_of_ended_runs_only(host: Host) -> None:
+    assert host.start("night", "GPU-0").returncode == 0
+    assert host.start("day", "GPU-1").returncode == 0
+    os.kill(host.pid("night"), signal.SIGKILL)
+    wait_until(lambda: host.facts().free_gpus == ("GPU-0",), "the free GPU")
+    target = SshTarget(OPTIONS)
+    assert host.run(target.remove_outside()).returncode == 0
+    assert [path.name for path in host.home.glob(".ddpctl/claims-*/run-*")] == ["run-day.0"]
 
 
 def test_two_runs_share_a_host_and_who_dies_loses_its_gpus(host: Host) -> None:

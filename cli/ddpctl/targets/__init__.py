@@ -239,6 +239,10 @@ class Target(ABC):
         """
         return ()
 
+    def remove_outside(self) -> str:
+        """Return shell code that removes, on a machine of ``roots``, what ended runs have outside their folders."""
+        return ""
+
     def keep(self, run: Run) -> Verb[None]:
         """Save the files for ``timeline`` and ``report`` if they would otherwise be deleted together with the nodes.
 

@@ -8,7 +8,7 @@ Each host has a folder of claims with these files:
 ddpctl runs the script of ``take_ticket`` over SSH. The ticket is valid while this script holds a lock on it.
 ``mutex`` is locked by every script that lists or creates claims and tickets.
 
-The next launch removes claims and tickets that are not valid.
+The next launch removes claims and tickets that are not valid. ``ddpctl rm`` removes claims that are not valid.
 """
 
 import shlex
@@ -97,6 +97,19 @@ def list_claims(folder: str) -> str:
     esac
   done
 ) || say claims_error "$_ddp_c cannot be read"; fi
+"""
+
+
+def remove_invalid(folder: str) -> str:
+    """Return shell code that removes the claims that are not valid."""
+    return f"""\
+{_functions(folder)}if [ -e "$_ddp_c/mutex" ]; then (
+  exec 8>>"$_ddp_c/mutex"
+  flock -w {MUTEX_S} 8 || exit 0
+  for _ddp_f in "$_ddp_c"/run-*; do
+    if [ -e "$_ddp_f" ] && ! _ddp_held "$_ddp_f"; then rm -f "$_ddp_f"; fi
+  done
+) fi
 """
 
 

@@ -17,7 +17,7 @@ from ddpctl.run_store import Run
 from ddpctl.secrets import make_store_secret, read_secrets
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
-from ddpctl.targets.ssh import scripts
+from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report, split_shown
@@ -334,6 +334,10 @@ class SshTarget(Target):
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         root = f"{self.options.home.rstrip('/')}/runs"
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
+
+    def remove_outside(self) -> str:
+        """Return shell code that removes the claims of ended runs on a host."""
+        return claims.remove_invalid(scripts.claims_folder(self.options.home))
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the run's folder from each host of the run. If the checkpoints are elsewhere, copy their folder, too."""
