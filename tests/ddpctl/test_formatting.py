@@ -45,8 +45,8 @@ def ended(*, can_resume: bool) -> list[str]:
     closing = formatting.closing_lines(RUN, state, can_resume=can_resume, code=0)
     assert formatting.status_lines(RUN, state, can_resume=can_resume)[2:-2] == closing[1:]
     assert formatting.status_lines(RUN, state, can_resume=can_resume)[-2:] == [
-        "  NODE  STATE  PID  RANK:PID  METRICS",
-        "  0     ended  -    0 1       -",
+        "  NODE  STATE  RANKS",
+        "  0     ended  0 1",
     ]
     return closing[1:]
 
@@ -54,12 +54,13 @@ def ended(*, can_resume: bool) -> list[str]:
 def test_who_is_alive_and_where() -> None:
     report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=Progress(step=3))
     state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
-    assert formatting.status_lines(RUN, state, can_resume=False)[3:] == [
-        "  logs         /runs/night",
-        "  checkpoints  /runs/night/checkpoints",
+    nodes = [
         "  NODE  STATE     PID   RANK:PID       METRICS",
         "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
     ]
+    logs, checkpoints = "  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"
+    assert formatting.status_lines(RUN, state, can_resume=False)[3:] == [logs, *nodes]
+    assert formatting.status_lines(RUN, state, can_resume=True)[3:] == [logs, checkpoints, *nodes]
 
 
 def test_a_node_without_a_step_is_running_while_another_starts() -> None:
@@ -130,10 +131,7 @@ def test_what_a_node_says_moves_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
     lines = formatting.status_lines(RUN, state, can_resume=False)
-    assert (lines[0], lines[4]) == (
-        "night  failed, exit code 1: \\x1b[2Jgone",
-        "  0     \\x1b[2J  -    -         -",
-    )
+    assert (lines[0], lines[4]) == ("night  failed, exit code 1: \\x1b[2Jgone", "  0     \\x1b[2J")
 
 
 def test_what_was_asked_for_moves_no_cursor() -> None:
@@ -146,6 +144,15 @@ def test_what_was_asked_for_moves_no_cursor() -> None:
 def test_what_is_left_of_a_run_that_has_ended() -> None:
     assert ended(can_resume=False) == ["  logs         /runs/night"]
     assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]
+
+
+def test_checkpoints_on_other_machines_are_only_known_if_the_run_has_reported_one() -> None:
+    run = replace(RUN, checkpoint_dir="box1:~/.ddpctl/runs/night/checkpoints", handle={"logs": "box1:~/.ddpctl"})
+    for step, ending in ((None, ", if it has saved a checkpoint"), (40, "")):
+        at = Progress(step=50, checkpoint_step=step)
+        report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=at)
+        state = RunStatus(run="night", state="training", message="", nodes=(report,))
+        assert f"  checkpoints  {run.checkpoint_dir}{ending}" in formatting.status_lines(run, state, can_resume=True)
 
 
 def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:

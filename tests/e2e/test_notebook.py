@@ -134,9 +134,7 @@ def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(
     )
     assert answer.value == f"{message}\n{story}"
     assert plain(answer.traceback) == f"{story}\nRankError: {message}"
-    assert answer.text.endswith(
-        f"\n  logs         {tmp_path}/runs/bad\n  checkpoints  {tmp_path}/runs/bad/checkpoints\n"
-    )
+    assert answer.text.endswith(f"\n  logs         {tmp_path}/runs/bad\n")  # and no checkpoints: it has saved none
     caught = kernel.run(
         "try:\n    launch(bad, gpus=2, args=(18,))\nexcept RankError as error:\n"
         "    print(error.rank, error.cell, error.line, error.code, repr(error.__cause__))\n"

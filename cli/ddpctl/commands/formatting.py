@@ -77,9 +77,18 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     ]
     if tasks:
         return [*lines, *_task_lines(run, state, tasks)]
+    return [*lines, *_nodes_table(state), *next_steps(run, state, can_resume=can_resume)]
+
+
+def _nodes_table(state: RunStatus) -> list[str]:
+    """Return a table with a row for each node. A column without a value is left out."""
     rows = [(f"  {report.node}", *_node_cells(report, state)) for report in state.nodes]
-    nodes = table([("  NODE", "STATE", "PID", "RANK:PID", "METRICS"), *rows]) if rows else ()
-    return [*lines, *nodes, *next_steps(run, state, can_resume=can_resume)]
+    if not rows:
+        return []
+    ranks = "RANK:PID" if any(":" in row[3] for row in rows) else "RANKS"
+    columns = zip(("  NODE", "STATE", "PID", ranks, "METRICS"), *rows, strict=True)
+    shown = [column for column in columns if set(column[1:]) != {"-"}]
+    return table([tuple(row) for row in zip(*shown, strict=True)])
 
 
 def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, str]:
@@ -120,10 +129,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
     if state.ended and state.code and can_resume and state.has_files:
-        has_saved = not run.elsewhere or bool(state.progress and state.progress.checkpoint_step)
-        lines.append(
-            f"  resume with  ddpctl launch --resume {run.name}{'' if has_saved else ', if it has saved a checkpoint'}"
-        )
+        lines.append(f"  resume with  ddpctl launch --resume {run.name}{_if_saved(run, state)}")
     return lines
 
 
@@ -144,8 +150,15 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
-    kept = state.has_files and (can_resume or not state.ended)
-    return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs
+    if not (can_resume and state.has_files):
+        return logs
+    return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}{_if_saved(run, state)}"]
+
+
+def _if_saved(run: Run, state: RunStatus) -> str:
+    """Return the end of a line about checkpoints on other machines. It is empty if the run has reported one."""
+    is_known = not run.elsewhere or bool(state.progress and state.progress.checkpoint_step)
+    return "" if is_known else ", if it has saved a checkpoint"
 
 
 def removed_lines(

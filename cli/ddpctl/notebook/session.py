@@ -219,7 +219,8 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
     )
     if state.code:
         context.emit(f"  logs         {record.logs_at}")
-    context.emit(f"  checkpoints  {record.checkpoint_dir}")
+    if run_store.has_checkpoint(record):
+        context.emit(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
         context.emit("  resume with  launch(..., resume=True); on Kaggle, first add this version's output as an input")
     on = kaggle.session(os.environ)
