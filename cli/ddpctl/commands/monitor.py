@@ -165,8 +165,10 @@ def _status_lines(
     address: str, grafana: str | None, nodes: "tuple[ScrapeTarget, ...]", firing: "tuple[FiringAlert, ...]"
 ) -> list[str]:
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
-    lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
-    if nodes:
+    if not nodes:
+        lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
+    else:
+        lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
         rows = [(f"  {one.run}", one.node, one.address, "up" if one.up else one.error) for one in nodes]
         lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
     lines.append(f"alerts      {len(firing) or 'none'}")
