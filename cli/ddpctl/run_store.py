@@ -137,13 +137,18 @@ def has_checkpoint(run: Run) -> bool:
     return run.elsewhere or bool(run.job.checkpoint_dir) or any(Path(run.checkpoint_dir).glob("[!.]*"))
 
 
+def has_ddptrain_checkpoint(folder: Path) -> bool:
+    """Return whether a folder on this machine has a checkpoint of ddptrain."""
+    return any(folder.glob(_CHECKPOINT_FILES))
+
+
 def checkpoints_here(run: Run) -> Path | None:
     """Return the folder of a run's checkpoints on this machine, or None. `ddpctl pull` may have fetched them.
 
     A run that resumed another run has its checkpoints in the folder of the other run.
     """
     own = Path(run.checkpoint_dir)
-    is_there = own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))
+    is_there = own.is_absolute() and has_ddptrain_checkpoint(own)
     if is_there or not (run.elsewhere or run.job.checkpoint_dir):
         return own
     fetched = {path.parent for path in Path(run.folder, PULLED).glob(f"**/{CHECKPOINTS}/{_CHECKPOINT_FILES}")}

@@ -224,7 +224,7 @@ def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path, wording: W
     fetched = replace(here, handle=logs, checkpoint_dir="ann/ddpctl-here:runs/here/checkpoints")
     assert run_store.checkpoints_here(fetched) is None
     for kind in ("kaggle", "slurm"):
-        run_store.save(replace(fetched, kind=kind))
+        run_store.save(replace(fetched, kind=kind, job=replace(fetched.job, command=())))
         refused = ddpctl("export", "here", DDPCTL_STATE_DIR=str(tmp_path))
         assert (refused.returncode, refused.stdout) == (66, "")
         wording(refused.stderr)

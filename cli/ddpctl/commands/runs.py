@@ -16,6 +16,7 @@ from ddpctl.command import Command, once
 from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.text import EscapeFilter, quote
+from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -89,13 +90,15 @@ def logs(
         bool,
         typer.Option(
             "--timestamps",
-            help="Print each line's time (its node's clock), sorted without -f. Omits lines without a time.",
+            help="Print the whole output of the ranks. Each line has its time (its node's clock); without -f, lines "
+            "are sorted by time. Omits lines without a time.",
         ),
     ] = False,
 ) -> None:
     """Print a run's logs, one node after another.
 
-    Each line begins with its node and rank. With -f, a line is printed as soon as it is written.
+    Each line begins with its node and rank. With -f, a line is printed as soon as it is written. If a rank fails, the
+    tracebacks that this causes in other ranks are left out; --rank and --timestamps print them.
     """
     from ddpctl import launcher, run_folders
     from ddpctl.targets import LogQuery
@@ -350,9 +353,16 @@ def export(
     ddpctl export night weights.safetensors --best
     """
     from ddpctl import run_store, targets
+    from ddpctl.launch_plan import TRAINER, program
 
     context, record = find_run(run)
     folder = run_store.checkpoints_here(record)
+    words, other = program(record.job.command), ""
+    if words[:2] != TRAINER and not (folder and run_store.has_ddptrain_checkpoint(folder)):
+        name = " ".join(words[:2]) if words[0] == "-m" else words[0]
+        other = f"run '{record.name}' ran {name}, not ddptrain: export reads only checkpoints of ddptrain (step-*.pt)"
+    if other and folder is None:
+        raise NoInputError(other)
     if folder is None:
         can_pull = record.job.checkpoint_dir or "pull" in targets.capabilities(record.kind)
         raise NoInputError(
@@ -363,6 +373,8 @@ def export(
     options = [*(["--best"] if best else []), *(["--part", part] if part else [])]
     argv = (str(python or sys.executable), "-P", "-m", "ddptrain", "export", *options, "--", str(folder), str(file))
     done = context.executor.perform(once(Command(argv=argv, timeout_s=EXPORT_S)))
+    if other and done.returncode == Exit.NO_INPUT:
+        raise NoInputError(f"{other}, and {folder} has none")
     print(done.stdout, end="")
     print(done.stderr, end="", file=sys.stderr)
     raise typer.Exit(done.returncode)
