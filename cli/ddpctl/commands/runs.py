@@ -85,7 +85,7 @@ def logs(
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node. May be repeated.")] = None,
     task: Task = None,
     tail: Tail = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colours, on a terminal.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences, such as colors, on a terminal.")] = False,
     timestamps: Annotated[
         bool,
         typer.Option(
@@ -238,8 +238,8 @@ def rm(
 ) -> None:
     """Remove ended runs, with their checkpoints.
 
-    This deletes a run's record and its folders, here and on the machines where the run was. It deletes nothing outside
-    these folders.
+    This deletes a run's record and its folders, here and on the machines where the run was. Outside these folders, it
+    deletes only the GPU reservations of ended runs on SSH hosts.
     """
     from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
