@@ -11,13 +11,10 @@ import pytest
 from tests.e2e.driver import wait_until
 
 from ddpctl.command import Output
-<<<<<<< ours
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-=======
-from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget, claims, scripts
->>>>>>> theirs
 from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
+from ddpctl.targets.ssh.target import SshTarget
 
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
 FOLDER = scripts.claims_folder(OPTIONS.home)
