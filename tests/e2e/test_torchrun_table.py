@@ -305,7 +305,7 @@ HEAD = """\
 # What a script observes under torchrun and under ddprun
 
 `tests/e2e/test_torchrun_table.py` writes this page. The test runs the same scripts under `torchrun`, `ddprun` and
-`ddprun --exec`, and fails if it has no reason for a difference. {same} behaviours are the same under all three,
+`ddprun --exec`, and fails if it has no reason for a difference. {same} behaviors are the same under all three,
 {different} differ. To update the page: `make wording TESTS=tests/e2e/test_torchrun_table.py`
 
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
@@ -321,11 +321,11 @@ def page_of(rows: Mapping[str, list[str]]) -> str:
     lines = [
         "## What differs",
         "",
-        f"| launch: behaviour | {' | '.join(LAUNCHERS)} | why |",
+        f"| launch: behavior | {' | '.join(LAUNCHERS)} | why |",
         "|---" * 5 + "|",
         *different,
     ]
-    lines += ["", "## What is the same", "", "| launch: behaviour | under all three |", "|---|---|", *same]
+    lines += ["", "## What is the same", "", "| launch: behavior | under all three |", "|---|---|", *same]
     return HEAD.format(same=len(same), different=len(different)) + "\n".join(lines) + "\n"
 
 

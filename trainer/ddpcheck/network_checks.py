@@ -184,7 +184,7 @@ def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding
     usual = Counter(node.mtu for node in nodes).most_common(1)[0][0]
     for one, pairs in _by_node(small, nodes):
         silent = [to for to in of if to != one.node and (one.node, to) not in sizes]
-        unknown = f"; not looked at towards {_list(silent)}: no datagram is answered" if silent else ""
+        unknown = f"; not looked at toward {_list(silent)}: no datagram is answered" if silent else ""
         if pairs:
             announced = all(paths[a].announced.get(b) for a, b in pairs)  # TCP adapts
             others = sorted({node for pair in pairs for node in pair} - {one.node})

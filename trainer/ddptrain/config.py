@@ -153,9 +153,9 @@ class AugmentationOptions:
     flip: bool | None = shaping(
         "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
     )
-    cutout: int = shaping("side of a grey square in each image; 0: none", type=whole(0), default=0, metavar="PX")
+    cutout: int = shaping("side of a gray square in each image; 0: none", type=whole(0), default=0, metavar="PX")
     erase: float = shaping(
-        "share of images of which a grey rectangle covers 2 to 33 %%", type=real(0, 1.001), default=0.0
+        "share of images of which a gray rectangle covers 2 to 33 %%", type=real(0, 1.001), default=0.0
     )
     mixup: float = shaping(
         "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
@@ -191,7 +191,7 @@ class ModelOptions:
         default="auto",
     )
     norm: str = shaping(
-        "normalisation of convnet and resnet18: over the batch, or over groups of channels of each image",
+        "normalization of convnet and resnet18: over the batch, or over groups of channels of each image",
         choices=("batch", "group"),
         default="batch",
     )
@@ -257,7 +257,7 @@ class OptimizerOptions:
     gamma: float = shaping("factor of the learning rate at each of --milestones", type=real(0.0), default=0.1)
     momentum: float = shaping("momentum of SGD, or the first beta of AdamW", type=real(0, 1), default=0.9)
     weight_decay: float = shaping(
-        "weight decay, not applied to normalisation layers and biases; 0: none", type=real(0.0), default=0.0
+        "weight decay, not applied to normalization layers and biases; 0: none", type=real(0.0), default=0.0
     )
     clip: float = shaping("clip the norm of the gradient to this value; 0: off", type=real(0.0), default=0.0)
 
@@ -361,7 +361,7 @@ class RankOptions:
         choices=("auto", "nccl", "gloo", "mpi"),
         default="auto",
     )
-    sync_bn: bool = shaping("synchronise batch normalisation over all ranks (GPUs only)", default=False)
+    sync_bn: bool = shaping("synchronize batch normalization over all ranks (GPUs only)", default=False)
     compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
     bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
     bucket_view: bool = option("make the gradients views of the buckets, which saves a copy", default=True)

@@ -43,7 +43,7 @@ if __name__ == "__main__":
     print("first")
     os.write(1, b"second\n")
     subprocess.run(["/bin/echo", "third"], check=True)
-    mark("ANSI colours")
+    mark("ANSI colors")
     print("\033[31mred\033[0m")
     mark("the end")
     for number in range(LINES // 10):

@@ -276,8 +276,8 @@ _STATES: Mapping[str, tuple[State, str, int | None]] = {
     "running": ("running", "its session is running", None),
     "complete": ("succeeded", "the notebook ran to the end", int(Exit.OK)),
     "error": ("failed", "the notebook failed", int(Exit.SCRIPT)),
-    "cancelrequested": ("stopping", "it is being cancelled", None),
-    "cancelacknowledged": ("stopped", "it was cancelled on the website", int(Exit.SAVED_TERM)),
+    "cancelrequested": ("stopping", "it is being canceled", None),
+    "cancelacknowledged": ("stopped", "it was canceled on the website", int(Exit.SAVED_TERM)),
 }
 _STATUS = re.compile(r'has status "(?:\w+\.)?(\w+)"')
 _FAILURE = re.compile(r'^Failure message: "(.*)"$', re.MULTILINE | re.DOTALL)
@@ -293,7 +293,7 @@ _FAILURES = {
     r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)":
         "the session reached its time limit before the notebook ended",
     r"disk|space": "the session's disk is full: its working folder holds 20 GB",
-    r"requested cancel|cancell?ed": "it was cancelled on the website",
+    r"requested cancel|cancell?ed": "it was canceled on the website",
 }  # fmt: skip
 
 
