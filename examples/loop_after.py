@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 
 def main() -> None:
@@ -19,7 +21,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps per epoch")
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    rank, num_steps = dist.get_rank(), args.epochs * args.steps
+    rank = dist.get_rank()
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     path, first = ddp.checkpoint_dir() / "snapshot.pt", 0
@@ -38,22 +40,27 @@ def main() -> None:
             path.with_suffix(".new").replace(path)
             ddp.saved(path)
 
-    for step in range(first + 1, num_steps + 1):
-        generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
-        inputs = torch.randn(32, 20, generator=generator)
-        targets = inputs @ torch.linspace(-1, 1, 20).unsqueeze(1)
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        ddp.progress(step, total=num_steps, samples=len(inputs))
-        if ddp.should_stop():  # the same answer on every rank
-            save(step)
-            ddp.stop()  # waits for all ranks, and exits, with 143 for SIGTERM
-        if step % args.steps == 0:
-            save(step)
-            if rank == 0:
-                print(f"epoch {step // args.steps}/{args.epochs} loss {loss.item():.4f}", flush=True)
+    # The targets are linear in the inputs. Every rank has the same data, and uses its own share of it.
+    inputs = torch.randn(args.steps * 32 * dist.get_world_size(), 20, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(inputs, inputs @ torch.linspace(-1, 1, 20).unsqueeze(1))
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(first // len(loader), args.epochs):
+        sampler.set_epoch(epoch)  # a new order in each epoch, and the same order after a restart
+        for step, (inputs, targets) in enumerate(loader, epoch * len(loader) + 1):
+            if step <= first:  # done before the restart
+                continue
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ddp.progress(step, total=args.epochs * len(loader), samples=len(inputs))
+            if ddp.should_stop():  # the same answer on every rank
+                save(step)
+                ddp.stop()  # waits for all ranks, and exits, with 143 for SIGTERM
+        save(step)
+        if rank == 0:
+            print(f"epoch {epoch + 1}/{args.epochs} loss {loss.item():.4f}", flush=True)
     dist.barrier()
 
 
