@@ -13,7 +13,7 @@ from tests.wording import Wording
 from ddpctl import launcher
 from ddpctl.command import TIMED_OUT, Command, Output, T, Verb, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.launch_plan import Plan
+from ddpctl.launch_plan import CHECK_PYTHON, Plan
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
@@ -63,8 +63,7 @@ def test_submit_looks_first_then_starts_every_node(wording: Wording) -> None:
     assert [shell_line(command) for command in probes] == [
         "printenv CUDA_VISIBLE_DEVICES",
         "nvidia-smi --query-gpu=uuid --format=csv,noheader",
-        "/venv/bin/python -c 'import importlib.util as u; "
-        "raise SystemExit(not (u.find_spec('\"'\"'torch'\"'\"') and u.find_spec('\"'\"'ddprun'\"'\"')))'",
+        f"/venv/bin/python -c '{CHECK_PYTHON}'",
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",
     ]
@@ -181,7 +180,14 @@ def test_device_cpu_takes_no_gpu() -> None:
 @pytest.mark.parametrize(
     ("probes", "kind"),
     [
-        pytest.param((NONE, NONE, Output(returncode=1), PORT, OK), UnavailableError, id="no-torch"),
+        *(
+            pytest.param(
+                (NONE, NONE, Output(returncode=1, stderr=f"no {package} in it\n"), PORT, OK),
+                UnavailableError,
+                id=f"no-{package}",
+            )
+            for package in ("torch", "ddprun")
+        ),
         pytest.param(
             (NONE, NONE, Output(returncode=127, stderr="/venv/bin/python: not found"), PORT, OK),
             UnavailableError,

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.launch_plan import (
+    CHECK_PYTHON,
     Plan,
     check_script,
     contract,
@@ -87,7 +88,7 @@ class LocalTarget(Target):
         answers = yield (*gpu_probes, *self._probes(plan))
         torch, port, *there = answers[len(gpu_probes) :]
         if torch.returncode:
-            raise _no_torch(self._python, torch)
+            raise _unusable_python(self._python, torch)
         if (package := package_of(job.command)) and there[0].returncode == MISSING:
             raise NoInputError(f"-m {package}: no such module in {plan.cwd} or in the packages of {self._python}")
         check_script(plan, *there)
@@ -127,11 +128,8 @@ class LocalTarget(Target):
 
     def _probes(self, plan: Plan) -> tuple[Command, ...]:
         want = ("--want", str(plan.job.port)) if plan.job.port else ()
-        find_torch = (
-            "import importlib.util as u; raise SystemExit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
-        )
         probes = [
-            Command(argv=(self._python, "-c", find_torch), probe=True),
+            Command(argv=(self._python, "-c", CHECK_PYTHON), probe=True),
             Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
         ]
         if package := package_of(plan.job.command):
@@ -264,16 +262,16 @@ def _needed(job: JobSpec) -> str:
     return f"the job needs {counted(job.max_nodes * job.gpus, 'GPU')} ({_asked(job)})"
 
 
-def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Return the error for a Python that cannot start the ranks. ``output``: the output of the check for torch."""
+def _unusable_python(python: str, output: Output) -> UnavailableError:
+    """Return the error for a Python that cannot start the ranks. ``output``: the output of ``CHECK_PYTHON``."""
+    hint = "set the target's 'python' to a Python that has torch and ddpctl[train]"
     if output.returncode == Exit.SCRIPT:
-        what, hint = f"{python} has no torch", f"install it with {python} -m pip install 'ddpctl[train]'"
+        what, hint = f"{python}: {output.last_line()}", f"install it there, or {hint}"
     elif output.returncode == TIMED_OUT:
         what = f"cannot check whether {python} has torch: {output.last_line()}"
         hint = "launch again when the machine is less busy"
     else:
         what = f"cannot run {python}: {output.last_line('it failed').removeprefix(f'{python}: ')}"
-        hint = "set the target's 'python' to a Python that has torch"
     return UnavailableError(what, hint=hint)
 
 

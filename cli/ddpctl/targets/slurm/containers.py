@@ -86,11 +86,12 @@ def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
 def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
     given = shlex.quote(options.python) if options.python else "${PYTHON:-python3}"
     key = "the key python of the target" if options.python else "PYTHON"
+    wanted = f"set {key} to a Python that has torch and ddpctl[train] on every node"
     return Runtime(
         setup=f"_ddp_python={given}\nexport _ddp_python\n",
         needs=f"""\
 _ddp_found=$("$_ddp_python" -c {shlex.quote(CHECK_PYTHON)} 2>&1) ||
-  lacks 66 "$_ddp_python: ${{_ddp_found##*$'\\n'}}: set {key} to a Python that has torch and ddpctl[train] on every node"
+  lacks 66 "$_ddp_python: ${{_ddp_found##*$'\\n'}}: {wanted}"
 """,
         on_node=f'{PLAIN}exec "$@"\n',
         words='"$_ddp_python" -P -m ddprun',
