@@ -81,10 +81,12 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 
 
 def _nodes_table(state: RunStatus) -> list[str]:
-    """Return a table with a row for each node. A column without a value is left out."""
+    """Return a table with a row for each node. If the run has ended, a column without a value is left out."""
     rows = [(f"  {report.node}", *_node_cells(report, state)) for report in state.nodes]
     if not rows:
         return []
+    if not state.ended:
+        return table([("  NODE", "STATE", "PID", "RANK:PID", "METRICS"), *rows])
     ranks = "RANK:PID" if any(":" in row[3] for row in rows) else "RANKS"
     columns = zip(("  NODE", "STATE", "PID", ranks, "METRICS"), *rows, strict=True)
     shown = [column for column in columns if set(column[1:]) != {"-"}]
