@@ -81,7 +81,7 @@ dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and test the wheel with
 	&& $(BIN)/python -m venv "$$fresh" \
 	&& "$$fresh/bin/pip" install --quiet --disable-pip-version-check dist/*.whl \
 	&& cd "$$fresh" && bin/ddpctl --version \
-	&& bin/ddpctl launch --dry-run 2>&1 | grep 'has no torch: install it with'
+	&& bin/ddpctl launch --dry-run 2>&1 | grep 'no torch in it: install it with'
 
 sbom: $(VENV)/.dev  ## write an SBOM (CycloneDX) of the wheel and the image into dist/
 	mkdir -p dist
