@@ -1,16 +1,15 @@
-"""Measure what it costs to sum gradients in a fixed order: a step of DistributedDataParallel, with gloo on this
-machine.
+"""Measure how much longer a training step takes if gradients are summed in a fixed order.
 
     python bench/deterministic.py [--ranks 2] [--rounds 15] [--models convnet,resnet18,deep] [--json FILE]
 
-Four ways take turns in the same processes:
+Each step uses DistributedDataParallel (DDP) with gloo on this machine. Four ways take turns in the same processes:
 
 - torch's default: DDP rebuilds its buckets after the first step
 - ``ddptrain --deterministic``: the final buckets are built before the first step
 - find_unused_parameters=True: DDP keeps the first buckets
 - a communication hook that gathers all gradients and adds them in the order of the ranks
 
-The model ``deep`` has 200 parameters. The exit code is 0 whatever the numbers are.
+The model ``deep`` has 200 parameters. The exit code is always 0.
 """
 
 import copy

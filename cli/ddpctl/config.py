@@ -162,9 +162,9 @@ def _report_problems(
 ) -> list[str]:
     """Call the methods ``problems`` of the job and of the target's options, and report the errors that they return.
 
-    An error is returned as a line if a flag caused it, or if the file contains neither the key nor the target. Other
-    errors are added to ``parsed``: at the key or, if the file does not contain the key, at the target. ``flags`` maps
-    each field or option to the flag that set it.
+    Each error belongs to a key. If a flag set the key, the error is returned as a line. Any other error is added to
+    ``parsed``, with the position of the key or, if the file does not contain the key, of the target. If the file
+    contains neither, the error is returned as a line. ``flags`` maps each field or option to the flag that set it.
     """
     profile, target = names
     lines = []

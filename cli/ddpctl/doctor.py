@@ -61,7 +61,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 
 
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
-    """Return the run and the doctor's result. If ddprun did not start because of a node, its message is the result."""
+    """Return the run and the doctor's result. If a node prevented the start of ddprun, the result is its message."""
     try:
         check = check_job.run_check(context, request, show=lambda _: None)
     except check_job.NoResultError as error:

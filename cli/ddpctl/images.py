@@ -16,7 +16,7 @@ _VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """The description of an image by Docker or podman."""
+    """An image, as Docker or podman describes it."""
 
     reference: str  # as it was requested
     id: str  # sha256:... of its configuration or, in containerd's image store, of a manifest

@@ -146,7 +146,7 @@ def _resumed_run(request: Request) -> Run | None:
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """Check that no running run uses the checkpoints of the run to resume. Raises UsageError or UnavailableError."""
+    """Check that no other active run uses the checkpoints of ``old``. Raises UsageError or UnavailableError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:

@@ -119,7 +119,7 @@ class RankView:
     def pace_s(self) -> float:
         """The longest recent time from one collective to the next, in seconds.
 
-        The time before the last collective is not included.
+        The time between the last two collectives is not included.
         """
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

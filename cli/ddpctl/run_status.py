@@ -136,7 +136,7 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """The progress of the run: the largest step, epoch, loss and checkpoint step of all nodes.
+        """The progress of the run. Each of step, epoch, loss and checkpoint step is the largest value of all nodes.
 
         None for an array of tasks, or if no node has progress.
         """

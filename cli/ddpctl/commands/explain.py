@@ -187,8 +187,8 @@ def profile(
 ) -> None:
     """Record a trace of what all ranks of a run do.
 
-    The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints how
-    much of the time the rank computes, communicates and waits for data. It names the slowest rank.
+    The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints the
+    shares of the time that the rank spends on computing, communicating and waiting for data. It names the slowest rank.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling

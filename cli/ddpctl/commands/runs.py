@@ -185,7 +185,7 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
     """Follow a run to its end, as if it had been launched here.
 
     The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
-    second Ctrl-C kills the ranks. To follow a run without stopping it by Ctrl-C, use ddpctl logs -f.
+    second Ctrl-C kills the ranks. To follow a run that Ctrl-C must not stop, use ddpctl logs -f.
     """
     from ddpctl import launcher
     from ddpctl.commands.explain import emit_end

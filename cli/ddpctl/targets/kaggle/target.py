@@ -174,8 +174,8 @@ class KaggleTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the session's log, or the lines of some nodes and ranks.
 
-        ``query.follow``: wait until the session starts, and print all lines until it ends. Raises ConfigError if
-        only the lines of some nodes or ranks are requested before it has ended.
+        ``query.follow``: wait until the session starts, and print all lines until it ends. While the session runs, the
+        lines of some nodes or ranks cannot be followed. This raises ConfigError.
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")

@@ -469,7 +469,7 @@ def _companions(draft: Draft) -> tuple[Object, ...]:
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
     """Create the ``needed`` objects and the job. The job becomes their owner, so that they are deleted with it.
 
-    Return whether the Secret was created. If the user has no right to create Secrets, a job fails only if it has
+    Return whether the Secret was created. If the user has no right to create it, raise an error only if the job has
     secrets.
     """
     answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
