@@ -29,8 +29,8 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    If the target refuses a machine, the reason is a finding, and only the other machines are checked. If ddprun does
-    not start because of a node, the reason is the only finding.
+    If the target refuses a machine, the reason is a finding, and only the other machines are checked. If a node
+    prevents the start of ddprun, the reason is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal

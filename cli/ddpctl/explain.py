@@ -216,7 +216,7 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
 
 
 def _progress(ranks: Sequence[RankView], world_size: int) -> str:
-    """Describe how often the ranks enter collectives, and where they spend their time, if no rank delays the others."""
+    """Describe ranks that do not delay each other: how often they enter collectives, and where their code is."""
     times = [one[-1][0] for one in _arrivals(ranks, world_size)]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"

@@ -76,7 +76,7 @@ def difference(wanted: Image, found: Image) -> str:
 
 
 def pin(image: Image) -> str:
-    """Return the digest of the image in a registry, or else its ID."""
+    """Return the digest of the image in a registry. If it has none, return its ID."""
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 

@@ -91,7 +91,7 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
-    """Return a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects a task of an array."""
+    """Return a run by its name, or by its folder if ``name`` has a slash. ``task`` selects a task of an array."""
     if name and "/" in name:
         run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
     else:
@@ -339,7 +339,7 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Make a run save and stop. Kill it if ``kill``, or if it has not ended after its grace period.
+    """Make a run save and stop. Kill the run if ``kill`` is true, or if its grace period was not enough.
 
     Raises DdpctlError if the run is still alive after that.
     """
@@ -484,8 +484,8 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
-    """Add data from the run's local folder to its status: its end, who stopped it, and an unfinished launch."""
-    # No answer, or nothing left to ask.
+    """Add data from the run's local folder to its status: how it ended, who stopped it, and an unfinished launch."""
+    # The target did not answer, or knows nothing about the run's end.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):
         state = state.with_end(end)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpctl.text import one_line
 
-MIN_WAIT_S, PACES = 2.0, 5  # a wait is unusual if it is longer than MIN_WAIT_S, and than PACES times the usual time
+MIN_WAIT_S, PACES = 2.0, 5  # a wait is unusual if it exceeds both MIN_WAIT_S and PACES times the usual time
 DEFAULT_GROUP = "0"
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
 SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")

@@ -20,7 +20,7 @@ State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
     "starting",
     "rendezvous",
-    "running",  # its ranks run, but have reported no step: the first is not done, or the script reports none
+    "running",  # its ranks run, but no step is reported: the first has not ended, or the script reports none
     "training",
     "suspended",  # by a user or a queue: it has no nodes, and continues when it is resumed
     "stopping",

@@ -29,7 +29,7 @@ from ddpwire.version import __version__
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
-MAX_WORDS = 400  # the most characters of the client's own message
+MAX_WORDS = 400  # the maximum length of a message of the client
 NOBODY = "your-name"  # stands for an owner that is not known
 WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
@@ -180,7 +180,7 @@ class KaggleTarget(Target):
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
         words = [] if query.tail is None else [f"--tail={query.tail}"]
-        if run.job.world_size > 1:  # the lines of a run's only rank have no prefix
+        if run.job.world_size > 1:  # if there is only one rank, its lines have no prefix
             words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
         kernel = str(run.handle["kernel"])
         if not query.follow:

@@ -41,7 +41,7 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that quotes each text that a parser could take for another type, and that writes no aliases."""
+    """A YAML dumper that writes no aliases. It quotes each text that a parser could take for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
