@@ -9,7 +9,7 @@ Each step uses DistributedDataParallel (DDP) with gloo on this machine. Four way
 - find_unused_parameters=True: DDP keeps the first buckets
 - a communication hook that gathers all gradients and adds them in the order of the ranks
 
-The model ``deep`` has 200 parameters. The exit code is always 0.
+The model ``deep`` has 200 parameters. The exit code is 0 whatever the numbers are.
 """
 
 import copy

@@ -144,7 +144,7 @@ def pack(
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
     """Write the configuration and the compressed ``missing`` layers to ``folder``, and return them as blobs.
 
-    ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
+    ``scratch`` is a temporary folder for the uncompressed image. Raises UnavailableError, DdpctlError.
     """
     tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()

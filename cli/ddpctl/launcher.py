@@ -87,7 +87,7 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
     )
 
 
-# The run that a verb is about
+# Find the run that a subcommand is about
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
@@ -339,9 +339,9 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Make a run save and stop. Kill the run if ``kill`` is true, or if its grace period was not enough.
+    """Make a run save and stop. Kill the run if ``kill``, or if it is still alive after its grace period.
 
-    Raises DdpctlError if the run is still alive after that.
+    Raises DdpctlError if it is still alive after the kill.
     """
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end

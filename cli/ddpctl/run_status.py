@@ -32,7 +32,7 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# The state of a running run is the first of these states that a living node has.
+# The state of an active run is the first of these states that any of its living nodes has.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 

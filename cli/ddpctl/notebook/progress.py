@@ -27,7 +27,7 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The newest values that the ranks had reported at the time ``at``."""
+    """The newest values that the ranks had reported by the time ``at``."""
 
     at: float  # in seconds since the epoch
     step: int
