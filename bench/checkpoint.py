@@ -109,8 +109,9 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
 def watching() -> tuple[list[float], float]:
     """Return a list of times and a single time, in microseconds.
 
-    The list has one time for each step: metrics, phases, heartbeat and progress together. The single time is how long
-    the guard takes to check the gradients of a step (a median)."""
+    The list has one time for each step: the time that metrics, phases, heartbeat and progress take together. The single
+    time is how long the guard takes to check the gradients of a step (a median).
+    """
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
     from ddptrain.data.base import ImageShape
     from ddptrain.goodput import Goodput

@@ -5,11 +5,11 @@
 Each repeat measures in the order loop, bench, bench, loop. The result is a ratio: the best figure of bench, divided by
 the best figure of the loop. The best figures are used, because other work on the machine can only make a call slower.
 
-The ratio is valid only if the figures of the loop are stable: the best figure of all first turns and the best figure of
-all second turns differ by at most 5 %. The measurement is repeated until they are stable, at least --repeats times and
-at most 10 * --repeats times.
+Each repeat gives a first and a last figure of the loop. The ratio is valid only if the loop is stable: the best of all
+first figures and the best of all last figures differ by at most 5 %. The measurement is repeated until the loop is
+stable, at least --repeats times and at most 10 * --repeats times.
 
-The exit code is 1 if a valid ratio differs from 1 by more than 10 %. It is 3 if the figures do not become stable,
+The exit code is 1 if a valid ratio differs from 1 by more than 10 %. It is 3 if the loop does not become stable,
 because the machine is too busy. Needs an idle machine.
 """
 

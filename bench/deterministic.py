@@ -1,9 +1,8 @@
-"""Measure what it costs to sum gradients in a fixed order: a step of DistributedDataParallel, with gloo on this
-machine.
+"""Measure how much longer a training step takes if gradients are summed in a fixed order.
 
     python bench/deterministic.py [--ranks 2] [--rounds 15] [--models convnet,resnet18,deep] [--json FILE]
 
-Four ways take turns in the same processes:
+Each step uses DistributedDataParallel (DDP) with gloo on this machine. Four ways take turns in the same processes:
 
 - torch's default: DDP rebuilds its buckets after the first step
 - ``ddptrain --deterministic``: the final buckets are built before the first step

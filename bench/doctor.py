@@ -72,7 +72,7 @@ def stale_library(folder: Path) -> str:
 
 
 def wrong_clock(folder: Path) -> dict[str, str]:
-    """Return the environment variables that set Python's clock on a node one minute ahead."""
+    """Return environment variables for a node, with which Python's clock is one minute ahead."""
     (folder / "wrong-clock").mkdir()
     (folder / "wrong-clock" / "sitecustomize.py").write_text(WRONG_CLOCK)
     return {"PYTHONPATH": f"{folder}/wrong-clock:{PACKAGES}"}

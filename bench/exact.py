@@ -1,4 +1,4 @@
-"""Check that trainings that are killed or stopped, and then continued, end with the weights of an undisturbed training.
+"""Check that a training that continues after a kill or a stop ends with the same weights as an undisturbed training.
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
 
@@ -8,8 +8,8 @@ of three ways: ddprun starts the ranks again (after a SIGKILL only), the same co
 --resume`` is run. After a SIGTERM, all ranks save before they stop.
 
 --rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
---gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment. --write
-puts the table into docs/faults.md. The exit code is 1 if any weights differ.
+--gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``. In each of these runs, a rank is killed at a random
+moment. --write puts the table into docs/faults.md. The exit code is 1 if any weights differ.
 """
 
 import functools

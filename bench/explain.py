@@ -6,8 +6,8 @@ Each case launches a script of bench/explain_cases with 4 ranks on this machine 
 explain_cases/nodes.py run on two machines made of network namespaces, with 2 ranks each, and need root. CAUSES, the
 expected results, was written before the code that names the causes. NOT_INJECTED lists causes that were not tested.
 
-Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. A healthy case
-counts as wrong if a fault is found in it, and as named otherwise. The last lines have the counts.
+Each case prints a line: named (the right cause and rank), wrong (another cause or rank) or unknown. For a healthy case,
+the line is wrong if a fault is found, and otherwise named. The last lines have the counts.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Measure what support for ``ddpctl explain`` costs in each training step.
+"""Measure how much slower a training step is because the ranks can answer ``ddpctl explain``.
 
 Each rank has a thread that answers ``ddpctl explain``, and torch's flight recorder is on. Both cost time.
 

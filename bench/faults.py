@@ -2,10 +2,11 @@
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-Prints a table. --write also puts the table into docs/faults.md. Rows 1, 3 and 4 run --times times (59 times with
---long), spread over their variants. Each variant of the other rows runs once. With --torchrun, the first variant of
-each of the rows 1, 3, 9 and 15 also runs once with unmodified torchrun. Needs root on Linux, because the machines are
-network namespaces. The exit code is 1 if any result of ddprun is not as expected.
+Prints a table. --write also puts the table into docs/faults.md. Each of the rows 1, 3 and 4 runs as many times as
+--times says (--long: 59 times). These runs are divided among the variants of the row. Each variant of the other rows
+runs once. With --torchrun, the first variant of each of the rows 1, 3, 9 and 15 also runs once with unmodified
+torchrun. Needs root on Linux, because the machines are network namespaces. The exit code is 1 if any result of ddprun
+is not as expected.
 """
 
 import json

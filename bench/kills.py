@@ -11,12 +11,12 @@ The exit code is 1 if the weights differ, or if the run ends before all kills.
 its ranks is killed every 20 s. The exit code is 0 only if all of this is true:
 
 - the training finishes
-- the effective training time ratio is at least 0.6: the time that all steps take without kills, divided by the time
-  from the first step to the end of the training
-- the number of open files of ddprun is not higher before the last three kills than before the first three
-- the training takes at most three times as long to continue after the last three kills as after the first three
+- the effective training time ratio is at least 0.6 (see below)
+- ddprun has at most as many open files before the last three kills as before the first three
+- after the last three kills, the training takes at most three times as long to continue as after the first three
 
-The ratio is meaningful only on an idle machine.
+The effective training time ratio is the time that all steps take without kills, divided by the time from the first step
+to the end of the training. It is meaningful only on an idle machine.
 """
 
 import os

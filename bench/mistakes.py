@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One mistake. The nodes are started in this order. ``speaker`` is the node whose message is recorded."""
+    """One mistake. The nodes are started in the order of ``nodes``. The message of node ``speaker`` is recorded."""
 
     title: str
     nodes: tuple[Node, ...]

@@ -130,7 +130,7 @@ class Run:
         return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def rank_pids(self) -> dict[int, int]:
-        """Return the number of each rank that runs now. The keys are pids."""
+        """Return the ranks that run now, keyed by their pids."""
         found = {}
         for path in (self.root / "runs" / self.name).glob("node-*/node.json"):
             try:

@@ -8,7 +8,7 @@ for each host.
 
 Every measurement starts a new process with new connections. A turn runs all measurements. Every second turn reverses
 the order of the rows that run `true`. Each turn gives a ratio: a time, divided by Fabric's time in the same turn. The
-table shows the median of these ratios. CPU time is the client's.
+table shows the median of these ratios. The CPU time includes only the processes of the client, not those of the hosts.
 
     python bench/ssh.py --hosts 64 --turns 5
 """

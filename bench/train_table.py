@@ -1,4 +1,4 @@
-"""The table of bench/train.py: ratios of rates in the same round, and the goals."""
+"""The table of bench/train.py: the rate of each way, its ratio to the tutorial's rate, and the goals."""
 
 import statistics
 
@@ -11,7 +11,7 @@ GOALS = {  # images per CPU-second over the tutorial's, and over the best framew
 
 
 def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
-    """Return the lines of the table: the ratio of each way to the tutorial in the same round, and the goals."""
+    """Return the lines of the table. A ratio is a way's rate, divided by the tutorial's rate in the same round."""
     lines = [f"{'':28}{'images/s':>10}{'over the tutorial':>20}{'min':>7}{'max':>7}{'n':>4}"]
     for model, rates in found.items():
         lines.append(model)

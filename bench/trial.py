@@ -28,7 +28,8 @@ class Result:
 def run(case: Case, launcher: str, prefix: str) -> Result:
     """Start a job with a mistake. Wait until the launcher of the node ``case.speaker`` ends, at most BOUND_S seconds.
 
-    Return its message, its exit code, and the seconds from the start of the last node to its end."""
+    Return the launcher's message, its exit code, and the seconds from the start of the last node to the launcher's end.
+    """
     with (
         lab.machines(2, prefix=prefix) as machines,
         tempfile.TemporaryDirectory() as folder,

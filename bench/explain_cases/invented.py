@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def flock_around_barrier() -> None:
-    """One rank holds a file lock and waits in barrier. The others wait for the lock. No rank is at fault."""
+    """One rank holds a file lock and waits in a barrier. The others wait for the lock. No rank is at fault."""
     dist.init_process_group("gloo")
     for _ in range(5):
         dist.all_reduce(torch.ones(8))

@@ -2,8 +2,8 @@
 
 Each cause is a generator with up to three ``yield``. The code before the first one runs before the ranks start. The
 code before the second one runs while they train. The code before the third one runs after ``ddpctl explain`` has
-answered. The rest runs after the ranks have ended. For each cause, ``SCRIPTS`` has the name of the function that the
-ranks run, in cases.py or healthy.py.
+answered. The rest runs after the ranks have ended. ``SCRIPTS`` has, for each cause, the name of the function that the
+ranks run. ``CASE_FILES`` has the file of each function.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 Writes the mean CPU time and the median wall time of a step, in seconds. The first steps are not counted.
 
 With ``recorded``, each rank records itself for one second every 4 s, as it does for ``ddpctl profile``. The script then
-also writes the median wall time and the median CPU time of the main thread. Each of these has three values: without a
-recording, during a recording, and while the trace is written.
+also writes two medians for a step: the wall time, and the CPU time of the main thread. Each median has three values:
+without a recording, during a recording, and while the trace is written.
 """
 
 import json

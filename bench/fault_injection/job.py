@@ -139,7 +139,7 @@ class Job:
         return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
 
     def pids(self, rank: int) -> list[int]:
-        """Return the pids of all processes that this rank has had. The latest is the last."""
+        """Return the pids of all processes that this rank has had, in the order of their last finished steps."""
         paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
         return [int(path.suffix[1:]) for path in paths]
 

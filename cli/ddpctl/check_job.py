@@ -76,7 +76,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
 
 
 class _Output:
-    """Filters the streamed logs of a run: stores the lines of the result, and shows the other lines of rank 0."""
+    """Filters the streamed logs of a run. It stores the lines of the result, and shows the other lines of rank 0."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record, self.lines = list[str](), list[str]()
@@ -95,7 +95,10 @@ class _Output:
 
 
 def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
-    """Return the newest result of a check on a target, with its ``time`` and its ``lines`` for the user, or None."""
+    """Return the newest result of a check on a target, or None if there is none.
+
+    The result includes its ``time``, and its ``lines`` for the user.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
         one: Any = parse_json(read_record(_kept(context, target, check)))
         return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}

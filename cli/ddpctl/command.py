@@ -74,8 +74,8 @@ class Command:
     kills_orphans: bool = False  # tty: after Ctrl-C, processes that the command left are killed
     timeout_s: float | None = 30.0  # None: no limit (stream, tty)
     probe: bool = False  # it changes nothing, so a dry run runs it too
-    say: str = ""  # a message that is printed before the command; not repeated if it is the same as the last one
-    placeholder: str = ""  # its stdout in a dry run that does not run it
+    say: str = ""  # a message to print before the command, unless it is the same as the previous message
+    placeholder: str = ""  # text that stands for its stdout if a dry run does not run it
 
 
 # The return codes of commands that could not run to their end, as used by shells, timeout(1) and ssh.
@@ -96,7 +96,9 @@ class Output:
     stderr: str = ""
 
     def last_line(self, otherwise: str = "") -> str:
-        """Return the last line of stderr. If stderr is empty, return ``otherwise`` or, by default, the exit code."""
+        """Return the last line of stderr. If stderr is empty, return ``otherwise``. If both are empty, return the exit
+        code.
+        """
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 

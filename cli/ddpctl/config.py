@@ -130,10 +130,10 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
 def _choose_target(
     name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
 ) -> tuple[str, str, ChosenTarget | None]:
-    """Return the name of the target, a note if it is the only target of its kind, and the target.
+    """Return the name of the target, a note for the user, and the target.
 
-    ``name`` is the name or the kind of a target. The returned target is None if its options in the file have errors.
-    Raises ValueError.
+    ``name`` is the name or the kind of a target. If it is a kind, and the file has only one target of this kind, the
+    note says so. The returned target is None if its options in the file have errors. Raises ValueError.
     """
     if name in targets:
         return name, "", targets[name]
@@ -162,9 +162,10 @@ def _report_problems(
 ) -> list[str]:
     """Call the methods ``problems`` of the job and of the target's options, and report the errors that they return.
 
-    An error is returned as a line if a flag caused it, or if the file contains neither the key nor the target. Other
-    errors are added to ``parsed``: at the key or, if the file does not contain the key, at the target. ``flags`` maps
-    each field or option to the flag that set it.
+    Each error belongs to a key. If a flag set the key, the error is returned as a line. Any other error is added to
+    ``parsed`` with the position of the key. If the file does not contain the key, the position of the target is used.
+    If the file contains neither, the error is returned as a line. ``flags`` maps each field or option to the flag that
+    set it.
     """
     profile, target = names
     lines = []
@@ -229,9 +230,9 @@ class _File:
         return found
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
-        """Return ``value`` if it is a mapping.
+        """Return ``value`` if it is a mapping. Otherwise return an empty mapping.
 
-        Otherwise return an empty mapping and, if ``value`` is not null, report an error.
+        Report an error if ``value`` is neither a mapping nor null.
         """
         if isinstance(value, dict):
             return value

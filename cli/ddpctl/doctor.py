@@ -29,8 +29,8 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    If the target refuses a machine, the reason is a finding, and only the other machines are checked. If ddprun does
-    not start because of a node, the reason is the only finding.
+    If the target refuses a machine, the reason is a finding, and only the other machines are checked. If a node
+    prevents the start of ddprun, the reason is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal
@@ -61,7 +61,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 
 
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
-    """Return the run and the doctor's result. If ddprun did not start because of a node, its message is the result."""
+    """Return the run and the doctor's result. If a node prevented the start of ddprun, the result is its message."""
     try:
         check = check_job.run_check(context, request, show=lambda _: None)
     except check_job.NoResultError as error:

@@ -30,11 +30,11 @@ _MAX_PARALLEL = 64
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
-OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises its argument again if it does not handle it
+OnInterrupt = Callable[[KeyboardInterrupt], None]  # it raises the exception again if it does not handle it
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a ``preexec_fn`` for a child process, which is then killed when this process ends. Linux only."""
+    """Return a ``preexec_fn``. It makes Linux kill the child process when this process ends."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -235,7 +235,10 @@ class Executor:
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process in its own session. After the block, wait for its end. An exception in the block kills it."""
+        """Start a process in its own session. At the end of the block, wait for the process.
+
+        If the block raises an exception, kill the process.
+        """
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
@@ -374,7 +377,7 @@ def _handle_interrupt(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> No
 
 
 def _reads() -> bool:
-    """Return whether this process may read its stdin. A background process of a terminal may not."""
+    """Return whether this process may read its stdin. Only the foreground processes of a terminal may read from it."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # stdin is no terminal, or not the one that controls this session

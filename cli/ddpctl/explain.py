@@ -173,7 +173,10 @@ LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by 
 
 
 def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
-    """Return the event of the first rank that exited with 0 before the failed rank in the same attempt, or None."""
+    """Find the first rank that exited with 0 before the failed rank exited, in the same attempt.
+
+    Return the event of its exit, or None if there is no such rank.
+    """
     exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
     failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
     return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
@@ -213,7 +216,7 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
 
 
 def _progress(ranks: Sequence[RankView], world_size: int) -> str:
-    """Describe how often the ranks enter collectives, and where they spend their time, if no rank delays the others."""
+    """Describe ranks that do not delay each other: how often they enter collectives, and where their code is."""
     times = [one[-1][0] for one in _arrivals(ranks, world_size)]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
@@ -292,9 +295,9 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find out whether the ranks wait in send or recv, and name the rank that does not, if there is exactly one.
+    """Find out whether the ranks wait in send, recv or a collective. If only one rank does not wait, name it.
 
-    gloo does not record how long the ranks wait.
+    This uses only the Python stacks, because gloo does not record how long a rank waits in send or recv.
     """
     waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
     others = [view for view in ranks if view not in waiting and not view.waits_in]
@@ -395,7 +398,7 @@ def _absence(view: RankView, done: str, doing: str) -> str:
 
 
 def _activity(view: RankView) -> str:
-    """Return how the sentence of ``_absence`` ends: with what the rank does instead or, after its end, with nothing."""
+    """Return the end of the sentence that ``_absence`` begins: what the rank does, or nothing if it has ended."""
     return "" if view.has_ended else f"; {view.doing(f'rank {view.rank}')}"
 
 
@@ -459,8 +462,8 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
 def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
     """Find the rank or node that is most often the last one to enter a collective.
 
-    Return its number, how often it was the last one, and the share of the time for which the others waited for it.
-    ``owners`` maps each rank to the number of the rank or of its node.
+    Return its number, how often it was the last one, and the share of the time for which the others waited for it. To
+    find a rank, ``owners`` maps each rank to itself. To find a node, it maps each rank to the number of its node.
     """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
     waited_s, until = 0.0, 0.0

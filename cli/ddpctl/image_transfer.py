@@ -144,7 +144,7 @@ def pack(
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
     """Write the configuration and the compressed ``missing`` layers to ``folder``, and return them as blobs.
 
-    ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
+    ``scratch`` is a temporary folder for the uncompressed image. Raises UnavailableError, DdpctlError.
     """
     tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
@@ -183,7 +183,7 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send the next part of a blob, from byte ``start`` on. Return where the part ends. Raises UnavailableError."""
+    """Send the part of a blob that begins at byte ``start``. Return where the part ends. Raises UnavailableError."""
     length = min(PART_BYTES, blob.size - start)
     part = FilePart(path=blob.path, start=start, length=length)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
@@ -310,7 +310,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send a blob or, after an interruption, only the part that is missing. Return the number of bytes sent."""
+        """Send a blob. After an interruption, send only the missing part. Return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

@@ -16,7 +16,7 @@ _VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """The description of an image by Docker or podman."""
+    """An image, as Docker or podman describes it."""
 
     reference: str  # as it was requested
     id: str  # sha256:... of its configuration or, in containerd's image store, of a manifest
@@ -76,7 +76,7 @@ def difference(wanted: Image, found: Image) -> str:
 
 
 def pin(image: Image) -> str:
-    """Return the digest of the image in a registry, or else its ID."""
+    """Return the digest of the image in a registry. If it has none, return its ID."""
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 

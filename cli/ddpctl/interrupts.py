@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP. They raise an exception during a subcommand, and otherwise end ddpctl.
+"""Handles Ctrl-C, SIGTERM and SIGHUP. During a subcommand, they raise an exception. At other times, they end ddpctl.
 
 This module has few imports, so that the handlers are installed before slow imports.
 """
@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_silently() -> None:
-    """From now on, Ctrl-C, SIGTERM and SIGHUP end the process at once, except signals that its parent ignores."""
+    """From now on, Ctrl-C, SIGTERM and SIGHUP end the process at once. Signals that are ignored stay ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
     for number in _ENDS:
@@ -29,7 +29,7 @@ def exit_silently() -> None:
 
 
 def raise_in_verb() -> None:
-    """From now on, Ctrl-C, SIGTERM and SIGHUP raise an exception, which the subcommand can handle."""
+    """From now on, Ctrl-C, SIGTERM and SIGHUP raise an exception. Signals that are ignored stay ignored."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _ENDS:

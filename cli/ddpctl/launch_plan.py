@@ -25,7 +25,7 @@ class Plan:
     checkpoint_dir: str
     uid: str = ""  # distinguishes runs of the same name; empty for a rendered spec, which can be started several times
     user: str = ""  # who launches the run
-    resumes: str = ""  # the run whose checkpoints it continues from, if only its nodes can tell whether there are any
+    resumes: str = ""  # the earlier run, if only the nodes can find out whether it has checkpoints
     wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
     @property

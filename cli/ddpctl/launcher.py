@@ -87,11 +87,11 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
     )
 
 
-# The run that a verb is about
+# Find the run that a subcommand is about
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
-    """Return a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects a task of an array."""
+    """Return a run by its name, or by its folder if ``name`` has a slash. ``task`` selects a task of an array."""
     if name and "/" in name:
         run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
     else:
@@ -146,7 +146,7 @@ def _resumed_run(request: Request) -> Run | None:
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """Check that no running run uses the checkpoints of the run to resume. Raises UsageError or UnavailableError."""
+    """Check that no other active run uses the checkpoints of ``old``. Raises UsageError or UnavailableError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
@@ -339,9 +339,9 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Make a run save and stop. Kill it if ``kill``, or if it has not ended after its grace period.
+    """Make a run save and stop. Kill the run if ``kill``, or if it is still alive after its grace period.
 
-    Raises DdpctlError if the run is still alive after that.
+    Raises DdpctlError if it is still alive after the kill.
     """
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
@@ -484,8 +484,8 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
-    """Add data from the run's local folder to its status: its end, who stopped it, and an unfinished launch."""
-    # No answer, or nothing left to ask.
+    """Add data from the run's local folder to its status: how it ended, who stopped it, and an unfinished launch."""
+    # The target did not answer, or knows nothing about the run's end.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):
         state = state.with_end(end)

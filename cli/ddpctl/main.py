@@ -68,7 +68,7 @@ def options(
         bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
     ] = False,
 ) -> None:
-    """Declare the options of ddpctl itself. Its help text is an argument of ``app``."""
+    """Declare the options of ddpctl itself. The help text is an argument of ``app``."""
 
 
 # In the order of --help.
@@ -98,7 +98,7 @@ def _message_of(error: OSError) -> tuple[str, Exit]:
     return f"cannot write the output: {error.strerror}", Exit.CANNOT_WRITE
 
 
-# What to use instead of an option of torchrun, by the beginning of the option.
+# The beginning of an option of torchrun → what to use instead.
 _TORCHRUN = {
     "--nproc": "use --gpus",
     "--nnodes": "use --nodes",

@@ -23,7 +23,7 @@ class Probe:
 
     metrics: bool = True
     files: tuple[str, ...] = ()  # names of files in the node's folder
-    max_bytes: int = 2_000_000  # how many last bytes of each file
+    max_bytes: int = 2_000_000  # how many bytes at the end of each file
     placed: bool = False  # whether to request the times when a scheduler gave machines to the node
     request: str = ""  # requests a new diagnosis.json, which contains this text
 

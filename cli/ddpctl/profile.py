@@ -32,7 +32,7 @@ COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
 SAMPLED = {
     "in_loader": "data",
     "in_collective": "exposed",
-}  # for calls that last longer than the recording, which have no slice
+}  # for calls without a slice, because they last longer than the recording
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {
     "compute": "on compute",
@@ -62,7 +62,7 @@ class RankProfile:
     ended: float = 0.0
     slices: Sequence[Slice] = ()
     samples: Sequence[tuple[float, tuple[Frame, ...]]] = ()
-    flows: Sequence[tuple[str, str, float]] = ()  # name, thread, start of a slice; thread "": a time in a collective
+    flows: Sequence[tuple[str, str, float]] = ()  # name, thread ("" for a collective), start
     unknown: str = ""  # why it was not recorded
 
     @property
@@ -73,8 +73,8 @@ class RankProfile:
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
         """Return each change of activity: the time, the new activity, and whether the rank communicates meanwhile.
 
-        The last entry is the end of the window. Compute is the time in kernels of a GPU or, without a GPU, in
-        operators outside the data loader.
+        The last entry is the end of the window. Compute is the time in kernels of a GPU. Without a GPU, it is the time
+        in operators outside the data loader.
         """
         on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
         order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)
@@ -120,7 +120,7 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
     base_s = float(trace.get("baseTimeNanoseconds", 0)) / 1e9 - offset_s
     threads: dict[tuple[str, str], str] = {}
     slices, flows = [], []
-    for one in sorted(trace["traceEvents"], key=lambda one: str(one["ph"])):  # M, which names threads, before X
+    for one in sorted(trace["traceEvents"], key=lambda one: str(one["ph"])):  # M (names of threads) before X (slices)
         key = str(one.get("pid")), str(one.get("tid"))
         thread = threads.get(key, f"thread {key[1]}")
         begin = base_s + float(one.get("ts", 0)) / 1e6

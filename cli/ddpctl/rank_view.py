@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpctl.text import one_line
 
-MIN_WAIT_S, PACES = 2.0, 5  # a wait is unusual if it is longer than MIN_WAIT_S, and than PACES times the usual time
+MIN_WAIT_S, PACES = 2.0, 5  # a wait is unusual if it exceeds both MIN_WAIT_S and PACES times the usual time
 DEFAULT_GROUP = "0"
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
 SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")
@@ -119,7 +119,7 @@ class RankView:
     def pace_s(self) -> float:
         """The longest recent time from one collective to the next, in seconds.
 
-        The time before the last collective is not included.
+        The time between the last two collectives is not included.
         """
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

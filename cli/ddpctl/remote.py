@@ -184,7 +184,7 @@ class Remote:
             channel.exec_command(process_line(command))
             if command.stdin is not None:
                 data = command.stdin.encode(errors="surrogateescape")
-                for start in range(0, len(data), _CHUNK):  # in chunks, as sendall copies the rest for each packet
+                for start in range(0, len(data), _CHUNK):  # in chunks, because sendall copies the rest for each packet
                     channel.sendall(data[start : start + _CHUNK])
             if command.part is not None:
                 for data in _read(command.part):

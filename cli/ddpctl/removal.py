@@ -107,7 +107,7 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
 
 
 def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
-    """Measure each run's folders on all machines. Unless ``dry_run``, remove them, ending with the local folder."""
+    """Measure each run's folders on all machines. Unless ``dry_run``, remove them, the local folder last."""
     names: dict[tuple[Host | None, str], list[str]] = {}
     roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
     outside: dict[tuple[Host | None, str], str] = {}
@@ -153,8 +153,10 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUs
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool, outside: str = "") -> str:
     """Return a script that measures the folders ``names`` in ``root`` and, unless ``dry_run``, removes them.
 
-    Each line that the script prints has three fields, separated by tabs: a folder, a word and a value. The words are
-    ``size``, ``checkpoints``, ``stays``, ``held`` and ``failed``. ``outside`` is the code of ``Target.remove_outside``.
+    Each line that the script prints has three fields, separated by tabs: a folder, a word and a value. For the words
+    ``size`` and ``checkpoints``, the value is a size in KiB. For ``stays``, it is the target of a symbolic link, and
+    for ``failed``, an error. ``held`` means that a live node uses the folder. ``outside`` is the code of
+    ``Target.remove_outside``.
     """
     # It starts only a few programs, even for many folders, unless a folder cannot be removed.
     return f"""\

@@ -55,7 +55,10 @@ def is_by_hand(run: Run) -> bool:
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """Replace the state ``lost`` with ``unknown`` if the run was started by hand on other machines."""
+    """Replace the state ``lost`` with ``unknown`` if the run was started by hand on other machines.
+
+    ddpctl cannot find out whether ddprun still runs on those machines.
+    """
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status

@@ -20,7 +20,7 @@ State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
     "starting",
     "rendezvous",
-    "running",  # its ranks run, but have reported no step: the first is not done, or the script reports none
+    "running",  # its ranks run, but no step is reported: the first has not ended, or the script reports none
     "training",
     "suspended",  # by a user or a queue: it has no nodes, and continues when it is resumed
     "stopping",
@@ -32,7 +32,7 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# The state of a running run is the first of these states that a living node has.
+# The state of an active run is the first of these states that any of its living nodes has.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 
@@ -136,7 +136,7 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """The progress of the run: the largest step, epoch, loss and checkpoint step of all nodes.
+        """The progress of the run. Each of step, epoch, loss and checkpoint step is the largest value of all nodes.
 
         None for an array of tasks, or if no node has progress.
         """

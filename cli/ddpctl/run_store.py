@@ -353,7 +353,7 @@ def unreadable(root: Path, runs: Collection[Run]) -> tuple[Path, ...]:
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """Return the run ``name``, or the newest run if ``name`` is None. Raises NoInputError.
 
-    If ``whole`` is false, ``name`` can also be the beginning of a run's name, if no other run's name begins with it.
+    Unless ``whole`` is true, ``name`` can also be the beginning of a run's name. It must then match only one run.
     """
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")

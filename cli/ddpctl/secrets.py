@@ -26,7 +26,7 @@ _WORDS = (
     r"pass(?:phrase|wd|word|code)|secret|token|credential|auth|cookie|signature"
     r"|(?:api|access|account|private|signing|encryption|ssh)[_-]?key"
 )
-_NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a complete word, scanned only once, as lines may be long
+_NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a complete word, scanned only once, because lines may be long
 _SOUNDS = re.compile(_WORDS, re.IGNORECASE)
 _STRING = r"(?:[bru]{0,2}\"(?:\\.|[^\"\\\n])*+\"|[bru]{0,2}'(?:\\.|[^'\\\n])*+')"
 # A word of a shell. In single quotes, \' ends the text in a shell, but is part of the text in Python. Then the end is
@@ -114,9 +114,9 @@ mkdir -p {folder} && {{ [ -s {file} ] ||
 _PATTERNS = tuple(
     re.compile(f"(?P<name>{name})(?P<value>{value})", re.IGNORECASE | re.MULTILINE)
     for name, value in (
-        # "token": "a b"; also inside a quoted text, where only the line's end is certain
+        # "token": "a b". Inside a quoted text, the value may extend to the end of the line.
         (rf"{_NAME}{_NO_COUNT}\\*[\"']\]?\s*+[=:]\s*+{_NO_WORD}", rf"{_STRING}|[^\s,;}}\]\"'\\\[{{(]++(?!\S)|.+"),
-        # HF_TOKEN=a b, on a line of its own: a listing of the environment
+        # HF_TOKEN=a b on a separate line, as in a listing of the environment
         (r"^(?:\[[^\]\n]{0,40}\] )?(?:export )?" rf"(?-i:(?=[A-Z][A-Z0-9_]*=)){_NAME}=", r".+"),
         # token=a in a command line, --token 'a b'
         (rf"{_NAME}{_NO_COUNT}=(?=\S){_NO_WORD}", _WORD),
@@ -145,7 +145,7 @@ def can_be_sought(value: str) -> bool:
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """Redact ``values``, even if they are quoted or encoded, and other text that looks like a secret."""
+    """Redact ``values``, also in quoted or encoded form, and other text that looks like a secret."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)
@@ -182,7 +182,10 @@ def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> d
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Yield the notations of a value: the value, its lines, and the value quoted for Python, JSON, shells and URLs."""
+    """Yield the forms in which a value can occur in text.
+
+    These are the value, its lines, and the value quoted for Python, JSON, shells and URLs.
+    """
     for text in (value, value.strip()):
         yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
         yield from (shlex.quote(text), quote(text, safe=""), quote(text))

@@ -1,7 +1,7 @@
 """Defines a job, whose settings have the same meaning on every target.
 
-Each field is annotated with its documentation (``Doc``) and its rules. Error messages, the JSON schema and the file
-that ``ddpctl init`` writes use these annotations (``fields_of``). The module ``schema`` checks the rules.
+Each field is annotated with its documentation (``Doc``) and its rules. ``fields_of`` returns these annotations for
+error messages, the JSON schema and the file that ``ddpctl init`` writes. The module ``schema`` checks the rules.
 """
 
 import math

@@ -41,7 +41,7 @@ _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
 _FILES = "ddpctl: configuration files"  # the key of the files that OpenSSH has read
 _UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH does not change
 _EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G does not replace the tokens in these
-_OPTIONS = (  # of OpenSSH's client, for the same behaviour as Fabric's connections
+_OPTIONS = (  # of OpenSSH's client, for the same behavior as Fabric's connections
     "BatchMode=yes StrictHostKeyChecking=yes ForwardAgent=no ClearAllForwardings=yes ControlPath=none "
     "RemoteCommand=none ServerAliveInterval=4 ServerAliveCountMax=2"
 )

@@ -66,7 +66,7 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
 
     ``meant`` is the name to suggest. If it is None, the most similar known name is suggested.
     """
-    # Only the first characters are compared, in lower case: the name may be a complete file.
+    # Only the first characters are compared, in lower case: the name may be the text of a complete file.
     word = name[:60].lower()
     near = [meant] if meant else [key for key in known if len(word) > 2 and key.startswith(word)]
     near = near or difflib.get_close_matches(word, known, n=1)

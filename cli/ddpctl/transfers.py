@@ -55,7 +55,7 @@ class Display:
                 self._done[number] = self._totals[number]
 
     def close(self) -> None:
-        """Show the final progress. If the output is not a terminal, show it only if progress was shown before."""
+        """Show the final progress. Without a terminal, do nothing if no progress has been shown before."""
         with self._lock:
             if self._totals and (self._terminal or self._drawn_at > self._began):
                 self._draw()

@@ -241,7 +241,7 @@ class CheckpointCopies:
                 request.wfile.write(chunk)
 
     def _copy(self) -> None:
-        """On other nodes, fetch a new checkpoint if this node keeps copies. If this fails, the previous copy stays."""
+        """Fetch the newest checkpoint from node 0 if this node keeps copies. If this fails, the previous copy stays."""
         if self._node not in self._holders() or not self._store.check([ANNOUNCED]):
             return
         place = stores.decode(ANNOUNCED, self._store.get(ANNOUNCED), dict)

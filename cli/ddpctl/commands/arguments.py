@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the names of the runs that begin with ``incomplete``. The shell completes a run's name with them."""
+    """Return the names of the runs that begin with ``incomplete``, for completion in a shell."""
     from ddpctl import run_store
 
     return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]

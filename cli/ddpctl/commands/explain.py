@@ -55,7 +55,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its ranks' answers or, after its end, from its files.
+    """Explain an active run from its ranks' answers, or an ended run from its files.
 
     Raises UnavailableError if no node answers.
     """
@@ -117,7 +117,7 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 
 
 def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
-    """Print the result of a run after its end. ``code`` is the exit code of this ddpctl."""
+    """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
     from ddpctl import run_store
     from ddpctl.commands.formatting import closing_lines
 
@@ -187,8 +187,8 @@ def profile(
 ) -> None:
     """Record a trace of what all ranks of a run do.
 
-    The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints how
-    much of the time the rank computes, communicates and waits for data. It names the slowest rank.
+    The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints the
+    shares of the time that the rank spends on computing, communicating and waiting for data. It names the slowest rank.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling

@@ -25,7 +25,7 @@ def ago(seconds: float) -> str:
 
 
 def fit(line: str, spare: int = 0) -> str:
-    """Cut a line, so that ``spare`` columns of the terminal remain. Without a terminal, return the line unchanged."""
+    """Cut a line so that ``spare`` columns of the terminal stay free. Without a terminal, return the line unchanged."""
     if not sys.stdout.isatty():
         return line
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -158,7 +158,7 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def _if_saved(run: Run, state: RunStatus) -> str:
-    """Return the end of a line about checkpoints on other machines. It is empty if the run has reported one."""
+    """Return an addition to the line about checkpoints if it is unknown whether the run has saved one, otherwise ""."""
     is_known = not run.elsewhere or bool(state.progress and state.progress.checkpoint_step)
     return "" if is_known else ", if it has saved a checkpoint"
 

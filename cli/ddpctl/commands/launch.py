@@ -251,7 +251,10 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 
 def target_flags(flags: Flags) -> "TargetFlags":
-    """Map each flag to the target option that it sets and to its value. A flag that is not given has the value None."""
+    """Return the target option that each flag sets, and the flag's value.
+
+    The value is None if the flag is not given.
+    """
     return {
         "--kind": ("workload", flags.workload),
         "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),

@@ -91,7 +91,7 @@ def provision(
         inventory = folder / f"{settings.target}.yaml"
         try:
             text = provisioning.inventory_text(settings.options, site)
-        except ValueError as error:  # a flag named a machine that is not valid
+        except ValueError as error:  # a flag names an invalid machine
             named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
             raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
@@ -133,7 +133,7 @@ def _check_login(login: str | None) -> None:
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
-    """Read the ``given`` public keys, or those of the hosts, or those of this user. Raises NoInputError."""
+    """Read the ``given`` public keys, or else those of the hosts, or else those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
     if not paths and required:
@@ -145,7 +145,10 @@ def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> 
 
 
 def _ansible(*, required: bool) -> str:
-    """Find ansible-playbook, first in this Python's folder. Raises UnavailableError if ``required`` and not found."""
+    """Return the path of ansible-playbook. The folder of this Python is searched first.
+
+    Raises UnavailableError if the program is ``required`` but not installed.
+    """
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     found = shutil.which("ansible-playbook", path=folders)
     if required and not found:

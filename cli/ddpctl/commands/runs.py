@@ -106,7 +106,7 @@ def logs(
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
         raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
-    if not rank and run_folders.is_by_hand(record):  # the output of its nodes is where the run was started
+    if not rank and run_folders.is_by_hand(record):  # the nodes of such a run have no node.log
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
         context.executor.filter_stdout(EscapeFilter())
@@ -185,7 +185,7 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
     """Follow a run to its end, as if it had been launched here.
 
     The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
-    second Ctrl-C kills the ranks. To follow a run without stopping it by Ctrl-C, use ddpctl logs -f.
+    second Ctrl-C kills the ranks. To follow a run that Ctrl-C must not stop, use ddpctl logs -f.
     """
     from ddpctl import launcher
     from ddpctl.commands.explain import emit_end
@@ -255,7 +255,7 @@ def rm(
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
     removals, refused = removal.choose_removals(context, asked, every)
-    if refused and not older_than:  # of runs that are given by name, all are removed or none
+    if refused and not older_than:  # if runs are given by name, either all of them are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))

@@ -56,7 +56,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
 
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
-    """Return a title, a line with a bar for each phase, and a line for each event."""
+    """Return a title, one line for each phase with its bar, and one line for each event."""
     from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
@@ -90,7 +90,10 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Draw the spans since ``begin`` in a line of ``columns`` characters. Each span has at least one character."""
+    """Draw spans as a line of ``columns`` characters. The line begins at the time ``begin`` and ends at ``end``.
+
+    Spans that started before ``begin`` are left out. Each span has at least one character.
+    """
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:

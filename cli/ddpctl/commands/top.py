@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpctl.run_store import Run
     from ddpctl.watch.snapshot import Snapshot, Watcher
 
-ONCE_S = 1.0  # between the two probes with which --once measures the pace
+ONCE_S = 1.0  # the time between the two probes from which --once computes the speed
 
 
 def top(
@@ -81,7 +81,10 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """Return the snapshot as one line of JSON. NaN becomes null. ``throughput`` and ``losses`` are lists with times."""
+    """Return the snapshot as one line of JSON. NaN becomes null.
+
+    Each item of ``throughput`` and ``losses`` has a time and a value.
+    """
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)

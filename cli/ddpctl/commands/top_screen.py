@@ -16,7 +16,7 @@ from ddpctl.watch.snapshot import RankRow, Snapshot
 from ddpwire.metrics import STEP_PHASES
 
 WIDE, MIDDLE, NARROW = 76, 56, 40  # a terminal with at least this many columns shows more details
-# The letter and the colour of each phase of a step.
+# The letter and the color of each phase of a step.
 DRAWN = {
     "data": ("d", "black on bright_blue"),
     "h2d": ("h", "black on magenta"),
@@ -33,7 +33,7 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
-    """Draw the full screen, with at most ``height`` lines if it is not None. ``plain`` means to use only ASCII."""
+    """Draw the full screen, with at most ``height`` lines (None: no limit). If ``plain``, use only ASCII."""
     head = _head(snapshot, title, width)
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
@@ -137,7 +137,7 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 def _table(rows: Sequence[RankRow], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
-    # title, minimum width of the terminal, field (the column needs it), function for the text
+    # title, minimum width of the terminal, field whose value is shown, function for the text
     columns: tuple[tuple[str, int, str, Callable[[RankRow], str | Text]], ...] = (
         ("RANK", 0, "rank", lambda row: str(row.rank)),
         ("NODE", NARROW, "node", lambda row: str(row.node)),

@@ -233,7 +233,7 @@ def up(
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
-    """Remove the containers and, if ``forget``, their data. Return False if there is nothing to remove."""
+    """Remove the containers. If ``forget``, also delete their data. Return False if there is nothing to remove."""
     folder = folder_of(context.root)
     if not (folder / "compose.yaml").exists():
         return False
@@ -258,7 +258,7 @@ def find_compose() -> Verb[tuple[str, ...]]:
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
-    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has another project
+    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine needs a separate project
     argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *words)
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
 

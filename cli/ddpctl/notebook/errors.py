@@ -52,7 +52,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
 
 
 def _of_cells(error: BaseException) -> list[str]:
-    """Return the traceback from the first frame in a cell on, without the frames of this package."""
+    """Return the part of the traceback that begins at the first frame in a cell, without the frames of this package."""
     from ddpctl.notebook.serialization import cell_of
 
     package = str(Path(__file__).parent)

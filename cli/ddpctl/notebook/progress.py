@@ -27,7 +27,7 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The newest values that the ranks had reported at the time ``at``."""
+    """The newest values that the ranks had reported by the time ``at``."""
 
     at: float  # in seconds since the epoch
     step: int
@@ -46,7 +46,7 @@ class Progress:
         self._read_at = -math.inf
 
     def update(self, *, last: bool = False) -> None:
-        """Read the history and show it, but at most once in ``DRAW_S`` seconds unless ``last`` is true."""
+        """Read the history and show it. Unless ``last`` is true, do this at most once in ``DRAW_S`` seconds."""
         if not last and time.monotonic() - self._read_at < DRAW_S:
             return
         self._read_at = time.monotonic()
@@ -95,7 +95,7 @@ def words(points: Sequence[Point]) -> str:
 
 
 def curve(points: Sequence[Point]) -> str:
-    """Draw the loss over the steps as SVG, in the colours of the page. Return an empty string if no loss is known."""
+    """Draw the loss over the steps as SVG, in the colors of the page. Return an empty string if no loss is known."""
     known = [(point.step, point.loss) for point in points if point.loss is not None]
     if not known:
         return ""

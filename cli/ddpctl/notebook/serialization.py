@@ -1,7 +1,7 @@
 """Serializes a function, its arguments and its source code with cloudpickle, for the ranks.
 
-If a value cannot be serialized, the error message contains the name of the value. This module does not import torch:
-if the kernel has not imported torch, no value is a tensor.
+If a value cannot be serialized, the error message contains the name of the value. This module checks values for tensors
+without importing torch. A value can only be a tensor if the kernel has imported torch.
 """
 
 import inspect

@@ -50,7 +50,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A run of a script that succeeded, or that saved and stopped at its deadline."""
+    """A run of a script. The run has succeeded, or has saved and stopped at its deadline."""
 
     run: str
     folder: Path

@@ -244,7 +244,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
     return f'<div class="wide"><table class="events">{"".join(rows)}</table></div>'
 
 
-# From https://colorbrewer2.org: people who are blind to red or green can tell these colours apart.
+# From https://colorbrewer2.org: people with red-green color blindness can distinguish these colors.
 PHASES = {
     "data": "#80b1d3",
     "h2d": "#8dd3c7",

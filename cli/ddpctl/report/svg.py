@@ -89,7 +89,10 @@ def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] =
 def gantt_chart(
     spans: Sequence[Span], shares: Mapping[str, tuple[float, float | None]], *, begin: float, seconds: float
 ) -> str:
-    """Draw a row for each phase, with its duration, its share, and a bar for each span since ``begin``."""
+    """Draw a row for each phase. It shows the total duration, the share, and a bar for each span.
+
+    The time axis starts at ``begin``. Spans that started earlier have no bar.
+    """
     height = TOP + BOTTOM + ROW * len(shares)
     left, across = 200, _across(seconds, left=200)
     body = [_times(seconds, across, height)]

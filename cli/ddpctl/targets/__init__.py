@@ -190,7 +190,7 @@ class Target(ABC):
     def machines(self, run: Run) -> tuple[str, ...]:
         """Return the name of each node's machine, as it is written in the options.
 
-        Return nothing if the target does not choose machines.
+        Return an empty tuple if the target does not choose machines.
         """
         return ()
 
@@ -202,7 +202,10 @@ class Target(ABC):
         return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return each task of a job array as a run with the name RUN.task-K, or nothing if the run is not an array."""
+        """Return each task of a job array as a run with the name RUN.task-K.
+
+        Return an empty tuple if the run is not an array.
+        """
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
@@ -271,7 +274,7 @@ class Target(ABC):
         raise NotImplementedError
 
     def suspend(self, run: Run, *, again: bool) -> Verb[None]:
-        """Make the nodes save and end or, if ``again``, start them again. Needs the capability "suspend"."""
+        """Make the nodes save and end. If ``again``, start suspended nodes instead. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
@@ -339,7 +342,7 @@ def capabilities(kind: str) -> frozenset[Capability]:
 
 
 def may_leave(run: Run, state: RunStatus) -> bool:
-    """Return whether a run has ended, but may have left behind processes, or objects in a cluster."""
+    """Return whether a run has ended and may have left processes, or objects in a cluster."""
     return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 

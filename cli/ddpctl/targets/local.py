@@ -216,7 +216,7 @@ def find_gpus() -> Verb[tuple[str, ...]]:
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, all GPUs that nvidia-smi lists.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES. If it is not set, return all GPUs that nvidia-smi lists.
 
     ``visible`` and ``listing`` are the outputs of ``GPU_PROBES``. Raises UnavailableError if nvidia-smi fails.
     """
@@ -230,7 +230,7 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the GPUs of each node, or nothing if the ranks use the CPU.
+    """Return the GPUs of each node, or an empty tuple if the ranks use the CPU.
 
     Raises ConfigError if several ranks would use MIG instances, or if there are too few GPUs. In the second case, the
     error has the fields ``gpus_needed`` and ``gpus_found``.

@@ -33,9 +33,9 @@ class History:
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """Return at most ``number`` evenly spaced times from the first row to the last.
+        """Return evenly spaced times from the first row to the last.
 
-        There are at most as many times as the longest history of a node has rows.
+        There are at most ``number`` times, and at most as many as the longest history of a node has rows.
         """
         number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
@@ -51,8 +51,8 @@ class History:
     def rate(self, name: str, moments: Sequence[float]) -> Line:
         """Return the rate per second of a counter, summed over the nodes, between each moment and the next.
 
-        Between two rows, a counter grows evenly. Otherwise, a moment just before a row and one just after it would give
-        rates that differ much.
+        The counter is interpolated between two rows. Without this, a moment just before a row and a moment just after
+        it would give very different rates.
         """
         lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
@@ -91,7 +91,10 @@ def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[floa
 
 
 def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
-    """Return how far a counter has grown at each moment, or None before its first value. It may restart from 0."""
+    """Return the value of a counter at each moment, or None before its first value.
+
+    Values between two rows are interpolated. If the counter restarts from 0, its earlier value is added.
+    """
     known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
     times = [time for time, _ in known]
     steps = (after - before if after >= before else after for (_, before), (_, after) in pairwise(known))

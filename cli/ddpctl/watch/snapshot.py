@@ -241,8 +241,8 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
     """Return the seconds from a rank's last step in ``before`` to its last step in ``now``.
 
-    If the time since its last step is longer, return that time. If no step ended between the readings, return the time
-    between the readings.
+    If even more time has passed since the last step, return that time. If no step ended between the readings, return
+    the time between the readings.
     """
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:

@@ -29,7 +29,7 @@ from ddpwire.version import __version__
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
-MAX_WORDS = 400  # the most characters of the client's own message
+MAX_WORDS = 400  # the maximum length of a message of the client
 NOBODY = "your-name"  # stands for an owner that is not known
 WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
@@ -174,13 +174,13 @@ class KaggleTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the session's log, or the lines of some nodes and ranks.
 
-        ``query.follow``: wait until the session starts, and print all lines until it ends. Raises ConfigError if
-        only the lines of some nodes or ranks are requested before it has ended.
+        ``query.follow``: wait until the session starts, and print all lines until it ends. While the session runs, the
+        lines of some nodes or ranks cannot be followed. This raises ConfigError.
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
         words = [] if query.tail is None else [f"--tail={query.tail}"]
-        if run.job.world_size > 1:  # the lines of a run's only rank have no prefix
+        if run.job.world_size > 1:  # if there is only one rank, its lines have no prefix
             words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
         kernel = str(run.handle["kernel"])
         if not query.follow:

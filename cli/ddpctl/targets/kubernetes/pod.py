@@ -41,7 +41,7 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that quotes each text that a parser could take for another type, and that writes no aliases."""
+    """A YAML dumper that writes no aliases. It quotes each text that a parser could take for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -119,7 +119,10 @@ class Draft:
 
 
 def needs_project(job: JobSpec) -> bool:
-    """Return whether the ranks run code of the user's project, and not only ddptrain or a file of the image."""
+    """Return whether the ranks need code of the user's project.
+
+    They need none if they run only ddptrain, or a script with an absolute path in the image.
+    """
     words = program(job.command)
     if words[0] == "-m":
         return words[1] != "ddptrain"

@@ -21,7 +21,7 @@ from ddpwire.exits import Exit
 
 Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
-LONGEST = 240  # the most characters of a message from the cluster
+LONGEST = 240  # the maximum length of a message from the cluster
 YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
 OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs, or its machine does not answer
 # Meanings of exit codes
@@ -117,7 +117,7 @@ def is_lost(pod: Object, now: float) -> bool:
     if "deletionTimestamp" not in pod["metadata"]:
         return False
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
-    limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine has not answered for lost_node
+    limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine was away for lost_node seconds
     return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
 
 

@@ -279,7 +279,10 @@ class KubernetesTarget(Target):
         return done.returncode
 
     def suspend(self, run: Run, *, again: bool) -> Verb[None]:
-        """Suspend the job, whose pods then save and end, or resume it. A resumed job creates new pods."""
+        """Suspend the job, or resume it if ``again``.
+
+        The pods of a suspended job save and end. A resumed job creates new pods.
+        """
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
         kinds, patch = (workload.resource,), workload.suspend % ("false" if again else "true")
@@ -323,7 +326,8 @@ def _run_name(thing: Mapping[str, Any]) -> str:
 
 def _pattern(run: Run, query: LogQuery) -> str | None:
     """Return a regular expression that matches the log lines of the requested ranks, or None for all lines."""
-    # The character before the prefix may be the carriage return of a progress bar. A run's only rank has no prefix.
+    # The character before the prefix may be the carriage return of a progress bar. If there is only one rank, its
+    # lines have no prefix.
     if not query.ranks or run.job.world_size == 1:
         return None
     return rf"^([^ []+ )?.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
@@ -469,7 +473,7 @@ def _companions(draft: Draft) -> tuple[Object, ...]:
 def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Object]) -> Verb[bool]:
     """Create the ``needed`` objects and the job. The job becomes their owner, so that they are deleted with it.
 
-    Return whether the Secret was created. If the user has no right to create Secrets, a job fails only if it has
+    Return whether the Secret was created. If the user has no right to create it, raise an error only if the job has
     secrets.
     """
     answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)

@@ -2,7 +2,7 @@
 
 The script does what must happen outside a container: it finds the address of node 0, starts ddprun on each node,
 handles signals and requeues the job. It reads the numbers of nodes and GPUs from Slurm's variables, so that a user can
-override them with options of sbatch. slurm/README.md explains every line of it.
+override them with options of sbatch. slurm/README.md explains every line of the script.
 """
 
 import shlex

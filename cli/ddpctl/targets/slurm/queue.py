@@ -1,7 +1,8 @@
 """The shell scripts that the login node runs to query and control jobs, and the parser of their output.
 
-The scripts are for ``sh -c`` and need no program of ddpctl on the login node. They identify a job by its number or, if
-it is a script inside an allocation, by ``@PID:JOB``. The parser knows the job states of Slurm 22.05 to 25.05.
+The scripts are for ``sh -c`` and need no program of ddpctl on the login node. The argument for a job is its number. For
+a batch script that ddpctl has started inside an allocation, it is ``@PID:JOB``: the pid of the script and the number of
+the allocation. The parser knows the job states of Slurm 22.05 to 25.05.
 """
 
 import json

@@ -200,7 +200,7 @@ class SlurmTarget(Target):
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the log of the job, or of some nodes or ranks. ``query.follow``: if it waits, print why."""
+        """Print the log of the job, or of some nodes or ranks. With ``query.follow``, also print why the job waits."""
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
@@ -237,7 +237,7 @@ class SlurmTarget(Target):
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
         """Return the folder that contains all runs on the cluster. Raises ConfigError.
 
-        Return nothing if the run's files are in the folder of its record.
+        Return an empty tuple if the run's files are in the folder of its record.
         """
         path = PurePath(folder_of(run))
         if str(path) == run.folder and not self._host:
@@ -322,18 +322,21 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """Return the job's number, or ``@PID:JOB`` for a script inside an allocation. Return "" if there is no job yet."""
+    """Return the job's number, or "" if there is no job yet.
+
+    For a script inside an allocation, return ``@PID:JOB``.
+    """
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
 
 def tasks_of(run: Run) -> tuple[str, ...]:
-    """Return the indices of a job array, or nothing if the run is not an array."""
+    """Return the indices of a job array, or an empty tuple if the run is not an array."""
     return tuple(run.handle.get("tasks", ()))
 
 
 def task_runs(run: Run) -> tuple[Run, ...]:
-    """Return each task of a job array as a run, or nothing if the run is not an array."""
+    """Return each task of a job array as a run, or an empty tuple if the run is not an array."""
     return tuple(_task_run(run, task) for task in tasks_of(run))
 
 
@@ -364,7 +367,7 @@ def folder_of(run: Run) -> str:
 
 
 def run_folders(run: Run) -> tuple[str, ...]:
-    """Return the run's folder on the cluster or, for a job array, the folder of each task."""
+    """Return the run's folder on the cluster. For a job array, return the folder of each task."""
     return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
 
 
@@ -404,7 +407,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
 def _write_secrets(
     plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
 ) -> Verb[None]:
-    """Write a file with the secrets to the folder of the run or, for a job array, to the folder of each task."""
+    """Write a file with the secrets to the folder of the run. For a job array, write it to the folder of each task."""
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())

@@ -20,7 +20,7 @@ from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
-_LITTLE = 1_000_000  # bytes; for a smaller archive, a new connection would take longer than the existing one
+_LITTLE = 1_000_000  # bytes; a smaller archive uses the existing connection, because a new one would take longer
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
 _PACK = """\
@@ -32,7 +32,7 @@ _RSYNC_ARGV = (
     "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
     "--from0", "--files-from=-", "--info=progress2",
 )  # fmt: skip
-_PRUNE = "find . -mindepth 1 -type d -empty -delete"  # a file may replace a folder
+_PRUNE = "find . -mindepth 1 -type d -empty -delete"  # otherwise a new file could not get the name of an old folder
 _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -dc")}
 
 
@@ -95,7 +95,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
                 say=say, stdin="".join(f"{name}\0" for name in sorted(gone)))
         for copy in copies if (gone := copy.files.keys() - project.files.keys())
     )  # fmt: skip
-    if stale:  # before anything is sent: a new folder may have the name of an old file
+    if stale:  # before anything is sent, because a new folder may have the name of an old file
         removed = yield stale
         check_all([command.host for command in stale if command.host], removed, "old files cannot be removed there")
         say = ""

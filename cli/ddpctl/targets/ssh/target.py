@@ -253,7 +253,7 @@ class SshTarget(Target):
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Restart each node whose host does not answer, on a spare host.
+        """If the host of a node does not answer, restart the node on a spare host.
 
         Nodes are restarted only if node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0
         itself cannot be replaced, because it has the run's store.
