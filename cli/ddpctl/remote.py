@@ -114,11 +114,13 @@ class Remote:
     def stream(self, command: Command) -> Output:
         """Run a command, and write its output to stdout and stderr, merged with the output of parallel commands.
 
-        The loss of a host is printed at once, because commands on other hosts may run for days.
+        The loss of a host is printed at once, because commands on other hosts may run for days. A connection that
+        ``close`` ends is not a loss.
         """
+        connections = self._connections
         with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
             done = self._run(command, out.add, err.add)
-            if done.stderr:
+            if done.stderr and connections is self._connections:
                 err.add(f"{command.host}: {done.stderr}\n".encode())
         return done
 
@@ -165,9 +167,9 @@ class Remote:
     def close(self) -> None:
         """Close all connections. Running commands then fail."""
         with self._lock:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
 
     def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
         from paramiko.ssh_exception import SSHException

@@ -219,6 +219,13 @@ def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab
     before = lab.log("night").count("epoch ")
     wait_until(lambda: lab.log("night").count("epoch ") > before + 2, "more epochs")
 
+    followed = lab.start("logs", "-f", "--tail", "1", "night")
+    wait_until(lambda: lab.said().count("epoch ") > 2, "the followed log")
+    os.killpg(followed.pid, signal.SIGINT)
+    assert followed.wait(30) == 130
+    own = [line for line in lab.said().splitlines() if not line.startswith("[node")]
+    assert own == ["run 'night' keeps running; ddpctl stop night stops it"]
+
     shutil.copytree(lab.folder / "runs/night", lab.folder / "elsewhere/night")
     other = {"DDPCTL_STATE_DIR": str(lab.folder / "elsewhere")}
     attached = lab.start("attach", "night", "--tail", "1", machine=lab.machines[1], **other)
