@@ -438,9 +438,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
         except BlockingIOError:
             raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it") from None
         missing = context.executor.perform(verb)
-    context.emit(f"the files of run '{run.name}' are in {folder}")
     if missing:
-        raise UnavailableError("\n".join(["some files could not be fetched", *missing]))
+        raise UnavailableError("\n".join([f"some files could not be fetched into {folder}", *missing]))
     return folder
 
 

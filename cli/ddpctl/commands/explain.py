@@ -82,8 +82,9 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
                 "failed, or a machine was suspended or overloaded"
             )
             return replace(found, cause="network", sentence=found.sentence + why, unknown=())
-        asked_for = state.state == "stopped"
-        return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
+        if state.state == "stopped":
+            return replace(found, cause="none", sentence=state.message, fault=False, rank=None, node=None)
+        return found
     if state.state not in WITH_RANKS:
         return explaining.Explanation(cause="unknown", sentence=_without_ranks(state), fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
