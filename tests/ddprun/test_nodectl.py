@@ -184,7 +184,7 @@ def test_following_ends_with_the_run_and_loses_nothing(runs):
         [*NODECTL, "logs", "-f", "--rank", "0", str(runs.run_dir)], capture_output=True, timeout=240, check=False
     )
     assert node.end() == 0
-    lines = [f"[node0 rank0] {line}" for line in node.log(0).split("\n")]
+    lines = [f"[node0 rank0] {line}" for line in node.log(0).splitlines()]
     assert done.stdout.decode().splitlines() == lines
 
 
