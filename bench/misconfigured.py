@@ -92,10 +92,10 @@ def table(results: Results, cases: list[Case]) -> str:
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
         f"Measured with {what}. `--join-timeout` was {LONGER_S} s for two machines with the same node rank, "
-        f"{MEETING_S} s for the rows in which all nodes join, and {JOIN_TIMEOUT_S} s for the others. torchrun ran "
-        f"{AT_ONCE} rows at a time, and was ended after {BOUND_S:g} s. The seconds count from the start of the last "
-        f"node's process, and include the start of Python. During the measurements, the import of torch alone took "
-        f"{alone} on this machine.\n\n"
+        f"{MEETING_S} s for the rows in which all nodes join, and {JOIN_TIMEOUT_S} s for the others. The rows "
+        f"of torchrun were measured {AT_ONCE} at a time, and each torchrun was stopped after {BOUND_S:g} s. The "
+        f"seconds count from the start of the last node's process, and include the start of Python. During the "
+        f"measurements, the import of torch alone took {alone} on this machine.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     return text + "".join(row(case, results) for case in cases)

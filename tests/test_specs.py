@@ -66,9 +66,9 @@ Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make spec
 Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md)
 explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains which labels exist and which series can be
 summed. ddprun sets the metrics of a node, with any script. ddptrain sets the metrics of a rank, which have the label
-`rank`. A script with [ddpwire.script](script.md) sets only the metrics with "yes" in the column "script": those of
-checkpoints when it calls `saved()`, the others when it calls `progress()`. A script's own metrics (prometheus_client)
-are exported too. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank that
+`rank`. A script with [ddpwire.script](script.md) sets only the metrics with "yes" in the column "script". `saved()`
+sets those of checkpoints, and `progress()` sets the others. A script's own metrics (prometheus_client) are exported
+too. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank that
 has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also [events](events.md).
 """
 BY_RANK_0 = """\
@@ -83,19 +83,20 @@ EVENTS_PAGE = """\
 
 Generated from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
 
-ddprun, and the ranks of ddptrain, write the events of a run to `events.jsonl` in the folder of each node,
-`RUN/node-K/`, one JSON object per line. The events of a run are those of all its nodes, sorted by time.
+ddprun and ddptrain's ranks write the events of a run. Each node has its own file, `RUN/node-K/events.jsonl`, with one
+JSON object per line. The events of a run are those of all its nodes, sorted by time.
 
 ```json
 {"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
 ```
 
-`time` is in seconds since the epoch, by the node's clock. If an event describes something that took time, `time` is the
-time at which it ended, and `seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is
-the first start. Keys without a value are left out. Readers should ignore unknown keys and events. If the disk is full,
-events are lost and training continues. A file of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
+`time` is in seconds since the epoch, by the node's clock. If an event marks the end of something that took time,
+`seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is the first start. Keys without
+a value are left out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training
+continues. When `events.jsonl` reaches 4 MB, it is renamed to `events.1.jsonl` and replaces the earlier file of this
+name.
 
-| event | meaning; its other keys |
+| event | what happened, and the event's other keys |
 |---|---|
 """
 

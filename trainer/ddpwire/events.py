@@ -24,32 +24,52 @@ MOST_BYTES = 4_000_000  # per file, so twice that per node
 
 KINDS: Mapping[str, str] = {
     # of a node, by ddprun
-    "node_started": "ddprun started; host, pid; requeued_s: seconds since the last event before a requeue",
-    "preflight_done": "the machine was checked and node 0 was found; seconds: since node_started",
-    "rendezvous_done": "the nodes of an attempt have joined; seconds: time spent waiting for them; nodes: their number",
-    "ranks_started": "the ranks were started; seconds: duration, with imports; ranks: a list of them; world_size",
-    "first_step": "the first heartbeat of a rank of this node in this attempt; seconds: since ranks_started",
-    "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
-    "failed": "an attempt failed; cause, message: as in outcome.json; rank and node: where it failed",
-    "restart": "all ranks are about to be restarted; reason: as in ddp_restarts_total",
-    "recovered": "training continues after a restart; seconds: since the failure; steps_lost",
-    "signal": "a signal to stop, or a signal for the ranks, was received; signal: its name",
-    "checkpoint_copied": "this node has a copy of node 0's checkpoints; step; seconds: duration; bytes: received",
-    "node_ended": "ddprun ended; code, cause, message: as in outcome.json; seconds: since node_started",
+    "node_started": (
+        "ddprun started. Keys: host, pid. After a requeue also requeued_s: the seconds since the last event before it."
+    ),
+    "preflight_done": "The machine was checked and node 0 was found. Keys: seconds (since node_started).",
+    "rendezvous_done": (
+        "The nodes of an attempt have joined. Keys: seconds (time spent waiting for them), nodes (their number)."
+    ),
+    "ranks_started": (
+        "The ranks were started. Keys: seconds (duration, with imports), ranks (a list of their numbers), world_size."
+    ),
+    "first_step": "A rank of this node sent the first heartbeat of this attempt. Keys: seconds (since ranks_started).",
+    "rank_exited": (
+        "A rank ended. Keys: cause (as in ddp_rank_exits_total), status (its exit code; negative for a signal)."
+    ),
+    "failed": "An attempt failed. Keys: cause and message (as in outcome.json), rank and node (where it failed).",
+    "restart": "All ranks are about to be restarted. Keys: reason (as in ddp_restarts_total).",
+    "recovered": "Training continues after a restart. Keys: seconds (since the failure), steps_lost.",
+    "signal": "ddprun received a signal that requests a stop, or a signal for the ranks. Keys: signal (its name).",
+    "checkpoint_copied": (
+        "This node has copied node 0's checkpoints. Keys: step, seconds (duration), bytes (received)."
+    ),
+    "node_ended": "ddprun ended. Keys: code, cause and message (as in outcome.json), seconds (since node_started).",
     # of a rank, by ddptrain, some also by ddpwire.script
-    "training_began": "the first step begins; seconds: since the rank's start; startup_s and restore_s: parts of it",
-    "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
-    "started_over": "restarted ranks begin at step 1 again, without a checkpoint; steps: how many were taken before",
-    "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: time the loop waited; bytes; path",
-    "checkpoint_failed": "a checkpoint could not be written, or ddprun could not copy it; message",
-    "checkpoint_uploaded": "a checkpoint is in the object store, and was read back; seconds: duration; bytes; url",
-    "upload_failed": "the upload of a checkpoint failed, and will be tried again; message",
-    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: spent in steps",
-    "not_finite": "a rank's loss or gradient is NaN or infinite for the first time; what: loss or gradient",
-    "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",
-    "straggler_gone": "the slow rank is as fast as the others again",
-    "stopping": "the ranks agreed to stop after a step; code: the signal's exit code",
-    "training_ended": "the last step ended; productive_s; lost_s: the unproductive seconds by cause",
+    "training_began": (
+        "The first step begins. Keys: seconds (since the rank's start). startup_s and restore_s are parts of this time."
+    ),
+    "checkpoint_loaded": "Training continues from a checkpoint. Keys: seconds (duration), path.",
+    "started_over": (
+        "Restarted ranks found no checkpoint and begin at step 1 again. Keys: steps (taken before the restart)."
+    ),
+    "checkpoint_saved": (
+        "A checkpoint is on the disk. Keys: seconds (duration), waited_s (time that the loop waited), bytes, path."
+    ),
+    "checkpoint_failed": "A checkpoint could not be written, or ddprun could not copy it. Keys: message.",
+    "checkpoint_uploaded": (
+        "A checkpoint is in the object store and was verified there. Keys: seconds (duration), bytes, url."
+    ),
+    "upload_failed": "The upload of a checkpoint failed. It will be tried again. Keys: message.",
+    "epoch_ended": (
+        "An epoch ended. Keys: epoch (from 1), loss, accuracy, images_per_s, evaluation_s, seconds (spent in steps)."
+    ),
+    "not_finite": "For the first time, a rank's loss or gradient is NaN or infinite. Keys: what (loss or gradient).",
+    "straggler": "A rank is slow. Keys: rank, node, ratio (its own step time divided by that of the others).",
+    "straggler_gone": "The slow rank is as fast as the others again. Keys: as for straggler.",
+    "stopping": "The ranks agreed to stop after a step. Keys: code (the exit code for the signal).",
+    "training_ended": "The last step ended. Keys: productive_s, lost_s (the unproductive seconds by cause).",
 }
 
 

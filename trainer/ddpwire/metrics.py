@@ -75,19 +75,19 @@ LAST_STEP_TIME = _of_rank(
 )
 STEP_DURATION = _of_rank(
     "ddp_step_duration_seconds",
-    "Time of an optimizer step, measured by the clock on a CPU and by GPU events on a GPU; with ddpwire.script, the "
+    "Time of an optimizer step, measured by the clock on a CPU and by GPU events on a GPU. With ddpwire.script, the "
     "time between two reported steps.",
     buckets=STEP_BUCKETS,
 )
 STEP_PHASE = _of_rank(
     "ddp_step_phase_seconds_total",
-    "Seconds of the steps by phase; comm_exposed: waiting for the other ranks' gradients.",
+    "Seconds of the steps by phase. comm_exposed: waiting for the other ranks' gradients.",
     labels={"phase": STEP_PHASES},
 )
 COMM = _of_rank(
     "ddp_comm_seconds_total",
-    "Seconds of gradient communication; hidden: during the backward pass, estimated from every hundredth step, which "
-    "DDP measures; exposed: after the backward pass, as in comm_exposed.",
+    "Seconds of gradient communication. hidden: during the backward pass. This value is an estimate from every "
+    "hundredth step, in which DDP measures it. exposed: after the backward pass, as in comm_exposed.",
     labels={"overlap": ("hidden", "exposed")},
 )
 MODEL_FLOPS = _of_rank(
@@ -96,13 +96,13 @@ MODEL_FLOPS = _of_rank(
 )
 PRODUCTIVE = _of_rank(
     "ddp_productive_seconds_total",
-    "Seconds spent on new steps, not on repeated ones; over all starts of the run.",
+    "Seconds spent on new steps, not on repeated ones, over all starts of the run.",
 )
 UNPRODUCTIVE = _of_rank(
     "ddp_unproductive_seconds_total",
     "Seconds of the run that were not spent on new steps, by cause, over all starts of the run. checkpoint: the "
-    "training loop waited for a checkpoint; recompute: repeated steps; restart, hang: from a rank's last heartbeat to "
-    "its end; requeue: from the last recorded event until ddprun is started again.",
+    "training loop waited for a checkpoint. recompute: repeated steps. restart, hang: from a rank's last heartbeat to "
+    "its end. requeue: from the last recorded event until ddprun is started again.",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
 STRAGGLER_SKEW = _of_rank_0(
@@ -118,11 +118,11 @@ RELATIVE_SPEED = _of_rank(
 GRAD_NORM = _of_rank_0("ddp_grad_norm", "Recent norm of the gradient over all parameters.")
 COLLECTIVE_TIMEOUTS = _of_rank(
     "ddp_collective_timeouts_total",
-    "Number of times this rank ended because a collective timed out; not counted if NCCL's watchdog ends the rank.",
+    "Number of times this rank ended because a collective timed out. Ranks that NCCL's watchdog ends are not counted.",
 )
 DATA_ERRORS = _of_rank(
     "ddp_data_errors_total",
-    "Files of the data set that were missing or corrupt on this rank; each ends the training.",
+    "Files of the data set that were missing or corrupt on this rank. Each such file ends the training.",
     labels={"kind": ("missing", "corrupt")},
 )
 DEVICE_OOMS = _of_rank(
@@ -132,24 +132,24 @@ DEVICE_OOMS = _of_rank(
 )
 TRAINING_INFO = _of_rank_0(
     "ddp_training_info",
-    "Always 1; backend: what exchanges gradients (none if there is only one rank); device: cpu or cuda.",
+    "Always 1. backend: what exchanges gradients (none if there is only one rank). device: cpu or cuda.",
     labels={"backend": (), "device": (), "model": (), "dataset": ()},
 )
 STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "Number of the last step that is planned.")
 NONFINITE = _of_rank(
     "ddp_nonfinite_total",
-    "Losses and gradients of this rank that were not finite; each ends the training.",
+    "Losses and gradients of this rank that were NaN or infinite. Each of them ends the training.",
     labels={"where": ("loss", "grad")},
 )
 DEVICE_MEMORY = _of_rank(
     "ddp_device_memory_bytes",
-    "GPU memory that torch holds for this rank; peak: the highest value of allocated.",
+    "GPU memory that torch holds for this rank. peak: the highest value of allocated.",
     labels={"kind": ("allocated", "reserved", "peak")},
     needs_gpu=True,
 )
 LOSS = _of_rank_0(
     "ddp_loss",
-    "Mean training loss of the last epoch over all ranks; with ddpwire.script, the last loss that each rank reported.",
+    "Mean training loss of the last epoch over all ranks. With ddpwire.script, the last loss that each rank reported.",
 )
 LEARNING_RATE = _of_rank_0("ddp_learning_rate", "The learning rate of the last step.")
 EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")
@@ -166,14 +166,14 @@ CHECKPOINT_DURATION = _of_rank_0(
 )
 CHECKPOINT_LAST_SUCCESS = _of_rank_0(
     "ddp_checkpoint_last_success_timestamp_seconds",
-    "When the newest checkpoint was written, in seconds since the epoch; 0 if there is none.",
+    "When the newest checkpoint was written, in seconds since the epoch. 0 if there is none.",
 )
 CHECKPOINT_LAST_STEP = _of_rank_0("ddp_checkpoint_last_step", "The step of the newest checkpoint.")
 CHECKPOINT_BYTES = _of_rank_0("ddp_checkpoint_bytes", "Size of the newest checkpoint.")
 CHECKPOINTS_RETAINED = _of_rank_0("ddp_checkpoints_retained", "Checkpoints that are in the folder.")
 CHECKPOINT_FAILURES = _of_rank_0(
     "ddp_checkpoint_failures_total",
-    "Checkpoints that could not be written or read; incompatible: from another training.",
+    "Checkpoints that could not be written or read. incompatible: the checkpoint belongs to another training.",
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
 CHECKPOINT_FAILURES_KNOWN = (  # the possible pairs of op and reason, which are exported as 0 at first
@@ -182,7 +182,7 @@ CHECKPOINT_FAILURES_KNOWN = (  # the possible pairs of op and reason, which are 
     *(("load", reason) for reason in ("io", "truncated", "missing", "corrupt", "incompatible")),
 )
 CHECKPOINT_FALLBACKS = _of_rank_0(
-    "ddp_checkpoint_fallbacks_total", "Checkpoints that could not be used, so that an older one was loaded."
+    "ddp_checkpoint_fallbacks_total", "Checkpoints that could not be used, so an older one was loaded."
 )
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
@@ -205,20 +205,20 @@ def goodput(productive_s: float, unproductive_s: float) -> float | None:
 
 BUILD_INFO = _of_node(
     "ddp_build_info",
-    "Always 1; the labels are versions. image_digest: the digest in DDP_IMAGE, else DDP_IMAGE itself, or none.",
+    "Always 1. The labels are versions. image_digest: the digest in DDP_IMAGE, else DDP_IMAGE itself, or none.",
     labels={"version": (), "torch_version": (), "python_version": (), "image_digest": ()},
 )
 RUN_INFO = _of_node(
     "ddp_run_info",
-    "Always 1; run_id: the run's name; run_uid: a unique ID; user: who launched it; project: DDP_PROJECT, or Slurm's "
-    "account; config_sha256: 12 digits of a hash of the script, its configuration files and its arguments, except "
-    "those that may differ between nodes.",
+    "Always 1. run_id: the run's name. run_uid: the run's unique ID. user: who launched the run. project: DDP_PROJECT, "
+    "or Slurm's account. config_sha256: 12 digits of a hash of the script, its configuration files and its arguments, "
+    "except those that may differ between nodes.",
     labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
 JOB_STATE = _of_node(
     "ddp_job_state",
-    "1 for the state that this node is in, 0 for the others; training: its ranks were started, even if the "
-    "script reports no steps (until the first reported step, ddpctl status shows running).",
+    "1 for the state that this node is in, 0 for the others. A node is in the state training as soon as its ranks have "
+    "started. ddpctl status shows running instead until a step is reported.",
     labels={"state": JOB_STATES},
 )
 JOB_START = _of_node("ddp_job_start_timestamp_seconds", "When this node's ddprun started, in seconds since the epoch.")
@@ -228,26 +228,26 @@ RANKS_ALIVE = _of_node("ddp_ranks_alive", "Number of running ranks of this node.
 RANKS_DONE = _of_node("ddp_ranks_done", "Number of ranks of this node that exited with 0 in the current attempt.")
 HEARTBEAT = _of_node(
     "ddp_heartbeat_timestamp_seconds",
-    "When a running rank sent its last heartbeat, in seconds since the epoch; absent before its first step.",
+    "When a running rank sent its last heartbeat, in seconds since the epoch. Absent before its first step.",
     labels={"rank": ()},
     at_first=False,
 )
 RANK_EXITS = _of_node(
     "ddp_rank_exits_total",
-    "Ranks of this node that ended, by cause; stopped: ddprun ended the rank, because another rank failed or because a "
+    "Ranks of this node that ended, by cause. stopped: ddprun ended the rank, because another rank failed or because a "
     "stop was requested.",
     labels={"cause": EXIT_CAUSES},
 )
 RESTARTS = _of_node(
     "ddp_restarts_total",
-    "Restarts of all ranks, by cause; stopped: a node was stopped and replaced; requeue: ddprun itself was started "
+    "Restarts of all ranks, by cause. stopped: a node was stopped and replaced. requeue: ddprun itself was started "
     "again.",
     labels={"reason": RESTART_REASONS},
 )
 RECOVERY = _of_node(
     "ddp_recovery_seconds",
     "Duration of each phase of the last restart: detecting the failure (on the node of the failed rank), ending the "
-    "ranks, rendezvous, starting new ranks; total: their sum; first_step: until the first heartbeat.",
+    "ranks, rendezvous, starting new ranks. total: their sum. first_step: until the first heartbeat.",
     labels={"phase": RECOVERY_PHASES},
 )
 STEPS_LOST = _of_node(
@@ -265,7 +265,7 @@ HOST_CPU = _of_node(
 )
 HOST_MEMORY = _of_node(
     "ddp_host_memory_bytes",
-    "Memory of this machine; available: what can be used without swapping.",
+    "Memory of this machine. available: what can be used without swapping.",
     labels={"kind": ("total", "available")},
 )
 HOST_NETWORK = _of_node(
@@ -292,15 +292,15 @@ DEVICE_TEMPERATURE = _of_node(
 CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it joined.")
 PREFLIGHT_DURATION = _of_node(
     "ddp_preflight_duration_seconds",
-    "Duration of a preflight step, before the ranks start; 0 if this node did not run it.",
+    "Duration of a preflight step, before the ranks start. 0 if this node did not run the step.",
     labels={"step": PREFLIGHT_STEPS},
 )
 ENDED = _of_node("ddp_ended_timestamp_seconds", "When the run ended, in seconds since the epoch.")
-ENDED_CODE = _of_node("ddp_ended_exit_code", "The exit code of the run; 0: every rank exited with 0.")
+ENDED_CODE = _of_node("ddp_ended_exit_code", "The exit code of the run. 0: every rank exited with 0.")
 ENDED_SECONDS = _of_node("ddp_ended_duration_seconds", "From the start of node 0's ddprun to its end.")
 ENDED_INFO = _of_node(
     "ddp_ended_info",
-    "Always 1; cause: as in outcome.json; run_uid: as in ddp_run_info.",
+    "Always 1. cause: as in outcome.json. run_uid: as in ddp_run_info.",
     labels={"cause": (), "run_uid": ()},
 )
 
