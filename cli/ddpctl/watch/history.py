@@ -35,7 +35,7 @@ class History:
     def moments(self, number: int) -> tuple[float, ...]:
         """Return at most ``number`` evenly spaced times from the first row to the last.
 
-        There are at most as many times as the longest history of a node has rows.
+        The number of times is at most the number of rows in the longest history of a node.
         """
         number = min(number, max((len(rows) for rows in self.nodes.values()), default=0))
         if number < 2 or self.end <= self.begin:
@@ -49,10 +49,10 @@ class History:
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
     def rate(self, name: str, moments: Sequence[float]) -> Line:
-        """Return the rate per second of a counter, summed over the nodes, between each moment and the next.
+        """Return the rate per second of a counter between each moment and the next. The rates of the nodes are added.
 
-        Between two rows, a counter grows evenly. Otherwise, a moment just before a row and one just after it would give
-        rates that differ much.
+        A counter is assumed to grow evenly between two rows. Without this assumption, the rate would change a lot
+        depending on whether a moment is just before or just after a row.
         """
         lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
@@ -73,7 +73,7 @@ class History:
         return metrics.goodput(self.total(metrics.PRODUCTIVE.name), sum(map(self.total, lost)))
 
     def last(self, name: str) -> float | None:
-        """Return the maximum over the nodes of the last value of a series, or None if there is no value."""
+        """Return the highest of the last values that the nodes have for a series, or None if there is no value."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)
                          for rows in self.nodes.values()])  # fmt: skip
 
@@ -91,7 +91,10 @@ def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[floa
 
 
 def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
-    """Return how far a counter has grown at each moment, or None before its first value. It may restart from 0."""
+    """For each moment, return how much a counter has grown until then, or None if it had no value yet.
+
+    The counter may restart from 0.
+    """
     known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
     times = [time for time, _ in known]
     steps = (after - before if after >= before else after for (_, before), (_, after) in pairwise(known))

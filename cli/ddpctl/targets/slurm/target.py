@@ -172,7 +172,7 @@ class SlurmTarget(Target):
         return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Return the status of each run from Slurm and from the folders of its nodes."""
+        """Return the status of each run. It is read from Slurm and from the folders of the run's nodes."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), part.job.max_nodes) for part in every]
@@ -200,7 +200,10 @@ class SlurmTarget(Target):
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the log of the job, or of some nodes or ranks. ``query.follow``: if it waits, print why."""
+        """Print the log of the job, or of some nodes or ranks.
+
+        With ``query.follow``, also print why the job waits, if it waits.
+        """
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
