@@ -41,7 +41,7 @@ class Display:
         self._began = self._drawn_at = time.monotonic()
 
     def update(self, number: int, num_bytes: int, num_files: int) -> None:
-        """Record the progress of transfer ``number``. Show the total progress if the last display is old enough."""
+        """Record the progress of transfer ``number``. Show the total progress if it was last shown long enough ago."""
         with self._lock:
             self._done[number] = (num_bytes, num_files)
             if time.monotonic() - self._drawn_at > (_DRAW_S if self._terminal else _LINE_S):

@@ -1,4 +1,4 @@
-"""The check ``bench``: the bandwidth of each collective at several sizes, wrong results, and slow links."""
+"""The check ``bench``: measures the bandwidth of each collective, and finds wrong results and slow links."""
 
 import statistics
 from collections.abc import Callable, Sequence

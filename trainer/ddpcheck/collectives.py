@@ -7,7 +7,7 @@ Their factor here is (n-1)/n, the share of S that passes the root's link. In sen
 
 t is the mean of up to 20 calls after one warm-up call, on the slowest rank (nccl-tests use the mean over the ranks).
 The data are whole numbers in float32, so their sums are exact. After the timed calls, the result of one more call is
-compared element by element.
+compared with the expected result, element by element.
 """
 
 import time

@@ -5,8 +5,8 @@ A message carries at most 500 bytes of a value, and a node waits for the answer 
 the store works over a path of any MTU.
 
 Keys: ``hello/N`` is the Node of node N, and ``report/N`` its Report. ``tried/N`` is set when node N has tried the
-paths, and ``measured/N`` when it has measured its speed. ``over`` ends the check. Each other value is stored in parts:
-``KEY`` contains the number of parts, and ``KEY/P`` contains part P.
+paths, and ``measured/N`` when it has measured its speed. ``over`` ends the check. The values of all keys except
+``over`` are stored in parts: ``KEY`` contains the number of parts, and ``KEY/P`` contains part P.
 """
 
 import json

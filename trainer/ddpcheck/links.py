@@ -6,14 +6,15 @@ exchange sends data from one to the other and back. The figure of a pair is the 
 exchanges. Other work on the machine can make an exchange slower, but never faster.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
-* A link is suspected if, at both ends, its figure is below half of the median of that node's other links.
+* A link is compared with the other links of each of its two nodes. It is suspected if its figure is below half of their
+  median at both nodes.
 * With fewer than 3 nodes, no node is suspected.
-* A suspected node is measured again on its best link. The link is compared with the best of the other links of the
-  node at its far end.
-* A suspected link is measured again. It is compared with the best of the other links of each of its two nodes.
-* All of these links are measured three times, one link at a time. Of the suspect's three figures, the best counts. Of
-  the other links, the slowest one of each time counts. The suspect is reported if its best figure is below half of the
-  median of these three slowest figures.
+* A suspected node is measured again on its best link, which leads to another node. This link is compared with the best
+  of the other links of that node.
+* A suspected link is measured again. At each of its two nodes, it is compared with the best of the node's other links.
+* All of these links are measured three times, one link at a time. Of the suspect's three figures, the best counts. Each
+  of the three times, only the slowest of the other links counts. The suspect is reported if its best figure is below
+  half of the median of these three slowest figures.
 * If more than a third of the nodes, or of the links, are slow, the network has parts of different speed (racks, NVLink
   pairs). Then no comparison is possible, and none of these nodes or links is reported.
 """

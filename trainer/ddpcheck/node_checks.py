@@ -58,7 +58,8 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
     """Check the disk of the checkpoints: its free space, and the speed at which up to 8 MiB are written.
 
     Bad: less than 64 MiB are free, or a file cannot be written within 15 s. Warning: less than 2 GiB are free, or the
-    speed is less than 10 MB/s. A low speed is never bad, because a healthy disk is slow while it is busy.
+    speed is less than 10 MB/s. A low speed alone gives only a warning, because even a healthy disk is slow while it is
+    busy.
     """
     wanted = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
     folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())

@@ -200,7 +200,7 @@ class CheckpointCopies:
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
     def _announce(self, *, is_last: bool) -> None:
-        """On node 0, announce a manifest in the store, at first and after each saved checkpoint.
+        """On node 0, announce a manifest in the store at the start, and again after each saved checkpoint.
 
         Also announce a new manifest if a file is missing and another node has not fetched all files.
         """

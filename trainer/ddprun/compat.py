@@ -103,7 +103,7 @@ def flight_recorder() -> bytes:
 
 
 def has_profiler() -> bool:
-    """Return whether a torch profiler is ready to start, or runs, in this process."""
+    """Return whether this process has a torch profiler that is ready to start or already runs."""
     module: Any = sys.modules["torch.autograd.profiler"]
     found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
     return module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
@@ -176,5 +176,8 @@ def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
 
 
 def file_base() -> type:
-    """Return the C base class of all file objects. A check against ``io.IOBase`` may run Python code of the object."""
+    """Return the C base class of all file objects, which is used to test whether an object is a file.
+
+    A test against ``io.IOBase`` may run Python code of the object.
+    """
     return getattr(getattr(io, "_io", None), "_IOBase", io.IOBase)

@@ -69,8 +69,8 @@ class LivenessTracker:
     """Tracks on node 0 which nodes are alive, and the status of their ranks.
 
     A node is lost if its heartbeat has not changed for NODE_LOST_S. Then its claim is deleted, so that a new ddprun can
-    take its number. Each update adds at most twice the update interval to a node's silence, because node 0 itself may
-    have been paused since the last update.
+    take its number. In each update, a node's silence grows by at most twice the update interval. So a pause of node 0
+    itself does not count as a long silence of the other nodes.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:

@@ -136,7 +136,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
-    """Keep only a rank's last sample, ``most`` collectives, ``most`` children, and some threads and frames."""
+    """Keep only a rank's last sample, at most ``most`` collectives and children, and some threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
     for one in (*rank["samples"], *rank["children"]):
@@ -245,7 +245,10 @@ def _script_frames(frames: list[Frame]) -> list[Frame]:
 
 
 def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str, Any]:
-    """Return a rank's last ``collectives`` from its flight recorder. If this fails, give the reason as ``unknown``."""
+    """Return a rank's last ``collectives`` from its flight recorder.
+
+    If this fails, return the reason under the key ``unknown``.
+    """
     try:
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
@@ -259,7 +262,10 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return a rank's profile (rank_profiler.py) and gzipped trace. If this fails, give the reason as ``unknown``."""
+    """Return a rank's profile (rank_profiler.py) and gzipped trace.
+
+    If this fails, return the reason under the key ``unknown``.
+    """
     try:
         found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
         if "unknown" in found:

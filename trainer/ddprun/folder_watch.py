@@ -22,8 +22,8 @@ GIVE_UP_AFTER_S = 45.0
 class FolderWatch:
     """Calls ``stop`` if the folder was deleted, and ``give_up`` if its file system has not answered for too long.
 
-    Both checks begin with the ``with`` block. The end of the block raises NodeError if the folder was deleted. The
-    check of the file system goes on until the process ends, because writing the outcome may block as well.
+    Both checks start when the ``with`` block is entered. The end of the block raises NodeError if the folder was
+    deleted. The check of the file system goes on until the process ends, because writing the outcome may block as well.
     """
 
     def __init__(

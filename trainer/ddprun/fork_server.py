@@ -1,9 +1,9 @@
 """The supervisor as a fork server: it has already imported torch, and starts each rank with a fork.
 
 ddprun imports torch and forks the supervisor before it starts threads. The supervisor imports further modules while
-ddprun connects to the other nodes. All ranks share the values of the environment variables that Python reads at its
-start or torch reads at its import. Other variables may differ between ranks (rank_environment.py). CUDA must not be
-initialized before the fork.
+ddprun connects to the other nodes. Some environment variables are read when Python starts or when torch is
+imported. All ranks share the values of these variables. Other variables may differ between ranks (rank_environment.py).
+CUDA must not be initialized before the fork.
 
 The import of torch (tested with 2.15) starts only threads of OpenBLAS, and OpenBLAS ends them before a fork.
 """
@@ -44,7 +44,7 @@ class CannotForkError(Exception):
 
 
 def preload_torch(num_threads: int) -> None:
-    """Import torch with ``num_threads`` threads, unless OMP_NUM_THREADS is set."""
+    """Import torch. It uses ``num_threads`` threads, unless OMP_NUM_THREADS sets another number."""
     unset = "OMP_NUM_THREADS" not in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     with _frozen_objects():

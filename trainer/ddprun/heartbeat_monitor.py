@@ -49,7 +49,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class LastChange:
-    """When a rank last took a step, was stopped or was continued."""
+    """The last change of a rank: it took a step, was stopped or was continued."""
 
     key: tuple[int | None, bool]  # step, stopped
     at_s: float

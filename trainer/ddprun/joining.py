@@ -59,7 +59,7 @@ class Wait:
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Return whether the time limit has passed. If it has not, call ``pause`` with ``key`` first.
+        """Return whether the time limit has passed. If it has not, first call ``pause`` with ``key``.
 
         Every PROGRESS_INTERVAL_S, log a line with the numbers of the ``missing`` nodes and ``why`` they are missing.
         """
@@ -112,7 +112,10 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
 
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
-    """Return the outcome of the other nodes if ``node`` ended with ``outcome`` before any ranks were started."""
+    """Return the outcome that the other nodes get.
+
+    ``node`` has ended with ``outcome`` before any ranks were started.
+    """
     return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
@@ -205,8 +208,8 @@ def _address_on_network(config: NodeConfig) -> str:
 def _claim_number(config: NodeConfig, route: Route) -> int | None:
     """Claim and return the lowest free number. Return 0 if none is free, or None if node 0 did not answer.
 
-    A forked process does this, because a store's client may block forever, and this process must not start threads yet
-    (fork_server.py). Raises NodeError.
+    This is done in a forked process, because a store's client may block forever. A thread cannot be used, because the
+    calling process must not start threads yet (fork_server.py). Raises NodeError.
     """
     read, write = os.pipe()
     parent = os.getpid()

@@ -81,8 +81,11 @@ def plan_affinity(
     asks CUDA for the GPU's address, which ddprun must not do before a fork. ``find_gpus`` returns PCI addresses. A rank
     with several GPUs gets the cores near each of them. Ranks without GPUs are spread over the NUMA nodes.
 
-    By default (None), ranks are bound only if the machine has several NUMA nodes, no OpenMP variable binds the threads,
-    and either each rank has one GPU or a single rank has all GPUs (decision 0005).
+    By default (None), ranks are bound only if these conditions hold (decision 0005):
+
+    * The machine has several NUMA nodes.
+    * No OpenMP variable binds the threads.
+    * Each rank has one GPU, or a single rank has all GPUs.
     """
     if sys.platform != "linux" or mode == "none":
         return ()

@@ -277,10 +277,11 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
-    """Check that the script, or the first part of the module's name, exists. Raises NodeError (66).
+    """Check that the script exists or, for a module, that its top-level package exists. Raises NodeError (66).
 
-    ``alone`` states that the nodes have not met yet. Then a run of several nodes is not checked, because the others
-    would wait for a node that ended before they met. Programs other than Python are not checked.
+    ``alone`` states that the nodes have not met yet. If it is set, a run of several nodes is not checked. Otherwise
+    this node could end before the nodes have met, and the other nodes would wait for it. Programs other than Python are
+    not checked.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -383,7 +384,10 @@ def _shown_local_ranks(
 
 
 def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
-    """Parse torchrun's ``3`` or ``0:3,1:0`` into streams per local rank (1: stdout, 2: stderr, 3: both, 0: none)."""
+    """Parse the value of a torchrun flag, such as ``3`` or ``0:3,1:0``.
+
+    Return the streams of each local rank (1: stdout, 2: stderr, 3: both, 0: none).
+    """
     if text and not re.fullmatch(STD_SPEC, text):
         hint = "expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
         raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)

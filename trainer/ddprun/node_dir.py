@@ -94,7 +94,10 @@ class NodeDir:
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
-    """Write the outcome of a node that could not start into its folder, if the folder is known and not locked."""
+    """If a node could not start, write its outcome into its folder.
+
+    Do nothing if the folder is unknown or locked.
+    """
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
         with contextlib.suppress(OSError):

@@ -97,7 +97,10 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Return the logs to print, each with the node and rank that prefix its lines, or with None for no prefix."""
+    """Return the logs to print.
+
+    Each has the node and the rank with which its lines are prefixed, or None if its lines get no prefix.
+    """
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))

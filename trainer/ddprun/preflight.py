@@ -39,7 +39,7 @@ class PreflightReport:
     """The steps of one node's preflight: log lines, a table, and durations for the metrics."""
 
     def __init__(self, log: Callable[[str], None], *, quiet: bool) -> None:
-        """If ``quiet`` is set, only problems are logged, as for a run on one machine."""
+        """If ``quiet`` is set, only problems are logged."""
         self._log = log
         self._quiet = quiet
         self._since = time.monotonic()

@@ -41,7 +41,10 @@ class RankPlace:
     claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
 
     def watch(self) -> None:
-        """Check each process group before it is created, in this process and in the processes that it starts."""
+        """Check each process group before the group is created.
+
+        This includes the groups in processes that this process starts with torch.multiprocessing.
+        """
         compat.before_rendezvous(self.check)
         module: Any = importlib.import_module("torch.multiprocessing.spawn")
         start = module.start_processes

@@ -35,7 +35,10 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. None cancels this."""
+    """Make the kernel send SIGKILL to this process when ``parent`` ends. None cancels this.
+
+    ``parent`` has just forked this process.
+    """
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
     if parent and os.getppid() != parent:  # the parent ended before the prctl

@@ -31,8 +31,10 @@ def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_ord
     """Return the error that ended a rank with ``status``, in one line, or an empty string if it is unknown.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
-    file. The file contains no error if the script called sys.exit with a number. If such a rank exited with 1, as after
-    an uncaught exception, the error is the last traceback in the log after byte ``start``, where the attempt begins.
+    file. The file contains no error if the script called sys.exit with a number. If no error is found there, and the
+    rank exited with 1 (as after an uncaught exception), the error is the last traceback in the log. Only the log after
+    byte ``start`` is searched, because the attempt begins there.
+
     If lines follow the traceback, or the script called sys.exit, the script may have caught the exception. Then the
     text says that the error comes from the log. The log is used only if its lines are ``in_order``, which means that
     they are in the order in which the rank wrote them.

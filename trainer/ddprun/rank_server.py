@@ -105,7 +105,10 @@ def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield another path of the same file. This path is short enough for a Unix socket's address (108 bytes)."""
+    """Yield another path that leads to the same file as ``path``.
+
+    This path is short enough for a Unix socket's address (108 bytes).
+    """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

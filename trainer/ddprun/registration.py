@@ -1,7 +1,7 @@
-"""Registers this node with Prometheus: a target file for its service discovery, and the outcome for a Pushgateway.
+"""Registers this node with Prometheus: writes a target file for service discovery, and pushes the outcome.
 
 While the node runs, the target file is in the folder that DDP_TARGETS_DIR names, which a Prometheus server watches. If
-the node is killed, ddpctl removes the file later. Only the outcome is pushed, as Prometheus advises
+the node is killed, ddpctl removes the file later. Only the outcome goes to a Pushgateway, as Prometheus advises
 (https://prometheus.io/docs/practices/pushing/). prometheus_client is imported only for a push, because main.py imports
 this module before the fork.
 """

@@ -5,8 +5,9 @@ if it runs ddptrain. If gloo or NCCL aborts the peer, its exit code is 134. So a
 that node 0 does not know yet. The cause may also be a rank that exited with 0 while its peers still trained.
 
 The policy limits only the number of attempts in a row without progress. As long as the training advances, preemptions
-and lost nodes may occur any number of times. An attempt makes progress if a rank reports a higher step than all
-previous attempts or, without heartbeats, if its ranks live for MIN_LIFETIME_S. Node 0 decides, and all nodes follow.
+and lost nodes may occur any number of times. An attempt makes progress if a rank reports a higher step than in
+all previous attempts. If the ranks send no heartbeats, the attempt makes progress if they live for MIN_LIFETIME_S. Node
+0 decides, and all nodes follow.
 """
 
 import json
@@ -77,8 +78,9 @@ class Failure:
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
     """Return the failure that caused the others, or None if nothing failed or the cause is not known yet.
 
-    ``failures`` are in the order in which they happened. ``silent_s`` are the seconds for which each other node has
-    been silent. ``settled`` is set if every node has responded since the first failure, and SETTLE_S has passed.
+    ``failures`` are in the order in which they happened. ``silent_s`` has, for every node except this one, the seconds
+    for which that node has been silent. ``settled`` is set if every node has responded since the first failure, and
+    SETTLE_S has passed.
     """
     own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
     if own and (own.status < 0 or settled):  # a rank with another exit code may have noticed the loss of a node
@@ -91,7 +93,10 @@ def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, flo
 
 
 def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) -> Outcome:
-    """Return the outcome of ``failure`` for all nodes. ``exited`` are the ranks that had exited with 0 before."""
+    """Return the outcome of ``failure`` for all nodes.
+
+    ``exited`` are the ranks that had exited with 0 before the failure.
+    """
     node: int | None = failure.node
     rank = failure.rank
     who = f"rank {rank} on node {failure.node}"

@@ -20,8 +20,8 @@ def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
     """Return the launcher's id of the run, or an id that is the same on all nodes and after each requeue.
 
     Before the nodes have met, they share only values from their launcher: Slurm's job id, or node 0's address. So if
-    a run is started by hand again with the same name and address, it gets the same id. A single node without a run id
-    or a run folder gets a random id.
+    a run is started by hand again with the same name and address, it gets the same id. A single node gets a random id
+    if it has no run id or no run folder.
     """
     if uid := environ.get(names.RUN_UID):
         return uid

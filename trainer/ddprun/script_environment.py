@@ -65,7 +65,10 @@ class _TorchIsImportedError(Exception):
 
 
 class _Reader:
-    """Reads a script from top to bottom, and each of the script's own modules where it is imported."""
+    """Reads a script from top to bottom.
+
+    When the script imports one of its own modules, this module is read before the rest of the script.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -157,7 +157,10 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
-    """Report that the rank's command cannot be started, and end this child process with the exit code of a shell."""
+    """Report that the rank's command cannot be started.
+
+    Then end this child process with the exit code that a shell uses: 127 if there is no such file, otherwise 126.
+    """
     os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 

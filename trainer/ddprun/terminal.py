@@ -16,7 +16,10 @@ OUTPUT_FLAGS = 1  # their index in the result of termios.tcgetattr
 
 
 def open_pair(like: int) -> tuple[int, int]:
-    """Return ddprun's end and the rank's end of a pseudo-terminal, or of a pipe if ``like`` is not a terminal."""
+    """Open a pseudo-terminal. Return ddprun's end and the rank's end.
+
+    If ``like`` is not a terminal, or no pseudo-terminal can be opened, open a pipe instead.
+    """
     if os.isatty(like):
         with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
             modes = termios.tcgetattr(like)

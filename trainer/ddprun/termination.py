@@ -32,10 +32,10 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 class Signals:
     """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive. The owner may replace these callbacks.
 
-    Before ``listen`` is called, the main thread makes the calls, so that this process has one thread and may be forked.
-    Afterwards a second thread makes them. It gets the number of each signal at once, through ``set_wakeup_fd``.
-    Python's own signal handlers do not run while the main thread waits in C++. None of these signals kills ddprun by
-    itself.
+    Before ``listen`` is called, the main thread calls them. So this process has only one thread and may be forked.
+    After ``listen``, a second thread calls them, because Python's own signal handlers do not run while the main thread
+    waits in C++. The second thread gets the number of each signal at once, through ``set_wakeup_fd``. None of these
+    signals kills ddprun by itself.
     """
 
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
@@ -135,7 +135,7 @@ class Stop:
         self.requested_again = False
 
     def request(self, number: int, *, leaves: bool = False) -> None:
-        """Stop the ranks, with a grace period on the first request, and at once on the second."""
+        """Stop the ranks. The first request gives them a grace period. The second request kills them at once."""
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")
@@ -178,7 +178,10 @@ class Stop:
         self.forwarded = self.requested
 
     def end_ranks(self, grace_s: float) -> None:
-        """End all ranks after ``grace_s``, or after the rest of a grace period that has begun."""
+        """Send SIGTERM to all ranks, and kill the remaining ranks after ``grace_s``.
+
+        If the ranks have already received a stop signal, kill them after the rest of its grace period.
+        """
         if not self._sent:
             self._signal_ranks(signal.SIGTERM, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
@@ -232,7 +235,7 @@ class OomMonitor:
 def prefer_as_oom_victim(pid: int) -> None:
     """Make the kernel kill this rank or its children rather than ddprun when memory runs out.
 
-    ddprun is large, too, because it has torch in memory.
+    Otherwise the kernel could choose ddprun, which is large because it has torch in memory.
     """
     own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):

@@ -119,7 +119,7 @@ class Workers:
             self._send({"do": "signal", "tag": tag, "signal": number})
 
     def clear(self) -> None:
-        """SIGKILL the ranks and all processes that they started. Return when all of them have ended."""
+        """Kill the ranks and all processes that they started with SIGKILL. Return when all of them have ended."""
         if not self._lost:
             with contextlib.suppress(SupervisorLostError):  # then no rank is left
                 self._request({"do": "clear"})
@@ -158,7 +158,10 @@ class Workers:
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, which also ends its ranks. Wait for a short time for their exits to be handled."""
+        """Kill the supervisor with SIGKILL, which also ends its ranks.
+
+        Wait a short time until their exits are handled.
+        """
         processes.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(queue.Empty):  # the supervisor or a rank is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:

@@ -153,10 +153,10 @@ class StopVote:
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
-        """Return the exit code with which all ranks stop now, or 0 to continue. Every rank must call this after every
-        step.
+        """Return the exit code with which all ranks stop now, or 0 to continue.
 
-        The result is NOT_FINITE if a step was not finite. Then `NonFiniteGuard.raise_if_tripped` raises NonFinite.
+        Every rank must call this after every step. The result is NOT_FINITE if a step was not finite. Then
+        `NonFiniteGuard.raise_if_tripped` raises NonFinite.
         """
         code = self._signals.code
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -184,7 +184,7 @@ class StopVote:
         return _SIGNALS[code] + other
 
     def close(self) -> None:
-        """Wait for the last vote. Call this before the process group ends."""
+        """Wait for the vote in progress. Call this before the process group is destroyed."""
         if self._vote:
             self._vote.answer()
 

@@ -8,8 +8,8 @@ In the data of a sharded training, a sharded tensor is a dictionary. "rows" are 
 file, and "shape" is the shape of the complete tensor. The rows of all files, in order, are the complete tensor.
 
 A checkpoint is complete once its manifest exists. All files are first written with names such as
-``.step-00000008.pt.part`` and synced to disk. Then the manifest is renamed to its final name, and after it the data
-files. If a process is killed between these renames, ``finish_write`` renames the ``.part`` files that match the
+``.step-00000008.pt.part`` and synced to disk. Then the manifest is renamed to its final name. The data files are
+renamed last. If a process is killed between these renames, ``finish_write`` renames the ``.part`` files that match the
 manifest.
 """
 
@@ -39,7 +39,10 @@ SYNC_EVERY = 64 << 20  # bytes between two syncs, so that a disk that hangs is d
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a training after ``step`` steps. The order of the samples follows from the seed and the step."""
+    """The state of a training after ``step`` steps.
+
+    The order of the samples is not stored, because it follows from the seed and the step.
+    """
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -161,7 +164,7 @@ def whole(state: Any) -> Any:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of a file while it is being written."""
+    """Return the temporary path under which a file is written."""
     return path.with_name(f".{path.name}.part")
 
 
@@ -265,8 +268,9 @@ def finish_write(path: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raises UnusableCheckpoint. Raises OSError if the manifest cannot be read.
 
-    The error is OtherFormat if the format number is too new for this version. But if this version can read the data,
-    and the rest of the manifest matches, only the number is wrong. Then the error is CorruptCheckpoint.
+    The error is OtherFormat if the format number is too new for this version. There is one exception: if this version
+    can read the data, and the rest of the manifest matches the data, only the number is wrong. Then the error is
+    CorruptCheckpoint.
     """
     file = manifest_path(path)
     try:

@@ -106,7 +106,7 @@ class CheckpointDirectory:
         return len(paths)
 
     def _lock(self) -> None:
-        """Lock the folder. A child process that is forked does not keep the lock."""
+        """Lock the folder. A forked child process does not keep the lock."""
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         self.unlock = weakref.finalize(self, os.close, lock)
         os.register_at_fork(after_in_child=self.unlock)

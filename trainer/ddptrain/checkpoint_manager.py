@@ -450,7 +450,7 @@ class CheckpointSaver:
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
         """Exchange the results of the writers. The timeout of their process group limits this exchange.
 
-        During the exchange, ``wait_for_write`` does not count the disk as stuck.
+        ``wait_for_write`` does not count the duration of this exchange as time in which the disk does not respond.
         """
         self._written_at = math.inf
         try:

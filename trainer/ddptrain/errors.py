@@ -9,9 +9,9 @@ from ddpwire.exits import Exit
 class TrainError(Exception):
     """An error that ends the training. It is printed as one line: ``message``, then ``hint`` if there is one.
 
-    ``rank`` is the only rank that prints the line. It is None if a rank raises the error on its own, for example before
-    the ranks have met. Then every rank that raises the error prints the line. ``fields`` are the values in the message,
-    for code that uses them. They must be picklable, because an error of one rank is raised on all ranks.
+    ``rank`` is the only rank that prints the line. ``rank`` is None if a rank raises the error on its own, for example
+    before the ranks have met. Then every rank that raises the error prints the line. ``fields`` are the values in the
+    message, for code that uses them. They must be picklable, because an error of one rank is raised on all ranks.
     """
 
     def __init__(self, code: Exit, message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> None:

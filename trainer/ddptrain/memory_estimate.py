@@ -121,7 +121,7 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training with FSDP on the fewest ranks with which each rank needs at most ``memory`` bytes.
+    """Return the training with FSDP on as few ranks as possible, so that each rank needs at most ``memory`` bytes.
 
     The number is a power of two. The result uses ``--recompute`` only if this number of ranks requires it. Return None
     if even MAX_RANKS ranks are too few.

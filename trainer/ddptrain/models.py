@@ -184,7 +184,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return DigitsNet, three convolutions for the 8x8 digits. Its GroupNorm needs no statistics over ranks."""
+    """Return DigitsNet, three convolutions for the 8x8 digits. Its GroupNorm needs no statistics of other ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)

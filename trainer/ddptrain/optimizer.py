@@ -102,7 +102,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update the average with the weights and the batch norms' statistics after ``step`` steps."""
+        """After ``step`` steps, add the weights and the statistics of the batch norms to the average."""
         decay = min(self._decay, (1 + step) / (10 + step))
         get_ema_multi_avg_fn(decay)(self._averages, self._weights, step)  # type: ignore[no-untyped-call]
         for own, given in self._counts:

@@ -43,7 +43,7 @@ class Phases:
         """End a phase. A step may have the same phase several times."""
 
     def gradients_ready(self) -> None:
-        """Record that this rank's last gradient is ready. In the rest of ``backward``, the rank waits for others."""
+        """Record that this rank's last gradient is ready. In the rest of ``backward``, it waits for other ranks."""
 
     def end(self, step: int) -> None:
         """End the step. The time since the last mark is the phase ``other``."""

@@ -60,10 +60,12 @@ class StragglerEvent:
 class StragglerPolicy:
     """Decides when to report that a rank is slow, and when to report that it is no longer slow. Has no side effects.
 
-    A healthy rank is slow in a share p of all comparisons. p is measured in this training. Reported ranks do not count.
-    With independent comparisons, a healthy rank is slow in k comparisons in a row with probability p**k. A rank is
-    reported if it was slow in k comparisons in a row that took at least LASTING_S seconds. k is the smallest number for
-    which the sum of p**k over all ranks is at most FALSE_REPORTS, but at least IN_A_ROW.
+    A healthy rank is slow in a share p of all comparisons. p is measured in this training, without the ranks that are
+    reported as slow. With independent comparisons, a healthy rank is slow in k comparisons in a row with probability
+    p**k.
+
+    A rank is reported if it was slow in k comparisons in a row that took at least LASTING_S seconds. k is the smallest
+    number for which the sum of p**k over all ranks is at most FALSE_REPORTS, but at least IN_A_ROW.
     """
 
     def __init__(self, size: int) -> None:

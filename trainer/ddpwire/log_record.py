@@ -1,8 +1,9 @@
 """JSON objects in a log that is read on another machine. They are compressed with zlib and split into several lines.
 
 ``[node1] ddprun-record 2/3 BASE64`` is part of a node's events, history and environment (file names and contents). A
-node writes such a record if only its log remains after its end. ``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the
-result of a check.
+node writes such a record if only its log is kept after the node has ended.
+
+``[node0 rank0] ddpcheck-record 1/1 BASE64`` is the result of a check.
 """
 
 import base64

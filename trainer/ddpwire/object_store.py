@@ -2,8 +2,8 @@
 
     URL/step-00000450/step-00000450.pt    the files of a checkpoint, under their own names
     URL/checkpoints.json                  the index: [{"step", "accuracy", "files": [{"name", "bytes", "modified",
-                                          "sha256"}, ...]}, ...], the newest first. If a
-                                          checkpoint has a manifest, it is the last of its files.
+                                          "sha256"}, ...]}, ...], the newest first. The manifest of
+                                          a checkpoint, if there is one, is the last of its files.
 
 A checkpoint is in the store once the index lists it. The index is written last, and replaced as a whole.
 ``python -m ddpwire.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
@@ -36,7 +36,10 @@ S3_LIMITS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 20, "retri
 
 
 class StoreError(Exception):
-    """An error of the object store. ``code``: CONFIG, UNAVAILABLE, NO_INPUT (missing object), DATA (damaged object)."""
+    """An error of the object store.
+
+    ``code`` is CONFIG, UNAVAILABLE, NO_INPUT for a missing object, or DATA for a damaged object.
+    """
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -91,7 +94,7 @@ class ObjectStore:
         self._index = kept
 
     def delete(self, checkpoint: dict[str, Any]) -> None:
-        """Delete the files of a checkpoint. The index must no longer list it."""
+        """Delete the files of a checkpoint that the index no longer lists."""
         for file in checkpoint["files"]:
             with self._at(file["name"], checkpoint["step"]) as name, contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(name)

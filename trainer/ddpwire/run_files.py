@@ -114,7 +114,7 @@ def rank_error(rank: int) -> str:
 
 
 def rank_metrics(rank: int) -> str:
-    """Return the path of the folder for a rank's prometheus_client files in its node's folder."""
+    """Return the path, in a node's folder, of the folder that holds a rank's prometheus_client files."""
     return f"{METRICS}/rank-{rank}"
 
 
@@ -129,7 +129,7 @@ def diagnosis_file(attempt: int | str) -> str:
 
 
 def stacks_file(attempt: int) -> str:
-    """Return the path, in a node's folder, of the file with the ranks' stacks when one of them hung."""
+    """Return the path, in a node's folder, of the file with the ranks' stacks that were recorded during a hang."""
     return f"stacks-attempt-{attempt}.txt"
 
 

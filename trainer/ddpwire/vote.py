@@ -21,13 +21,16 @@ class Vote:
         self._asked: dist.Work | None = None
 
     def steps(self, step: int) -> tuple[int, int]:
-        """Return the lowest and the highest ``step`` that the ranks pass. A rank that has reported no step passes 0."""
+        """Return the lowest and the highest ``step`` of the ranks.
+
+        A rank that has reported no step calls this with 0. It is left out of the lowest step.
+        """
         ends = torch.tensor([-step if step else -_RANKS, step])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
         return -int(ends[0]), int(ends[1])
 
     def ask(self, code: int) -> int:
-        """Return the highest code that a rank passed in the previous call, or 0 if no rank asked to stop.
+        """Return the highest code that a rank gave in the previous call, or 0 if no rank asked to stop.
 
         All ranks get the same code.
         """
@@ -38,7 +41,10 @@ class Vote:
         return agreed
 
     def answer(self) -> int:
-        """Return the result of the last vote, or 0 if none is in progress. Call this before the ranks separate."""
+        """Wait for the vote in progress, and return its result, or 0 if there is none.
+
+        Call this before the process group is destroyed.
+        """
         if self._asked is None:
             return 0
         self._asked.wait()

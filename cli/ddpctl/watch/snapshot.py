@@ -241,8 +241,8 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
     """Return the seconds from a rank's last step in ``before`` to its last step in ``now``.
 
-    If even more time has passed since the last step, return that time. If no step ended between the readings, return
-    the time between the readings.
+    If more time than that has passed since the rank's last step, return the seconds since its last step instead. If no
+    step ended between the readings, return the seconds between the readings.
     """
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
@@ -409,8 +409,8 @@ def _requeued_s(history: History) -> float:
 def _counted(history: History, name: str) -> int:
     """Return the value of a counter of the run, summed over its labels.
 
-    Each node counts for the whole run, not only for itself. So the result is the highest value, not the sum over the
-    nodes.
+    The counter of each node covers the whole run, not only that node. So the result is the highest value, not the sum
+    over the nodes.
     """
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip

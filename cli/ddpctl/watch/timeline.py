@@ -337,7 +337,7 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """The end of the last span or, without spans, of the history."""
+        """The end of the last span. If there are no spans, it is the end of the history."""
         return self.spans[-1].end if self.spans else max(self.history.end, self.run.created)
 
 

@@ -130,7 +130,8 @@ def _side_px(options: DataOptions) -> int:
 def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     """Return the path of the cache file for these pictures. Raises TrainError if one of them is missing.
 
-    Its name contains a hash of the pictures' names, sizes and modification times, so a changed folder gets a new file.
+    The name of the cache file contains a hash of the pictures' names, sizes and modification times. So a changed folder
+    gets a new cache file.
     """
     digest = hashlib.sha256()
     try:

@@ -59,7 +59,10 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
 
 
 def _find(name: str, top: Path) -> list[Path]:
-    """Return those folders below ``top`` that contain the data set and have the smallest depth."""
+    """Return the folders that contain the data set.
+
+    The search begins at ``top``. The next deeper level is searched only if no folder is found.
+    """
     level, seen = [top], 0
     for _ in range(MAX_DEPTH + 1):
         found: list[Path] = []
@@ -88,7 +91,8 @@ def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
 def _mnist_file(path: Path, name: str) -> Path | None:
     """Return the path of an MNIST file, or None if it is missing.
 
-    The file may be compressed. Its name may contain ``.idx`` instead of ``-idx``. It may be in a folder of this name.
+    The file may be compressed. Its name may contain ``.idx`` instead of ``-idx``. The file may also be in a folder
+    that has the same name as the file.
     """
     dotted = name.replace("-idx", ".idx")
     candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")

@@ -46,7 +46,7 @@ FetchPlan = Callable[[int, int], Iterable[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFeed:
-    """A feed from samples that are all on the device."""
+    """A feed whose samples are all on the device."""
 
     pixels: Pixels
     labels_N: Tensor

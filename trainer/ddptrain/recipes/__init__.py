@@ -1,7 +1,7 @@
-"""Recipes: options that train a model well on a data set. Each recipe is a small YAML file. Does not import torch.
+"""Recipes: options that train a model well on a data set. Each recipe is a small YAML file.
 
 ``options`` are those of the command line, without the dashes. A file may also contain a description (``about``) and the
-expected accuracy with its source (``expect``). Both are only for the reader.
+expected accuracy with its source (``expect``). Both are only for the reader. This module does not import torch.
 """
 
 from importlib.resources import files

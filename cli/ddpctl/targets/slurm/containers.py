@@ -214,7 +214,7 @@ _ddp_more=() # with crun, the container can stay in the job's cgroup, and so has
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts for podman or docker.
+    """Return the parts of the batch script that depend on podman or docker.
 
     A container is not a child process of its srun task, and does not end with the task. So ddprun reads a pipe from
     the task. When the task ends, the pipe is closed, and ddprun saves and stops.

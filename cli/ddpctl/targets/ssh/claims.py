@@ -121,7 +121,8 @@ def claim_word(folder: str, run: str, node: int) -> str:
 def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
     """Return shell code that writes a node's claim, or fails if another run has one of the GPUs.
 
-    The code keeps ``mutex`` locked. If the engine is ``none``, it also locks the claim, with file descriptor 9.
+    The code locks ``mutex``, and leaves it locked when it ends. If the engine is ``none``, the code also locks the
+    claim, with file descriptor 9.
     """
     check = ""
     if gpus:

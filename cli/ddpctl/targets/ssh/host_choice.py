@@ -115,7 +115,7 @@ def _with_checkpoints(
     """Order the usable hosts for a run that resumes. Return these hosts, and a list of notes for the user.
 
     If the hosts do not share the checkpoints, the host to which they were saved comes first. If that host cannot be
-    used, the host with the newest copy comes first. Raises UnavailableError if there is no copy either.
+    used, the host with the newest copy comes first. If no other host has a copy, UnavailableError is raised.
     """
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []

@@ -1,9 +1,11 @@
 """Copies the project's folder to hosts. Only files whose size, modification time or executable bit differs are sent.
 
-The changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py). rsync
-sends only the changed parts of files. ddpctl uses rsync if both machines have it, and if more than 1 MB of changed
-files would replace older versions on the host. A host keeps one copy of each project. Each run gets hard links to the
-files of this copy, so that a later sync does not change the files of the run.
+Normally, the changed files are sent as a compressed archive, which is faster than rsync for new files (bench/sync.py).
+But rsync sends only the changed parts of files. So ddpctl uses rsync instead if both machines have it, and if more than
+1 MB of changed files would replace older versions on the host.
+
+A host keeps one copy of each project. Each run gets hard links to the files of this copy, so that a later sync does not
+change the files of the run.
 """
 
 import hashlib

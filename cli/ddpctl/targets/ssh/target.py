@@ -330,7 +330,7 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
-        """Return the folder that contains all runs, on each host that has or had a node of the run."""
+        """Return each host that has or had a node of the run, with the folder of all runs on that host."""
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         root = f"{self.options.home.rstrip('/')}/runs"
         return tuple((host.host, root) for host in (*self._hosts_of(run), *lost))
@@ -424,7 +424,7 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
 
 
 def work_dir(options: SshOptions, run: str) -> str:
-    """Return the working folder of the ranks on a host, outside any container."""
+    """Return the working folder of the ranks as a path on the host. In a container, they have another folder."""
     if options.project == "sync":
         return scripts.run_path(options.home, run, "project")
     return "~/" if options.project == "none" else options.project
