@@ -171,7 +171,7 @@ def check_free(root: Path, name: str) -> None:
                 discard(folder)
     if folder.is_dir():
         raise UsageError(
-            f"--name: a run named '{name}' already exists: choose another name, "
+            f"--name: a run named '{name}' already exists: choose another name, remove it with ddpctl rm {name}, "
             f"or continue from its last checkpoint with --resume {name} and without --name"
         )
     if os.path.lexists(folder) or (root.exists() and not root.is_dir()):

@@ -169,7 +169,7 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "CPU": _describe_cpu(),
         "cores": f"{cores}" if usable == cores else f"{usable} of {cores}",
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
-        "GPUs": machine.ask_nvml(_describe_gpus, ""),
+        "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
         "ddpctl": __version__,
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}

@@ -49,7 +49,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
         f"{record.name}  {state.state}: {found.sentence}",
         *(f"  {line}" for line in found.evidence),
         *(f"  it is not known {line}" for line in found.unknown),
-        *([f"  what to do: docs/explain.md, cause {found.cause}"] if found.fault else []),
+        *([f"  what to do: docs/explain.md, cause {found.cause}"] if found.fault and found.cause != "failed" else []),
     ]
     print_result({"run": record.name, "state": state.state, **asdict(found)}, lines, as_json=as_json)
 

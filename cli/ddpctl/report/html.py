@@ -45,9 +45,8 @@ $sections
 """)
 ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they have the default value
 MOST_EVENTS = 300
-NO_LOSS = (
-    "The run has recorded too few values of a loss for a plot. docs/script.md shows how a script reports its loss."
-)
+NO_LOSS = "The run has reported no loss. docs/script.md shows how a script reports its loss."
+FEW_LOSSES = "The run has reported too few values of its loss for a plot."
 
 
 def render_page(
@@ -126,7 +125,8 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
     plots = history_plots(found.history, begin=begin, seconds=seconds, marks=marks)
     sections += [(heading, f"{picture}{key}") for heading, picture, key in plots]
     if "Loss" not in {heading for heading, _, _ in plots}:
-        sections.append(("Loss", f"<p>{NO_LOSS}</p>"))
+        has_loss = any(of_ranks.LOSS.name in row for rows in found.history.nodes.values() for row in rows)
+        sections.append(("Loss", f"<p>{FEW_LOSSES if has_loss else NO_LOSS}</p>"))
     if found.silent:
         text = "; ".join(found.silent)
         sections.append(("Nodes that did not answer", f"<p>{escape(secrets.redact_text(text, known))}</p>"))

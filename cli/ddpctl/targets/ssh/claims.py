@@ -91,9 +91,10 @@ def list_claims(folder: str) -> str:
   flock -w 20 8 || {{ say claims_error "another launch is starting a run there"; exit 0; }}
   for _ddp_f in "$_ddp_c"/run-* "$_ddp_c"/ticket-*; do
     if ! [ -e "$_ddp_f" ] || ! _ddp_held "$_ddp_f"; then continue; fi
+    _ddp_words=$(cat "$_ddp_f" 2>/dev/null) || continue # a ticket is removed without the lock
     case ${{_ddp_f##*/}} in
-      run-*) say claim "$(cat "$_ddp_f")" ;;
-      *) say ticket "${{_ddp_f##*/ticket-}} $(cat "$_ddp_f")" ;;
+      run-*) say claim "$_ddp_words" ;;
+      *) say ticket "${{_ddp_f##*/ticket-}} $_ddp_words" ;;
     esac
   done
 ) || say claims_error "$_ddp_c cannot be read"; fi
