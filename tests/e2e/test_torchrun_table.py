@@ -116,7 +116,7 @@ CASES = {
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
 AGAIN = "ddprun restarts killed ranks. After three attempts without progress, it exits with 75."
-STOPPED = "A stopped run is not a success: ddprun exits with 143."
+STOPPED = "A stopped run is not a success, so ddprun exits with 143."
 OWN_STORE = (
     "If there is only one rank, it serves its own store under ddprun. "
     "The processes that it spawns can then use another port."
@@ -136,24 +136,30 @@ REASONS = {
     "one rank: atexit callbacks at the start": IMPORTED,
     "one rank: warnings.filters": IMPORTED,
     "one rank: gc.get_freeze_count() > 0": "Imports before the fork are frozen, so their pages stay shared.",
-    "one rank: sys.meta_path": "A finder gives a forked rank the torch that ddprun has imported.",
+    "one rank: sys.meta_path": "An import finder gives a forked rank the torch that ddprun has imported.",
     "one rank: its parent is the launcher": "The ranks' parent is a supervisor, which ends them if ddprun is killed.",
     "one rank: signal at the parent's death": "A rank ends with its parent, even if the parent is killed.",
     "one rank: oom_score_adj is the same as the launcher's": (
         "If memory runs out, the kernel must kill a rank and not ddprun."
     ),
-    "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
+    "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER, so a rank that crashes prints its stacks.",
     "one rank: descriptors above 2": "A forked rank writes its stacks for ddpctl explain into a memory file.",
     "one rank: MASTER_ADDR": "The loopback address needs no name service.",
     "one rank: OMP_NUM_THREADS": (
         "ddprun divides the cores among the ranks. torchrun sets the variable only if there are several ranks, and "
         "then to 1."
     ),
-    "one rank: PET_NNODES": "The PET_* variables are for ddprun: a launcher that the script starts must not read them.",
+    "one rank: PET_NNODES": (
+        "The PET_* variables are meant for ddprun. A launcher that the script starts must not read them."
+    ),
     "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts, ddprun restarts killed ranks up to 1000 times.",
     "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun forwards all signals that request a stop.",
-    "one rank: further variables": "They name the network interface and the files for metrics, events and heartbeats.",
-    "two ranks: hash('a') differs from rank to rank": "Forked ranks have one hash seed: sets have the same order.",
+    "one rank: further variables": (
+        "These variables name the network interface and the files for metrics, events and heartbeats."
+    ),
+    "two ranks: hash('a') differs from rank to rank": (
+        "All forked ranks have the same hash seed, so their sets have the same order."
+    ),
 }
 
 
@@ -305,12 +311,13 @@ HEAD = """\
 # What a script observes under torchrun and under ddprun
 
 `tests/e2e/test_torchrun_table.py` writes this page. The test runs the same scripts under `torchrun`, `ddprun` and
-`ddprun --exec`, and fails if it has no reason for a difference. {same} behaviors are the same under all three,
-{different} differ. To update the page: `make wording TESTS=tests/e2e/test_torchrun_table.py`
+`ddprun --exec`, and fails if it finds a difference for which it has no explanation. {same} behaviors are the same
+under all three, {different} differ. To update the page: `make wording TESTS=tests/e2e/test_torchrun_table.py`
 
+In the first column, the text before the colon names the launch, and the text after the colon what was observed.
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
 values that are long, or that depend on Python or the machine. In the rows of `two ranks`, ddprun runs with
-`--no-prefix`. Names in capitals are environment variables. The test sets `EXTRA` for the launcher.
+`--no-prefix`. Other names in capitals are environment variables. The test sets the variable `EXTRA` for the launcher.
 
 """
 
