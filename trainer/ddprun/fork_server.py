@@ -241,7 +241,7 @@ def _run_module(words: Sequence[str], safe: bool) -> None:
 
 def _run_script(words: Sequence[str], safe: bool) -> None:
     sys.argv = list(words)
-    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalised)
+    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _new_main()

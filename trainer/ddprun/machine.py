@@ -1,6 +1,6 @@
 """The machine of this node: its GPUs, the cores for each rank, and limits that may harm a training.
 
-This module never imports torch, because CUDA must not be initialised before ddprun forks.
+This module never imports torch, because CUDA must not be initialized before ddprun forks.
 """
 
 import contextlib
