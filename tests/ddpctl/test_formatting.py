@@ -76,7 +76,8 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
     ]
 
 
-def test_an_array_has_a_line_a_task() -> None:
+def test_an_array_has_a_line_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPCTL_STATE_DIR", "/runs")
     job = replace(RUN.job, env={"LR": "1"})
     array = replace(RUN, job=job)
     tasks = [

@@ -1,6 +1,8 @@
 """Runs that no ddpctl launched, found by what is in their folders."""
 
 import json
+import re
+import shlex
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -103,3 +105,31 @@ def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) ->
     wording(refused.stderr)
     assert sorted(one.name for one in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
     assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"
+
+
+def typed(text: str, cwd: Path, **env: str) -> list[str]:
+    """Call each command of ddpctl that is printed in ``text``, and return these commands."""
+    printed = re.findall(r"^  [a-z ]+  ddpctl (.*)$", text, re.MULTILINE)
+    ended = [ddpctl(*shlex.split(words), cwd=cwd, **env) for words in printed]
+    assert [one.returncode for one in ended] == [0] * len(ended), (printed, ended)
+    return printed
+
+
+def test_a_printed_command_finds_the_run_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    path = node(tmp_path / "my runs" / "failing-24", ranks=1)
+    Outcome(code=3, cause="error", message="rank 0 exited with 3", rank=0, node=0).write(path)
+    (path / "rank-0.log").write_text("hello\n")
+    (path.parent / "checkpoints").mkdir()
+    (path.parent / "checkpoints" / "step-00000001.pt").touch()
+    env = {"DDPCTL_STATE_DIR": str(tmp_path / "state")}
+    said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
+    read = f"logs '{path.parent}' --rank 0"
+    assert typed(said, tmp_path, **env) == [read], "launch --resume needs the record of a launch"
+    (own,) = run_folders.load_all(path.parent, kind="local")
+    run_store.save(replace(own, handle={"port": "1"}))
+    said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
+    assert typed(said, tmp_path, **env) == [read], "the record is not among this user's runs"
+    said = ddpctl("status", "failing-24", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "my runs")).stdout
+    assert "ddpctl logs failing-24 --rank 0\n" in said
+    assert "ddpctl launch --resume failing-24\n" in said

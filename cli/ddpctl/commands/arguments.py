@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +56,18 @@ def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Ru
 
     context = open_context()
     return context, launcher.find(context, name, task=task)
+
+
+def has_name(run: "Run") -> bool:
+    """Return whether ``run_store.load`` finds the run by its name. All other runs have only a folder."""
+    from ddpctl import run_folders, run_store
+
+    return not run_folders.is_by_hand(run) and Path(run.folder).parent == run_store.state_dir(os.environ)
+
+
+def run_argument(run: "Run") -> str:
+    """Return the argument with which ``find_run`` finds the run: its name, or its folder if it has no name."""
+    return run.name if has_name(run) else shlex.quote(run.folder)
 
 
 def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ddpctl.commands.arguments import has_name, run_argument
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
-from ddpctl.run_folders import is_by_hand
 from ddpctl.run_status import NodeReport, RunStatus
 from ddpctl.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
@@ -121,16 +121,16 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
                 one_line(task.checkpoint_dir),
             )
         )
-    name = run.folder if is_by_hand(run) else run.name
-    return [*table(rows), f"  one task     ddpctl status {name} --task K; logs, top, timeline, report take it, too"]
+    which = run_argument(run)
+    return [*table(rows), f"  one task     ddpctl status {which} --task K; logs, top, timeline, report take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
-        lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
-    if state.ended and state.code and can_resume and state.has_files:
+        lines.append(f"  read         ddpctl logs {run_argument(run)} --rank {state.outcome.rank}")
+    if state.ended and state.code and can_resume and state.has_files and has_name(run):
         lines.append(f"  resume with  ddpctl launch --resume {run.name}{_if_saved(run, state)}")
     return lines
 
