@@ -12,9 +12,12 @@ from tests.in_process import ddpctl
 from tests.wording import Wording
 
 from ddpctl import run_folders, run_store
+from ddpctl.commands.arguments import run_arguments
 from ddpctl.errors import NoInputError
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 from ddpwire.events import Event
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 
@@ -62,6 +65,8 @@ def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) ->
     one, array = (found(tmp_path)[name] for name in ("digits-7", "digits-8"))
     assert (one.kind, one.created, one.handle["job"], one.handle["dir"]) == ("slurm", 30.0, "7", one.folder)
     assert (array.handle["job"], array.handle["tasks"], array.job.nodes) == ("8", ["0", "3"], "1")
+    (_, task) = SlurmTarget(SlurmOptions()).tasks(array)
+    assert run_arguments(task) == run_arguments(array, "3") == f"{tmp_path / 'digits-8'} --task 3"
 
 
 def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:

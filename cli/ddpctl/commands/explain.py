@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result, run_argument
+from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result, run_arguments
 from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.text import one_line
 
@@ -149,12 +149,12 @@ def ask(
         (state,) = launcher.status(context, (run,))
         if state.ended:
             raise UnavailableError(
-                f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run_argument(run)}"
+                f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run_arguments(run)}"
             )
         why = next((one.failure for one in seen if one.failure), "")
         raise UnavailableError(
             f"{run.name}: no node has answered in {timeout_s:g} s{f': {why}' if why else ''}",
-            hint=f"ddpctl status {run_argument(run)}; a ddprun of another version cannot be asked",
+            hint=f"ddpctl status {run_arguments(run)}; a ddprun of another version cannot be asked",
         )
     return answers
 
@@ -210,7 +210,7 @@ def profile(
     if all(one.unknown for one in profiles):
         why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
         raise UnavailableError(
-            why, hint=f"ddpctl explain {run_argument(record)} shows what is known from outside the ranks"
+            why, hint=f"ddpctl explain {run_arguments(record)} shows what is known from outside the ranks"
         )
     with writing(output):
         output.write_bytes(profiling.chrome_trace(profiles, events))

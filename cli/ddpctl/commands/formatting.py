@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ddpctl.commands.arguments import has_name, run_argument
+from ddpctl.commands.arguments import has_name, run_arguments, whole_name
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
 from ddpctl.run_status import NodeReport, RunStatus
@@ -121,17 +121,20 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
                 one_line(task.checkpoint_dir),
             )
         )
-    which = run_argument(run)
-    return [*table(rows), f"  one task     ddpctl status {which} --task K; logs, top, timeline, report take it, too"]
+    which = run_arguments(run, "K")
+    return [*table(rows), f"  one task     ddpctl status {which}; logs, top, timeline, report take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
-        lines.append(f"  read         ddpctl logs {run_argument(run)} --rank {state.outcome.rank}")
+        task = next((one.run.rpartition("-")[2] for one in state.tasks if one.outcome == state.outcome), None)
+        lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
     if state.ended and state.code and can_resume and state.has_files and has_name(run):
-        lines.append(f"  resume with  ddpctl launch --resume {run.name}{_if_saved(run, state)}")
+        task = run.handle.get("task")
+        only = f" --array {task}, after all tasks have ended" if task else ""
+        lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")
     return lines
 
 

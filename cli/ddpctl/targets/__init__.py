@@ -202,7 +202,7 @@ class Target(ABC):
         return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return each task of a job array as a run with the name RUN.task-K.
+        """Return each task of a job array as a run with the name RUN.task-K, the folder task-K, and K in its handle.
 
         Return an empty tuple if the run is not an array.
         """

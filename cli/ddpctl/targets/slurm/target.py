@@ -344,7 +344,7 @@ def _task_run(run: Run, task: str) -> Run:
     name, checkpoints = f"task-{task}", PurePath(run.checkpoint_dir)
     handle = {key: value for key, value in run.handle.items() if key != "tasks"}
     handle |= {"job": f"{job_of(run)}_{task}", "dir": f"{folder_of(run)}/{name}"}
-    handle |= {"log": f"{folder_of(run)}/job-{task}.log"}
+    handle |= {"log": f"{folder_of(run)}/job-{task}.log", "task": task}
     if run.elsewhere:
         handle["logs"] = f"{run.logs_at}/{name}"
     return replace(
