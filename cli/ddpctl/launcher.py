@@ -429,7 +429,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     UnavailableError if a machine of the run does not answer, or if another pull of the run is in progress.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
-        raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
+        (state,) = status(context, (run,))
+        raise NoInputError(f"run '{run.name}' has written nothing{'' if state.ended else ' yet'}: {state.message}")
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
     verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:

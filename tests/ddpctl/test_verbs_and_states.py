@@ -20,6 +20,7 @@ from tests.ddpctl.kubernetes_lab import DATA, run_of
 from tests.ddpctl.test_kubernetes_cli import KUBECTL
 from tests.in_process import Ended
 from tests.in_process import ddpctl as call
+from tests.wording import Wording
 
 from ddpctl import executor, launcher, run_store
 from ddpctl.command import UNREACHED, Command, Output, process_line
@@ -161,6 +162,20 @@ class Slurm(World):
         (self.folder / "queue").write_text(self.queue.get(state, "forgotten") + "\n")
         if state not in ("launching", "interrupted", "pending", "starting"):
             self.nodes(self.runs / "night", state)
+
+
+@pytest.mark.parametrize("words", [(), ("--timestamps",), ("--rank", "1"), ("--rank", "9")], ids=" ".join)
+@pytest.mark.parametrize("state", ["pending", "stopped"])
+def test_a_job_that_has_not_started_has_no_log(
+    state: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """It waits in the queue, or was cancelled there."""
+    world = Slurm(tmp_path, monkeypatch)
+    world.bring_into("pending")
+    (world.folder / "queue").write_text(f"{Slurm.queue[state]}\n")
+    done = world.ddpctl("logs", "night", *words)
+    assert (done.returncode, " yet" in done.stderr) == (66, state == "pending" and "9" not in words)
+    wording(done.stderr)
 
 
 def test_a_printed_command_for_a_task_prints_only_this_task(

@@ -15,11 +15,12 @@ from ddpctl import interrupts
 from ddpctl.command import Command, once
 from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.text import EscapeFilter, quote
+from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
+    from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
 
 EXPORT_S = 600.0
@@ -101,11 +102,12 @@ def logs(
     tracebacks that this causes in other ranks are left out; --rank and --timestamps print them.
     """
     from ddpctl import launcher, run_folders
-    from ddpctl.targets import LogQuery
+    from ddpctl.targets import LogQuery, no_such_log
 
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
-        raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
+        raise _no_log(record, launcher.status(context, (record,))[0])
+    asked = bool(rank or node)
     if not rank and run_folders.is_by_hand(record):  # the nodes of such a run have no node.log
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -115,12 +117,23 @@ def logs(
         with context.executor.sorted_stdout() if timestamps and not follow else nullcontext():
             context.executor.perform(launcher.target_of(record).logs(record, query))
     except NoInputError as error:
+        if error.fields.get("no_such_log"):
+            (state,) = launcher.status(context, (record,))
+            if not asked and not (timestamps and (state.outcome or any(one.state for one in state.nodes))):
+                raise _no_log(record, state) from None
+            error = no_such_log(record, yet=not state.ended and bool(query.places(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
             context.emit(f"run '{record.name}' keeps running; ddpctl stop {record.name} stops it")
         raise typer.Exit(interrupts.code_of(error)) from None
+
+
+def _no_log(run: "Run", state: "RunStatus") -> NoInputError:
+    """Return the error for a run without any log."""
+    what = "has no log" if state.ended else "has written no log yet"
+    return NoInputError(f"run '{run.name}' {what}: {state.state}: {one_line(state.message)}")
 
 
 def stop(

@@ -114,11 +114,10 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """Return the error for a log that does not exist. ``yet``: whether the log may exist later."""
+    """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
-    return NoInputError(
-        f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
-    )
+    what = f"run '{run.name}' has no such log{' yet' if yet else ''}"
+    return NoInputError(f"{what}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}", no_such_log=True)
 
 
 Capability = Literal[

@@ -206,7 +206,7 @@ class SlurmTarget(Target):
         tail = "+1" if query.tail is None else str(query.tail)
         (done,) = yield (self._ask(text, job_of(run), tail, *files, stream=True),)
         if done.returncode == Exit.NO_INPUT:
-            raise no_such_log(run, yet=True)
+            raise no_such_log(run)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. The login node fetches all of them."""
