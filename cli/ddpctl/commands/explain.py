@@ -72,7 +72,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
         kept = read_answers(seen, name) if outcome.cause == "hang" else []
         failed = [one for one in seen if one.node == outcome.node or not is_lost]
-        words = next((one.files[log] for one in failed for log in logs if log in one.files), "")[-LOG_CHARS:]
+        words = next((one.files[log][-LOG_CHARS:] for one in failed for log in logs if log in one.files), None)
         events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
