@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.in_process import ddpctl
+from tests.in_process import command, ddpctl
 from tests.wording import Wording
 
 from ddpctl import run_folders, run_store
 from ddpctl.commands.arguments import run_arguments
+from ddpctl.commands.formatting import TAKE_TASK
 from ddpctl.errors import NoInputError
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
@@ -110,6 +111,27 @@ def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) ->
     wording(refused.stderr)
     assert sorted(one.name for one in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
     assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"
+
+
+def test_every_verb_that_takes_a_task_or_a_folder_is_listed(tmp_path: Path) -> None:
+    with_task = {verb.name for verb in command().commands.values() if any(it.name == "task" for it in verb.params)}
+    assert {"status", *TAKE_TASK.split(", ")} == with_task
+    (tmp_path / "runs").mkdir()
+    refused = ddpctl("attach", "runs/a", cwd=tmp_path)
+    assert refused.returncode == 66
+    assert all(re.search(rf"\b{verb}\b", refused.stderr) for verb in (*with_task, "export")), refused.stderr
+
+
+def test_stop_says_how_to_stop_the_run_of_a_folder(tmp_path: Path, wording: Wording) -> None:
+    for name in ("longer-25", "by-ddprun", "launched"):
+        node(tmp_path / "runs" / name)
+    (tmp_path / "runs/longer-25/starts").write_text("slurm 25 0 20 30\n")
+    run_store.save(replace(found(tmp_path / "runs")["launched"], handle={"port": "1"}))
+    for name in ("longer-25", "by-ddprun", "launched"):
+        refused = ddpctl("stop", f"runs/{name}", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "state"))
+        assert refused.returncode == 66
+        wording(refused.stderr)
+    wording(ddpctl("stop", "runs/launched", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "runs")).stderr)
 
 
 def typed(text: str, cwd: Path, **env: str) -> list[str]:

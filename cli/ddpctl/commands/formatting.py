@@ -15,6 +15,8 @@ from ddpctl.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
 
+TAKE_TASK = "logs, explain, profile, top, timeline, report"  # the subcommands besides status that have --task
+
 
 def ago(seconds: float) -> str:
     """Format a duration in one unit, for example 12 s, 3 min, 5 h or 2 d."""
@@ -122,7 +124,7 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
             )
         )
     which = run_arguments(run, "K")
-    return [*table(rows), f"  one task     ddpctl status {which}; logs, top, timeline, report take it, too"]
+    return [*table(rows), f"  one task     ddpctl status {which}; {TAKE_TASK} take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:

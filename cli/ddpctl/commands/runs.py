@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -13,7 +14,19 @@ import typer
 
 from ddpctl import interrupts
 from ddpctl.command import Command, once
-from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
+from ddpctl.commands.arguments import (
+    Json,
+    Node,
+    RunName,
+    Tail,
+    Task,
+    WholeRunName,
+    complete_run,
+    find_run,
+    has_name,
+    parse_time,
+    whole_name,
+)
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
@@ -36,8 +49,8 @@ def ps(
 ) -> None:
     """List runs, newest first.
 
-    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, top, timeline
-    and report take the folder of such a run instead of a name.
+    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
+    profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
@@ -126,8 +139,21 @@ def logs(
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            context.emit(f"run '{record.name}' keeps running; ddpctl stop {record.name} stops it")
+            how = f"to stop it, {_how_to_stop(record)}"
+            stops = (
+                f"ddpctl stop {whole_name(record)} stops {'it' if whole_name(record) == record.name else 'all tasks'}"
+            )
+            context.emit(f"run '{record.name}' keeps running; {stops if has_name(record) else how}")
         raise typer.Exit(interrupts.code_of(error)) from None
+
+
+def _how_to_stop(run: "Run") -> str:
+    """Return a phrase that says how a user can stop a run that has no name, but only a folder."""
+    from ddpctl import launcher, run_folders
+
+    if run_folders.is_by_hand(run):
+        return launcher.target_of(run).exit_message(run)
+    return f"use DDPCTL_STATE_DIR={shlex.quote(str(Path(run.folder).parent))} ddpctl stop {run.name}"
 
 
 def _no_log(run: "Run", state: "RunStatus") -> NoInputError:
@@ -153,6 +179,10 @@ def stop(
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
+    if run and "/" in run:
+        record = launcher.find(context, run)
+        how = f"use ddpctl stop {record.name}" if has_name(record) else _how_to_stop(record)
+        raise NoInputError(f"{run} is a folder, but ddpctl stop takes only the name of a run: to stop this run, {how}")
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
     # A run in the state lost may have left processes or files. --kill removes them.

@@ -277,8 +277,12 @@ class Target(ABC):
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return a message that says how a user can stop a run. Needed if the target lacks the capability "stop"."""
-        raise NotImplementedError
+        """Return a message that says how a user can stop a run that ddpctl cannot stop.
+
+        Such a run was started by hand, or its target lacks the capability "stop".
+        """
+        hosts = ", ".join(sorted({*run.handle.get("hosts", ())})) or "its machine"
+        return f"send SIGTERM to its ddprun on {hosts}"
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
         return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)
