@@ -338,9 +338,10 @@ class Stopper:
             self._context.emit(str(error))
 
 
-def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
+def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None = None) -> RunStatus:
     """Make a run save and stop. Kill the run if ``kill``, or if it is still alive after its grace period.
 
+    ``before`` is the status of the run, if it is known.
     Raises DdpctlError if it is still alive after the kill.
     """
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
@@ -349,10 +350,14 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
     run_store.note_stop(run, "you (ddpctl stop)")
     context.executor.perform(target.keep(run))
     if not kill:
-        context.emit(
-            f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
-            f"ddpctl stop --kill {run.name} ends them at once"
-        )
+        if before and before.state in ("pending", "suspended"):
+            when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
+            context.emit(f"cancelling run '{run.name}'{when}: {one_line(before.message)}")
+        else:
+            context.emit(
+                f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
+                f"ddpctl stop --kill {run.name} ends them at once"
+            )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))
         state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
         if state.ended:

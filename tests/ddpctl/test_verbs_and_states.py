@@ -164,6 +164,16 @@ class Slurm(World):
             self.nodes(self.runs / "night", state)
 
 
+def test_a_waiting_job_is_cancelled_and_has_no_ranks_that_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    world = Slurm(tmp_path, monkeypatch)
+    world.bring_into("pending")
+    done = world.ddpctl("stop", "night")
+    assert (done.returncode, "to save" in done.stderr) == (0, False)
+    wording(done.stderr)
+
+
 @pytest.mark.parametrize("words", [(), ("--timestamps",), ("--rank", "1"), ("--rank", "9")], ids=" ".join)
 @pytest.mark.parametrize("state", ["pending", "stopped"])
 def test_a_job_that_has_not_started_has_no_log(

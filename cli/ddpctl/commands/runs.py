@@ -186,14 +186,14 @@ def stop(
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
     # A run in the state lost may have left processes or files. --kill removes them.
-    going = [
-        record
+    going = {
+        record.name: (record, state)
         for record, state in states
         if (not state.ended or (kill and state.state == "lost")) and (not every or state.state != "unknown")
-    ]
-    for record in going:
+    }
+    for record, before in going.values():
         try:
-            state = launcher.stop(context, record, kill=kill)
+            state = launcher.stop(context, record, kill=kill, before=before)
         except KeyboardInterrupt as error:
             context.emit(f"run '{record.name}' is still stopping; ddpctl status {record.name} shows its state")
             raise typer.Exit(interrupts.code_of(error)) from None
@@ -203,7 +203,7 @@ def stop(
         context.emit(f"run '{record.name}' {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
+    cleared = [one for one, state in states if one.name not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
         context.executor.perform(launcher.clear(record))
         context.emit(f"run '{record.name}' had already ended; its remaining processes and files were removed")
