@@ -49,6 +49,8 @@ Cause = Literal[
     "unknown",
 ]
 HANG_S = 30.0  # a shorter wait is not reported as a hang
+# A warning of torch if the address of a node has no name (docs/troubleshooting.md).
+HARMLESS = re.compile(r"^.*\[c10d\] The hostname of the client socket cannot be retrieved\. err=.*\n?", re.MULTILINE)
 LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
 NOT_YET = f". A wait of less than {HANG_S:g} s may be normal: a download, an evaluation or a checkpoint can cause it"
 NOT_BLOCKED = "is not blocked: it may be running an evaluation or polling in a loop"
@@ -77,13 +79,14 @@ class Explanation:
 
 
 def explain_outcome(
-    outcome: Outcome, kept: Sequence[RankView], log: str, events: Sequence[Event], world_size: int
+    outcome: Outcome, kept: Sequence[RankView], log: str | None, events: Sequence[Event], world_size: int
 ) -> Explanation:
     """Explain how a run ended.
 
     ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the log of the failed
-    rank, or of the lost node.
+    rank, or of the lost node. It is None if there is no log.
     """
+    has_log, log = log is not None, HARMLESS.sub("", log or "")
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
         if found.cause not in ("none", "unknown"):
@@ -112,14 +115,21 @@ def explain_outcome(
         if outcome.code == Exit.DATA:
             cause, rank, node = nan.cause, nan.rank, nan.node
     stopped = outcome.cause == "stopped" and outcome.code in STOPPED  # the rank's last lines do not explain the end
-    evidence = [*map(one_line, log.splitlines()[-LOG_LINES:])] if outcome.code and not stopped else []
-    frames = [(file, int(line), name) for file, line, name in FRAME.findall(last_error(log))]
-    if evidence and cause != "node_lost" and (place := place_of(frames[::-1])):
-        evidence.insert(0, f"raised at {place}")
+    evidence = _log_evidence(outcome, log, has_log=has_log) if outcome.code and not stopped else []
     return Explanation(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
         evidence=tuple(evidence), unknown=unknown,
     )  # fmt: skip
+
+
+def _log_evidence(outcome: Outcome, log: str, *, has_log: bool) -> list[str]:
+    """Return the place where the error was raised, and the last lines of the log."""
+    if has_log and outcome.rank is not None and not log.strip():
+        return [f"the log of rank {outcome.rank} has no traceback"]
+    lines = [*map(one_line, log.splitlines()[-LOG_LINES:])]
+    frames = [(file, int(line), name) for file, line, name in FRAME.findall(last_error(log))]
+    place = place_of(frames[::-1]) if lines and outcome.cause != "node_lost" else ""
+    return [f"raised at {place}", *lines] if place else lines
 
 
 _OWN_CAUSES: Mapping[str, Cause] = {"oom": "oom", "node_lost": "node_lost"}

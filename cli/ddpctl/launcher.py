@@ -338,9 +338,10 @@ class Stopper:
             self._context.emit(str(error))
 
 
-def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
+def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None = None) -> RunStatus:
     """Make a run save and stop. Kill the run if ``kill``, or if it is still alive after its grace period.
 
+    ``before`` is the status of the run, if it is known.
     Raises DdpctlError if it is still alive after the kill.
     """
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
@@ -349,10 +350,14 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
     run_store.note_stop(run, "you (ddpctl stop)")
     context.executor.perform(target.keep(run))
     if not kill:
-        context.emit(
-            f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
-            f"ddpctl stop --kill {run.name} ends them at once"
-        )
+        if before and before.state in ("pending", "suspended"):
+            when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
+            context.emit(f"cancelling run '{run.name}'{when}: {one_line(before.message)}")
+        else:
+            context.emit(
+                f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
+                f"ddpctl stop --kill {run.name} ends them at once"
+            )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))
         state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
         if state.ended:
@@ -429,7 +434,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     UnavailableError if a machine of the run does not answer, or if another pull of the run is in progress.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
-        raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
+        (state,) = status(context, (run,))
+        raise NoInputError(f"run '{run.name}' has written nothing{'' if state.ended else ' yet'}: {state.message}")
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
     verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:

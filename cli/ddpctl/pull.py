@@ -96,7 +96,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
             if not files and silent:
                 raise UnavailableError(f"nothing of {run} can be fetched: {'; '.join(silent)}")
             if not files:
-                raise NoInputError(f"{run} has written nothing yet")
+                raise NoInputError(f"{run} has written nothing")
             return silent
         got, problem = yield from _fetch(places, wanted, into, here["parts"])
         whole.update(got)

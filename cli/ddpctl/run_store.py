@@ -360,7 +360,8 @@ def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     if name and "/" in name:
         raise NoInputError(
             f"{name} is a folder, but a run's name is expected here (ddpctl ps lists the runs)",
-            hint="status, logs, top, timeline and report take the folder of a run that was started by hand",
+            hint="status, logs, explain, profile, top, timeline, report and export take the folder of a run that was "
+            "started by hand",
         )
     if name and (run := read(root / name)):
         return run

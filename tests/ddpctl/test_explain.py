@@ -308,6 +308,23 @@ def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Pat
     assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == why.message
 
 
+@pytest.mark.parametrize("printed", ["", "epoch 1\n"])
+def test_a_harmless_warning_of_torch_is_no_evidence(printed: str, tmp_path: Path, wording: Wording) -> None:
+    node = Path(make(tmp_path / "runs", "night", NOW).folder) / "node-0"
+    node.mkdir()
+    Outcome(code=7, cause="error", message="rank 1 exited with 7", node=0, rank=1).write(node)
+    warning = (
+        "[W1125 10:31:07.123456789 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. "
+        "err=-3\n"
+    )
+    (node / "rank-1.log").write_text(f"{warning}{printed}[rank1]:{warning}")
+    found = json.loads(ddpctl("explain", "night", "--json").stdout)
+    assert (found["cause"], found["rank"], len(found["evidence"])) == ("failed", 1, 1)
+    wording(found["evidence"][0])
+    (node / "rank-1.log").unlink()
+    assert json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"] == [], "nothing is known of its log"
+
+
 def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(wording):
     failed = Outcome(code=1, cause="error", message="rank 0 on node 0 exited with 1: X", node=0, rank=0, step=4)
     found = explain_outcome(failed, (), "one\nOSError: [Errno 28] No space left on device\n", (), 2)

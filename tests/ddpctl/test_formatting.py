@@ -76,7 +76,8 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
     ]
 
 
-def test_an_array_has_a_line_a_task() -> None:
+def test_an_array_has_a_line_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPCTL_STATE_DIR", "/runs")
     job = replace(RUN.job, env={"LR": "1"})
     array = replace(RUN, job=job)
     tasks = [
@@ -99,7 +100,7 @@ def test_an_array_has_a_line_a_task() -> None:
         "  TASK  STATE     EXIT  STEP  PROGRAM                          CHECKPOINTS",
         "  0     stopped   143   40    SLURM_ARRAY_TASK_ID=0 train.py   /runs/night/task-0/checkpoints",
         "  12    training  -     -     SLURM_ARRAY_TASK_ID=12 train.py  /runs/night/task-12/checkpoints",
-        "  one task     ddpctl status night --task K; logs, top, timeline, report take it, too",
+        "  one task     ddpctl status night --task K; logs, explain, profile, top, timeline, report take it, too",
     ]
     document = formatting.as_json(array, state, tasks)["tasks"]
     assert [(one["run"], one["state"], one["env"]["SLURM_ARRAY_TASK_ID"]) for one in document] == [

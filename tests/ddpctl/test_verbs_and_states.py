@@ -5,6 +5,8 @@ machine, on which the scripts that ddpctl sends do run. On this machine itself: 
 """
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from tests.ddpctl.kubernetes_lab import DATA, run_of
 from tests.ddpctl.test_kubernetes_cli import KUBECTL
 from tests.in_process import Ended
 from tests.in_process import ddpctl as call
+from tests.wording import Wording
 
 from ddpctl import executor, launcher, run_store
 from ddpctl.command import UNREACHED, Command, Output, process_line
@@ -159,6 +162,67 @@ class Slurm(World):
         (self.folder / "queue").write_text(self.queue.get(state, "forgotten") + "\n")
         if state not in ("launching", "interrupted", "pending", "starting"):
             self.nodes(self.runs / "night", state)
+
+
+def test_a_waiting_job_is_cancelled_and_has_no_ranks_that_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    world = Slurm(tmp_path, monkeypatch)
+    world.bring_into("pending")
+    done = world.ddpctl("stop", "night")
+    assert (done.returncode, "to save" in done.stderr) == (0, False)
+    wording(done.stderr)
+
+
+@pytest.mark.parametrize("words", [(), ("--timestamps",), ("--rank", "1"), ("--rank", "9")], ids=" ".join)
+@pytest.mark.parametrize("state", ["pending", "stopped"])
+def test_a_job_that_has_not_started_has_no_log(
+    state: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """It waits in the queue, or was cancelled there."""
+    world = Slurm(tmp_path, monkeypatch)
+    world.bring_into("pending")
+    (world.folder / "queue").write_text(f"{Slurm.queue[state]}\n")
+    done = world.ddpctl("logs", "night", *words)
+    assert (done.returncode, " yet" in done.stderr) == (66, state == "pending" and "9" not in words)
+    wording(done.stderr)
+
+
+def test_a_printed_command_for_a_task_prints_only_this_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = Slurm(tmp_path, monkeypatch)
+    world.program("squeue", "#!/bin/sh\nprintf '7|%s|FAILED|NonZeroExitCode|N/A|\\n' 0 2\n")
+    world.bring_into("pending")
+    array = replace(world.record(), handle=world.record().handle | {"tasks": ["0", "2"]})
+    run_store.save(replace(array, options={"array": "0,2"}))
+    for task, state in (("0", "succeeded"), ("2", "failed")):
+        world.nodes(world.runs / "night" / f"task-{task}", state)
+        for rank in (0, 1):
+            (world.runs / "night" / f"task-{task}" / f"node-{rank}" / f"rank-{rank}.log").write_text(f"task {task}\n")
+    (world.runs / "night/task-2/checkpoints").mkdir()
+    (world.runs / "night/task-2/checkpoints/step-00000001.pt").touch()
+    printed = []
+    for said in (world.ddpctl("status", "night", "--task", "2").stdout, *closing_lines(world)):
+        printed += re.findall(r"^  (?:read|resume with)  +ddpctl ([^,\n]*)", said, re.MULTILINE)
+    read = "logs night --task 2 --rank 1"
+    assert printed == [read, "launch --resume night --array 2", read]
+    capfd.readouterr()
+    assert world.ddpctl(*shlex.split(read)).returncode == 0
+    assert capfd.readouterr().out == "[node1 rank1] task 2\n"
+    resumed = world.ddpctl(*shlex.split(printed[1]), "--dry-run")
+    assert (resumed.returncode, "#SBATCH --array=2\n" in resumed.stdout) == (0, True)
+
+
+def closing_lines(world: World) -> list[str]:
+    """Return what attach prints about the run when it has ended."""
+    said: list[str] = []
+    environ = {"PATH": f"{world.bin}:/usr/bin:/bin", "DDPCTL_STATE_DIR": str(world.runs)}
+    context = replace(launcher.open_context(environ), emit=said.append)
+    run = run_store.load(world.runs, "night")
+    (state,) = launcher.status(context, (run,))
+    explain.emit_end(context, run, state, 3)
+    return said
 
 
 class Ssh(World):

@@ -46,7 +46,7 @@ def test_a_model_that_takes_no_single_image_is_not_counted() -> None:
 
 
 def test_an_epoch_is_a_point(train: Callable[..., list], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'ddpctl[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     ended = train(*TINY, "--epochs=3", "--tensorboard=board", size=2)

@@ -55,7 +55,7 @@ def _verb(name: str, arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print(f"ddptrain {name}: {sys.executable} has no torch: pip install 'ddpctl[train]'", file=sys.stderr)
+        print(f"ddptrain {name}: {sys.executable} has no torch: pip install torch torchvision", file=sys.stderr)
         return Exit.UNAVAILABLE
 
 

@@ -121,7 +121,7 @@ def _write(target: Path, weights: dict[str, Any]) -> None:
                 from safetensors.torch import save
             except ImportError:
                 raise TrainError(
-                    Exit.NO_INPUT, "safetensors is not installed: pip install 'ddpctl[safetensors]', or export a .pt"
+                    Exit.NO_INPUT, "safetensors is not installed: pip install safetensors, or export a .pt"
                 ) from None
             data = save({name: tensor.contiguous() for name, tensor in weights.items()})
         write_atomic(target, data)

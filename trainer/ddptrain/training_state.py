@@ -115,7 +115,7 @@ class TensorBoard:
 
                 self._writer = SummaryWriter(str(folder))
         except ImportError:
-            message = "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
+            message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
             raise TrainError(Exit.NO_INPUT, message) from None
         except OSError as error:
             raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None

@@ -60,8 +60,8 @@ class ObjectStore:
                 self.url, use_listings_cache=False, **(S3_LIMITS if url.startswith("s3:") else {})
             )
         except (ImportError, ValueError) as error:
-            extra = {"s3": "'ddpctl[s3]'", "gs": "'ddpctl[gs]'"}.get(url.partition(":")[0], "fsspec and its driver")
-            raise StoreError(Exit.CONFIG, f"{url} needs pip install {extra}: {error}") from None
+            driver = {"s3": "s3fs", "gs": "gcsfs"}.get(url.partition(":")[0], "fsspec and its driver")
+            raise StoreError(Exit.CONFIG, f"{url} needs pip install {driver}: {error}") from None
         self._root = str(root).rstrip("/")
 
     @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +56,32 @@ def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Ru
 
     context = open_context()
     return context, launcher.find(context, name, task=task)
+
+
+def has_name(run: "Run") -> bool:
+    """Return whether ``run_store.load`` finds the run or its array by name. All other runs have only a folder."""
+    from ddpctl import run_folders, run_store
+
+    return not run_folders.is_by_hand(run) and _whole_folder(run).parent == run_store.state_dir(os.environ)
+
+
+def _whole_folder(run: "Run") -> Path:
+    return Path(run.folder).parent if "task" in run.handle else Path(run.folder)
+
+
+def whole_name(run: "Run") -> str:
+    """Return the name of the run. For a task, return the name of its array."""
+    return run.name.removesuffix(f".task-{run.handle.get('task')}")
+
+
+def run_arguments(run: "Run", task: str | None = None) -> str:
+    """Return the arguments with which ``find_run`` finds the run: its name or folder, and --task for a task.
+
+    ``task`` selects a task if the run is an array.
+    """
+    which = whole_name(run) if has_name(run) else shlex.quote(str(_whole_folder(run)))
+    task = task or run.handle.get("task")
+    return f"{which} --task {task}" if task else which
 
 
 def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> None:

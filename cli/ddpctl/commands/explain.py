@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result
+from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result, run_arguments
 from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.text import one_line
 
@@ -72,7 +72,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
         kept = read_answers(seen, name) if outcome.cause == "hang" else []
         failed = [one for one in seen if one.node == outcome.node or not is_lost]
-        words = next((one.files[log] for one in failed for log in logs if log in one.files), "")[-LOG_CHARS:]
+        words = next((one.files[log][-LOG_CHARS:] for one in failed for log in logs if log in one.files), None)
         events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
@@ -148,11 +148,13 @@ def ask(
     if not answers:
         (state,) = launcher.status(context, (run,))
         if state.ended:
-            raise UnavailableError(f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run.name}")
+            raise UnavailableError(
+                f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run_arguments(run)}"
+            )
         why = next((one.failure for one in seen if one.failure), "")
         raise UnavailableError(
             f"{run.name}: no node has answered in {timeout_s:g} s{f': {why}' if why else ''}",
-            hint=f"ddpctl status {run.name}; a ddprun of another version cannot be asked",
+            hint=f"ddpctl status {run_arguments(run)}; a ddprun of another version cannot be asked",
         )
     return answers
 
@@ -207,7 +209,9 @@ def profile(
     profiles, events, unknown = read_profiles(seen, request)
     if all(one.unknown for one in profiles):
         why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
-        raise UnavailableError(why, hint=f"ddpctl explain {record.name} shows what is known from outside the ranks")
+        raise UnavailableError(
+            why, hint=f"ddpctl explain {run_arguments(record)} shows what is known from outside the ranks"
+        )
     with writing(output):
         output.write_bytes(profiling.chrome_trace(profiles, events))
     found = profiling.summarise(profiles)

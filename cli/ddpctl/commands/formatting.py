@@ -7,13 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ddpctl.commands.arguments import has_name, run_arguments, whole_name
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
-from ddpctl.run_folders import is_by_hand
 from ddpctl.run_status import NodeReport, RunStatus
 from ddpctl.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
+
+TAKE_TASK = "logs, explain, profile, top, timeline, report"  # the subcommands besides status that have --task
 
 
 def ago(seconds: float) -> str:
@@ -121,17 +123,20 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
                 one_line(task.checkpoint_dir),
             )
         )
-    name = run.folder if is_by_hand(run) else run.name
-    return [*table(rows), f"  one task     ddpctl status {name} --task K; logs, top, timeline, report take it, too"]
+    which = run_arguments(run, "K")
+    return [*table(rows), f"  one task     ddpctl status {which}; {TAKE_TASK} take it, too"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
-        lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
-    if state.ended and state.code and can_resume and state.has_files:
-        lines.append(f"  resume with  ddpctl launch --resume {run.name}{_if_saved(run, state)}")
+        task = next((one.run.rpartition("-")[2] for one in state.tasks if one.outcome == state.outcome), None)
+        lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
+    if state.ended and state.code and can_resume and state.has_files and has_name(run):
+        task = run.handle.get("task")
+        only = f" --array {task}, after all tasks have ended" if task else ""
+        lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")
     return lines
 
 

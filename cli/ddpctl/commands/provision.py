@@ -152,10 +152,7 @@ def _ansible(*, required: bool) -> str:
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     found = shutil.which("ansible-playbook", path=folders)
     if required and not found:
-        raise UnavailableError(
-            "ansible-playbook is not installed: run pip install 'ddpctl[provision]', or in a clone of ddpctl "
-            "pip install -e '.[provision]'"
-        )
+        raise UnavailableError("ansible-playbook is not installed: pip install ansible-core")
     return found or "ansible-playbook"
 
 

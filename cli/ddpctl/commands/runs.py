@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -13,13 +14,26 @@ import typer
 
 from ddpctl import interrupts
 from ddpctl.command import Command, once
-from ddpctl.commands.arguments import Json, Node, RunName, Tail, Task, WholeRunName, complete_run, find_run, parse_time
+from ddpctl.commands.arguments import (
+    Json,
+    Node,
+    RunName,
+    Tail,
+    Task,
+    WholeRunName,
+    complete_run,
+    find_run,
+    has_name,
+    parse_time,
+    whole_name,
+)
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.text import EscapeFilter, quote
+from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
+    from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
 
 EXPORT_S = 600.0
@@ -35,8 +49,8 @@ def ps(
 ) -> None:
     """List runs, newest first.
 
-    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, top, timeline
-    and report take the folder of such a run instead of a name.
+    To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
+    profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
@@ -101,11 +115,12 @@ def logs(
     tracebacks that this causes in other ranks are left out; --rank and --timestamps print them.
     """
     from ddpctl import launcher, run_folders
-    from ddpctl.targets import LogQuery
+    from ddpctl.targets import LogQuery, no_such_log
 
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
-        raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
+        raise _no_log(record, launcher.status(context, (record,))[0])
+    asked = bool(rank or node)
     if not rank and run_folders.is_by_hand(record):  # the nodes of such a run have no node.log
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -115,12 +130,36 @@ def logs(
         with context.executor.sorted_stdout() if timestamps and not follow else nullcontext():
             context.executor.perform(launcher.target_of(record).logs(record, query))
     except NoInputError as error:
+        if error.fields.get("no_such_log"):
+            (state,) = launcher.status(context, (record,))
+            if not asked and not (timestamps and (state.outcome or any(one.state for one in state.nodes))):
+                raise _no_log(record, state) from None
+            error = no_such_log(record, yet=not state.ended and bool(query.places(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            context.emit(f"run '{record.name}' keeps running; ddpctl stop {record.name} stops it")
+            how = f"to stop it, {_how_to_stop(record)}"
+            stops = (
+                f"ddpctl stop {whole_name(record)} stops {'it' if whole_name(record) == record.name else 'all tasks'}"
+            )
+            context.emit(f"run '{record.name}' keeps running; {stops if has_name(record) else how}")
         raise typer.Exit(interrupts.code_of(error)) from None
+
+
+def _how_to_stop(run: "Run") -> str:
+    """Return a phrase that says how a user can stop a run that has no name, but only a folder."""
+    from ddpctl import launcher, run_folders
+
+    if run_folders.is_by_hand(run):
+        return launcher.target_of(run).exit_message(run)
+    return f"use DDPCTL_STATE_DIR={shlex.quote(str(Path(run.folder).parent))} ddpctl stop {run.name}"
+
+
+def _no_log(run: "Run", state: "RunStatus") -> NoInputError:
+    """Return the error for a run without any log."""
+    what = "has no log" if state.ended else "has written no log yet"
+    return NoInputError(f"run '{run.name}' {what}: {state.state}: {one_line(state.message)}")
 
 
 def stop(
@@ -140,17 +179,21 @@ def stop(
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
+    if run and "/" in run:
+        record = launcher.find(context, run)
+        how = f"use ddpctl stop {record.name}" if has_name(record) else _how_to_stop(record)
+        raise NoInputError(f"{run} is a folder, but ddpctl stop takes only the name of a run: to stop this run, {how}")
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
     # A run in the state lost may have left processes or files. --kill removes them.
-    going = [
-        record
+    going = {
+        record.name: (record, state)
         for record, state in states
         if (not state.ended or (kill and state.state == "lost")) and (not every or state.state != "unknown")
-    ]
-    for record in going:
+    }
+    for record, before in going.values():
         try:
-            state = launcher.stop(context, record, kill=kill)
+            state = launcher.stop(context, record, kill=kill, before=before)
         except KeyboardInterrupt as error:
             context.emit(f"run '{record.name}' is still stopping; ddpctl status {record.name} shows its state")
             raise typer.Exit(interrupts.code_of(error)) from None
@@ -160,7 +203,7 @@ def stop(
         context.emit(f"run '{record.name}' {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
+    cleared = [one for one, state in states if one.name not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
         context.executor.perform(launcher.clear(record))
         context.emit(f"run '{record.name}' had already ended; its remaining processes and files were removed")

@@ -56,7 +56,7 @@ def version() -> None:
         try:
             print(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            print(f"{package} not installed (ranks need it: pip install 'ddpctl[train]')")
+            print(f"{package} not installed (ranks need it: pip install {package})")
 
 
 def print_version(asked: bool) -> None:

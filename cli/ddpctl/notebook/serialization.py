@@ -32,7 +32,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         import cloudpickle
     except ImportError:
         raise UnavailableError(
-            f"sending a function needs cloudpickle, which {sys.executable} lacks: pip install 'ddpctl[notebook]'"
+            f"sending a function needs cloudpickle, which {sys.executable} lacks: pip install cloudpickle"
         ) from None
     called = title(function)
     parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]

@@ -114,11 +114,10 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """Return the error for a log that does not exist. ``yet``: whether the log may exist later."""
+    """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
-    return NoInputError(
-        f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
-    )
+    what = f"run '{run.name}' has no such log{' yet' if yet else ''}"
+    return NoInputError(f"{what}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}", no_such_log=True)
 
 
 Capability = Literal[
@@ -202,7 +201,7 @@ class Target(ABC):
         return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return each task of a job array as a run with the name RUN.task-K.
+        """Return each task of a job array as a run with the name RUN.task-K, the folder task-K, and K in its handle.
 
         Return an empty tuple if the run is not an array.
         """
@@ -278,8 +277,12 @@ class Target(ABC):
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return a message that says how a user can stop a run. Needed if the target lacks the capability "stop"."""
-        raise NotImplementedError
+        """Return a message that says how a user can stop a run that ddpctl cannot stop.
+
+        Such a run was started by hand, or its target lacks the capability "stop".
+        """
+        hosts = ", ".join(sorted({*run.handle.get("hosts", ())})) or "its machine"
+        return f"send SIGTERM to its ddprun on {hosts}"
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
         return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)

@@ -89,7 +89,7 @@ def torchvision_module(part: str) -> Any:
     try:
         return import_module(f"torchvision.{part}")
     except ImportError:
-        message = "this data set or model needs torchvision, which is not installed: pip install 'ddpctl[train]'"
+        message = "this data set or model needs torchvision, which is not installed: pip install torchvision"
         raise TrainError(Exit.NO_INPUT, message) from None
 
 

@@ -71,7 +71,7 @@ def read_digits(path: Path) -> ImageDataset:
 
 def _digits_missing() -> TrainError:
     return TrainError(
-        Exit.NO_INPUT, "data set digits is part of scikit-learn, which is not installed: pip install 'ddpctl[digits]'"
+        Exit.NO_INPUT, "data set digits is part of scikit-learn, which is not installed: pip install scikit-learn"
     )
 
 

@@ -187,7 +187,7 @@ class KaggleTarget(Target):
             argv = ("sh", "-c", _PRINT, sys.executable, kernel, *words)
             (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
             if done.returncode:
-                raise UnavailableError(f"run '{run.name}' has no readable log yet: see ddpctl status {run.name}")
+                raise UnavailableError(f"run '{run.name}' has no readable log: see ddpctl status {run.name}")
             return
         chosen = run.job.world_size > 1 and bool(query.ranks or query.nodes)
         if (yield from self._wait(run, () if chosen else ("pending", "unknown"))).ended:

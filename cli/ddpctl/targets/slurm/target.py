@@ -206,7 +206,7 @@ class SlurmTarget(Target):
         tail = "+1" if query.tail is None else str(query.tail)
         (done,) = yield (self._ask(text, job_of(run), tail, *files, stream=True),)
         if done.returncode == Exit.NO_INPUT:
-            raise no_such_log(run, yet=True)
+            raise no_such_log(run)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. The login node fetches all of them."""
@@ -233,6 +233,10 @@ class SlurmTarget(Target):
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
+
+    def exit_message(self, run: Run) -> str:
+        """Return how a user can stop a job that ddpctl did not launch."""
+        return f"use scancel {run.handle['job']}" if job_of(run) else super().exit_message(run)
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
         """Return the folder that contains all runs on the cluster. Raises ConfigError.
@@ -344,7 +348,7 @@ def _task_run(run: Run, task: str) -> Run:
     name, checkpoints = f"task-{task}", PurePath(run.checkpoint_dir)
     handle = {key: value for key, value in run.handle.items() if key != "tasks"}
     handle |= {"job": f"{job_of(run)}_{task}", "dir": f"{folder_of(run)}/{name}"}
-    handle |= {"log": f"{folder_of(run)}/job-{task}.log"}
+    handle |= {"log": f"{folder_of(run)}/job-{task}.log", "task": task}
     if run.elsewhere:
         handle["logs"] = f"{run.logs_at}/{name}"
     return replace(
