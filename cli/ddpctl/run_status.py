@@ -220,7 +220,10 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += because if because and state != "stopping" else f", attempt {attempt}"
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
-            state, message = "running", f"{message}; no step reported yet (a script reports its steps with ddp.progress)"
+            state, message = (
+                "running",
+                f"{message}; no step reported yet (a script reports its steps with ddp.progress)",
+            )
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
