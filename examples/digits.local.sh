@@ -36,19 +36,19 @@ else
     0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
     6 | 127) ;; # 6: no device; 127: no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: repair the driver," \
-        "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+      echo "nvidia-smi failed (${_ddp_listed##*$'\n'}): repair the driver," \
+        "or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
       exit 69
       ;;
   esac
 fi
 if [[ 4 -gt 1 && ${_ddp_gpus[*]} == MIG-* ]]; then
-  echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, but only a job with one GPU can use a MIG instance: export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+  echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, but only a job with one GPU can use a MIG instance: to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit 78
 fi
 if ((${#_ddp_gpus[@]} > 0 && ${#_ddp_gpus[@]} < 4)); then
   echo "the job needs 4 GPUs (2 nodes x 2 GPUs), but this machine has ${#_ddp_gpus[@]}:" \
-    "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+    "to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit 78
 fi
 

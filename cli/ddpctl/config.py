@@ -312,14 +312,14 @@ _PHRASES = (
     (r"found character '\\t'", "a tab is not allowed; indent with spaces"),
     (r"found character .* cannot start", "text cannot begin with this character; quote it"),
     (r"could not find expected ':'", "a ':' is missing after this key"),
-    (r"expected <block end>", "this does not fit the lines above; check the indentation and the quotes"),
+    (r"expected <block end>", "this line does not fit the lines above; check the indentation and the quotes"),
     (r"found undefined alias", "this alias (*) has no anchor (&); quote text that begins with '*'"),
     (r"second occurrence", "this anchor (&) is defined twice"),
     (r"found undefined tag handle|expected ' '", "a tag is not allowed; quote text that begins with '!'"),
-    (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
+    (r"expected ',' or", "a ',' or a closing bracket is missing before this position"),
     (r"but found another document", "the file has several documents; only one is allowed"),
     (r"found unexpected end of stream", "the closing quote of this text is missing"),
-    (r"expected the node content", "a value is missing before this; check the brackets and the quotes"),
+    (r"expected the node content", "a value is missing before this position; check the brackets and the quotes"),
 )
 
 

@@ -314,7 +314,7 @@ def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
         return None
     if others:
-        text = f"{others[0].who} is the only one that is not in send, recv or a collective; "
+        text = f"{others[0].who} is the only rank that is not in send, recv or a collective; "
         text += others[0].doing(f"rank {others[0].rank}")
         return _about(others[0], "missing", text, fault=False)
     text = "all ranks wait in send, recv or a collective; it is unknown which rank waits for which other rank"
@@ -390,8 +390,8 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     who, for_s = f"{_ranks(waiters, 'has', 'have')} been waiting", f"for {format_duration(waited_s)}"
     if view.rank in blocked:
         own = next(found for other, found, _ in waiting if other is view)
-        text = f"{view.who} is in {own.name}, while {who} {for_s} in {one.name}, which rank {view.rank} has not entered"
-        return _about(view, "order", f"{text}: the ranks call these collectives in different orders")
+        text = f"{view.who} is in {own.name}, but {who} for rank {view.rank} in {one.name} {for_s}"
+        return _about(view, "order", f"the ranks call collectives in different orders: {text}")
     what = f"{one.name} ({one.shape}), but {who} in it {for_s}"
     more = f"; {_ranks(roots[1:], 'has', 'have')} not entered it either" if len(roots) > 1 else ""
     text = f"{_absence(view, 'entered', 'entering')} {what}{more}{_activity(view)}"

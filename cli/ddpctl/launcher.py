@@ -330,8 +330,8 @@ class Stopper:
             self._context.emit(f"killing run '{run.name}'")
         else:
             if signal == "INT" and "interrupt" not in target.capabilities:
-                signal, only = "TERM", f" (with SIGTERM, because {run.kind} cannot send SIGINT)"
-            self._context.emit(f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save{only}; {again}")
+                signal, only = "TERM", f" with SIGTERM, because {run.kind} cannot send SIGINT"
+            self._context.emit(f"stopping run '{run.name}'{only}: its ranks have {run.job.grace:g} s to save; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=self.times > 1))
         except UnavailableError as error:  # some machines do not answer; the run may continue on others

@@ -112,8 +112,8 @@ def _hint(option: str) -> str:
     """Return the hint for an option that ``launch`` does not have."""
     word = option.replace("_", "-")
     if advice := next((advice for beginning, advice in _TORCHRUN.items() if word.startswith(beginning)), ""):
-        return f"; {option} is an option of torchrun: {advice}"
-    return "; write -- before your script and its options, for example ddpctl launch -- train.py --lr 0.1"
+        return f". {option} is an option of torchrun: {advice}"
+    return ". Write -- before your script and its options, for example ddpctl launch -- train.py --lr 0.1"
 
 
 def main() -> None:
@@ -130,6 +130,8 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"
         hint = _hint(str(getattr(error, "option_name", ""))) if path in ("ddpctl launch", "ddpctl render") else ""
-        print(f"ddpctl: {message()} (see {path} --help{hint})", file=sys.stderr)
+        text = message()
+        see = " See" if text.endswith((".", "?")) else "; see"
+        print(f"ddpctl: {text}{see} {path} --help{hint}", file=sys.stderr)
         code = Exit.USAGE
     sys.exit(code)

@@ -199,11 +199,13 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     """
     outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]
-    gone = [str(report.node) for report in nodes if report.gone]
+    gone = [report.node for report in nodes if report.gone]
     status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
     state: State
     if gone and not outcome and not young:
-        message = f"node{'s' * (len(gone) > 1)} {', '.join(gone)}: the folder is missing, so the outcome is unknown"
+        folders = "the folder of node" if len(gone) == 1 else "the folders of nodes"
+        verb = "is" if len(gone) == 1 else "are"
+        message = f"{folders} {enumerate_ranges(gone)} {verb} missing, so the outcome is unknown"
         if alive:
             still = f"{len(alive)} {'nodes are' if len(alive) > 1 else 'node is'} still alive"
             return status(state="stopping", message=f"{message}; {still}")
@@ -220,10 +222,9 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += because if because and state != "stopping" else f", attempt {attempt}"
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
-            state, message = (
-                "running",
-                f"{message}; no step reported yet (a script reports its steps with ddp.progress)",
-            )
+            again = " in this attempt" if attempt > 1 else ""
+            hint = f"no step reported yet{again} (a script reports its steps with ddp.progress)"
+            state, message = "running", f"{message}; {hint}"
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

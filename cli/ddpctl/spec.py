@@ -383,8 +383,8 @@ class JobSpec:
             todo = "set ranks to a divisor of gpus, or leave it out for one rank per GPU"
             if self.device == "cpu":
                 todo = (
-                    f"to run {self.ranks} CPU ranks, set gpus to {self.ranks} and leave ranks out, because without "
-                    "GPUs, gpus is the number of ranks"
+                    f"to run {self.ranks} CPU ranks, leave ranks out and set gpus to {self.ranks} (without GPUs, "
+                    "gpus is the number of ranks)"
                 )
             yield (
                 "job.ranks",

@@ -106,7 +106,7 @@ def test_the_rendered_script_takes_no_error_for_a_gpu(
     (tmp_path / "nvidia-smi").chmod(0o755)
     exited, found, said = run_script(tmp_path, TWO)
     assert (exited, found) == (code, shares)
-    assert ("nvidia-smi failed: Unknown Error: " in said) == (code == 69)
+    assert ("nvidia-smi failed (Unknown Error): " in said) == (code == 69)
 
 
 def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
         if outcome.node in lost and lost[outcome.node] != outcome.node:
             why = (
-                f"; node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
+                f", but node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
                 "failed, or a machine was suspended or overloaded"
             )
             return replace(found, cause="network", sentence=found.sentence + why, unknown=())

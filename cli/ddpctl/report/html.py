@@ -216,7 +216,7 @@ def _fact(event: str, key: str, value: object) -> str:
         return "ended by ddprun: another rank had failed, or a stop was requested"
     if key == "status" and type(value) is int:
         known = {-number.value: number.name for number in signal.Signals}
-        return f"exit code {value}" if value >= 0 else f"signal {known.get(value, -value)}"
+        return f"exit code {value}" if value >= 0 else known.get(value, f"signal {-value}")
     if key == "cause" and isinstance(value, str):
         return _CAUSES.get(value, f"{key} {value}")
     return f"{key} {value}"

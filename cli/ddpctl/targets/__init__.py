@@ -117,7 +117,7 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
     """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     what = f"run '{run.name}' has no such log{' yet' if yet else ''}"
-    return NoInputError(f"{what}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}", no_such_log=True)
+    return NoInputError(f"{what}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}", no_such_log=True)
 
 
 Capability = Literal[
@@ -332,7 +332,9 @@ def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
         if name in record:
             value = record[name]
             if not field.holds(value):
-                raise ConfigError(f"in its record, {name} is {quote(value)}, not {field.type_words}")
+                raise ConfigError(
+                    f"its record is invalid, because '{name}' is {quote(value)}: expected {field.type_words}"
+                )
             if field.record:
                 value = tuple(fill_options(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value

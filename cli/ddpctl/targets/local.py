@@ -224,7 +224,7 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
         return visible_devices(visible.stdout.rstrip("\n"))
     if listing.returncode not in (0, *NO_GPU):
         words = one_line(listing.last_line(listing.stdout.strip()))
-        raise UnavailableError(f"nvidia-smi failed: {words}", hint="repair the driver, or use --device cpu")
+        raise UnavailableError(f"nvidia-smi failed ({words})", hint="repair the driver, or use --device cpu")
     lines = listing.stdout.splitlines() if listing.returncode == 0 else ()
     return tuple(line.strip() for line in lines if line.startswith(("GPU-", MIG)))  # it may also print warnings
 
@@ -268,7 +268,7 @@ def _unusable_python(python: str, output: Output) -> UnavailableError:
     if output.returncode == Exit.SCRIPT:
         what, hint = f"{python}: {output.last_line()}", f"install it with {python} -m pip install 'ddpctl[train]'"
     elif output.returncode == TIMED_OUT:
-        what = f"cannot check whether {python} has torch: {output.last_line()}"
+        what = f"cannot check whether {python} has torch ({output.last_line()})"
         hint = "launch again when the machine is less busy"
     else:
         what = f"cannot run {python}: {output.last_line('it failed').removeprefix(f'{python}: ')}"
@@ -301,8 +301,8 @@ else
     0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
     6 | 127) ;; # 6: no device; 127: no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: repair the driver," \\
-        "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+      echo "nvidia-smi failed (${_ddp_listed##*$'\\n'}): repair the driver," \\
+        "or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
       exit 69
       ;;
   esac
@@ -344,12 +344,12 @@ echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 _ddp_gpus=()
 {_GPU_LINES[job.device == "cpu"]}
 if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
-  echo "{_asked(job)}: {_ON_MIG}: export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+  echo "{_asked(job)}: {_ON_MIG}: to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit {Exit.CONFIG:d}
 fi
 if ((${{#_ddp_gpus[@]}} > 0 && ${{#_ddp_gpus[@]}} < {need})); then
   echo "{_needed(job)}, but this machine has ${{#_ddp_gpus[@]}}:" \\
-    "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
+    "to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit {Exit.CONFIG:d}
 fi
 

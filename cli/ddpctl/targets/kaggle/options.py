@@ -89,6 +89,6 @@ class KaggleOptions:
             )
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:
-            yield "job.command", f"-m {words[1]}: a module cannot be sent: use a script and the target's `files`"
+            yield "job.command", f"a module (-m {words[1]}) cannot be sent: use a script and the target's `files`"
         if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
             yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"

@@ -71,8 +71,8 @@ class KaggleTarget(Target):
             except DdpctlError:
                 owner = NOBODY
                 note = (
-                    f"no kaggle client is installed and logged in: {kaggle_notebook.METADATA} has the owner {NOBODY}; "
-                    "replace it with your Kaggle user name, or set the target's `owner`"
+                    f"no kaggle client is installed and logged in, so the owner in {kaggle_notebook.METADATA} is "
+                    f"'{NOBODY}': replace it with your Kaggle user name, or set the target's `owner`"
                 )
         return (yield from self._texts(plan, owner)), note
 
@@ -117,7 +117,7 @@ class KaggleTarget(Target):
             handle={"kernel": kernel, "version": version, "url": url, "logs": url},
             note=f"version {version} of {kernel}",
             table=tuple(
-                f"left out of the notebook's inputs, because Kaggle does not know these {what}: {names}"
+                f"Kaggle does not know these {what}, so they were left out of the notebook's inputs: {names}"
                 for what, names in _INVALID.findall(pushed.stdout)
             ),
             checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
@@ -194,7 +194,10 @@ class KaggleTarget(Target):
             yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
             return
         if chosen:
-            raise self._cannot(run, "follow the lines of some ranks or nodes", hint="omit --rank and --node, or -f")
+            raise ConfigError(
+                f"run '{run.name}': until its session has ended, -f cannot be combined with --rank or --node",
+                hint="omit -f, or omit --rank and --node",
+            )
         yield (Command(argv=("kaggle", "kernels", "logs", "--follow", kernel), mode="stream", timeout_s=None),)
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
@@ -350,11 +353,11 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (UnavailableError, "this week's GPU hours are used up: wait until they are renewed (see kaggle quota), or use "
          "--device cpu"),
     r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached":
-        (UnavailableError, "you have reached Kaggle's limit of simultaneous sessions ({0}): wait for one to end, or "
-         "cancel one on its page"),
+        (UnavailableError, "you have reached Kaggle's limit of simultaneous sessions ({0}): wait for a session to "
+         "end, or cancel one on its page"),
     r"phone":
         (UnavailableError, "Kaggle gives GPUs and internet only to accounts with a verified phone number: "
-         "https://www.kaggle.com/settings"),
+         "verify yours at https://www.kaggle.com/settings"),
     r"(?:Notebook|Kernel) not found":
         (NoInputError, "you have no such notebook on Kaggle: check that the client is logged in as `owner`; a notebook "
          "that you created on the website must be saved there once"),

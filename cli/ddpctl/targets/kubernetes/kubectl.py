@@ -208,7 +208,11 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
                 f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
             )
         unknown = f"it is not known whether the cluster serves {workload.kind}"
-        return workload, "chosen with workload or --kind", f"{unknown}: {error_of(answer)}" if answer.returncode else ""
+        return (
+            workload,
+            "chosen with 'workload' or --kind",
+            f"{unknown}, because {error_of(answer)}" if answer.returncode else "",
+        )
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
     answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
     served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}

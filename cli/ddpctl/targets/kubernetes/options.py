@@ -297,8 +297,8 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
     if len(name) <= most:
         return None
     return (
-        f"{name!r} has {len(name)} characters, but at most {most} are allowed: the names of the run's pods and "
-        f"Services are longer, and Kubernetes limits them to {LONGEST} characters"
+        f"{name!r} has {len(name)} characters, but at most {most} are allowed (the names of the run's pods are "
+        f"longer, and Kubernetes limits them to {LONGEST} characters)"
     )
 
 

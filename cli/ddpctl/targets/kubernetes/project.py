@@ -84,7 +84,7 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
         size += path.stat().st_size
         if size > MOST_BYTES or len(files) == MOST_FILES:
             raise ConfigError(
-                f"the project is too large: with '{name}' it exceeds {MOST_BYTES >> 10} KiB or {MOST_FILES} files: "
+                f"the project is too large (with '{name}', more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files): "
                 "list the needed files in the target's 'project', or put them into an image (project: [])"
             )
         try:

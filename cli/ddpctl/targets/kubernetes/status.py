@@ -106,8 +106,9 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
     words = (
-        f"should have ended at {end}: check its machine {machine}. If the machine is lost, delete the pod to have it "
-        f"replaced: kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
+        f"the pod has not ended, although its grace period ended at {end}: check machine {machine}. If this machine is "
+        "lost, delete the pod to have it replaced: "
+        f"kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
     )
     return result("stopping", words, ill=True)
 

@@ -269,7 +269,9 @@ class KubernetesTarget(Target):
         """Run a command in a node's container, or a shell if ``argv`` is empty. Return the exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
-            raise NoInputError(f"run '{run.name}' has no pod for node {node}: nodes are 0 to {run.job.max_nodes - 1}")
+            raise NoInputError(
+                f"run '{run.name}' has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}"
+            )
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
         argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
@@ -370,9 +372,9 @@ def _needs(draft: Draft) -> Iterator[str]:
     yield f"the image {job.image}, in a registry that every machine can pull from"
     for mount in mounts:
         if mount.kind == "pvc":
-            modes = "ReadOnlyMany or ReadWriteMany" if mount.read_only else "ReadWriteMany"
-            mode = f", of a storage class that offers {modes}" if job.max_nodes > 1 else ""
-            yield f"the PersistentVolumeClaim {mount.source} (at {mount.path}){mode}"
+            modes = "access mode ReadOnlyMany or ReadWriteMany" if mount.read_only else "access mode ReadWriteMany"
+            mode = f", with {modes}" if job.max_nodes > 1 else ""
+            yield f"the PersistentVolumeClaim '{mount.source}' (at {mount.path}){mode}"
     secrets = [*options.image_pull_secrets, *(place.split("/", 1)[0] for place in options.env_secrets.values())]
     named = {
         "Secret": [*secrets, *(mount.source for mount in mounts if mount.kind == "secret")],
@@ -381,9 +383,9 @@ def _needs(draft: Draft) -> Iterator[str]:
         "queue": [options.queue] if options.queue else [],
     }
     for kind, found in named.items():
-        yield from (f"the {kind} {name}" for name in dict.fromkeys(found))
+        yield from (f"the {kind} '{name}'" for name in dict.fromkeys(found))
     if options.gang:
-        yield "a gang scheduler, and its name in the operator's option --gang-scheduler-name"
+        yield "a gang scheduler. The operator's option --gang-scheduler-name must name it"
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
@@ -453,7 +455,7 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
         needed.append(manifests.config_map(draft, files))
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
-    where = f"a {workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({why})"
+    where = f"a {workload.kind} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
     notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out)))
     return kubectl, workload, draft, needed, "\n".join(notes)
 

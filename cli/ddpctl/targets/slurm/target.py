@@ -248,7 +248,7 @@ class SlurmTarget(Target):
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
             raise ConfigError(
-                f"run '{run.name}' was not removed, because its folder was {path} according to its record: rename the "
+                f"run '{run.name}' was not removed, because its record names another folder, {path}: rename the "
                 f"folder '{run.name}' back to '{path.name}', or repair the record"
             )
         return ((self._host, str(path.parent)),)
@@ -303,7 +303,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
             return None
         why = f"sbatch: {PREFIX.sub('', found)}"
     to_do = (
-        "run this on a login node, or set the target's 'login'"
+        "run ddpctl on a login node, or set the target's 'login'"
         if host is None
         else "set the target's 'login' to a login node of the cluster"
     )
