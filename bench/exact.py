@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import measuring
 
@@ -140,21 +141,27 @@ ROWS = (
 )
 
 
-def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
-    """Start a training once. Return its exit code and output. End the benchmark if the code is not in ``codes``."""
+def run_python(arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run Python with these arguments, with the options of subprocess.run."""
+    return subprocess.run([sys.executable, *arguments], check=False, **options)
+
+
+def started(arguments: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
+    """Start a training once, with Python's arguments. Return its exit code and output. End the benchmark if the code is
+    not in ``codes``.
+    """
     environ = measuring.clean_environ() | {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
-    done = subprocess.run(
-        command,
+    done = run_python(
+        arguments,
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
         timeout=TIMEOUT_S,
     )
     if done.returncode not in codes:
-        sys.exit(f"exact.py: {' '.join(command)} exited with {done.returncode}:\n{done.stdout}")
+        sys.exit(f"exact.py: python {' '.join(arguments)} exited with {done.returncode}:\n{done.stdout}")
     return done.returncode, done.stdout
 
 
@@ -168,7 +175,7 @@ def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
     checkpoints.
     """
     how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
-    started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
+    started(["-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
     return folder / "run" / "checkpoints"
 
 
@@ -182,12 +189,12 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
     max_restarts = 3 if row.way == "restart" else 0
     if nodes == 1 and row.way != "resume":
         how = [f"--nproc-per-node={here}", f"--max-restarts={max_restarts}", "--run-dir=run"]
-        first = again = [sys.executable, "-m", "ddprun", *how, *script]
+        first = again = ["-m", "ddprun", *how, *script]
     else:
         place = ["--nodes", str(nodes), "--gpus", str(here), "--device", "cpu", "--name", "exact"]
         (folder / "ddpctl.yaml").write_text(f"job: {{max_restarts: {max_restarts}}}\n")
-        first = [sys.executable, "-m", "ddpctl", "launch", *place, "--", *script]
-        again = [sys.executable, "-m", "ddpctl", "launch", "--resume", "exact"]
+        first = ["-m", "ddpctl", "launch", *place, "--", *script]
+        again = ["-m", "ddpctl", "launch", "--resume", "exact"]
     ends = {"KILL": 137, "TERM": 143}
     codes = (0,) if row.way == "restart" else (0, *(ends[event.split("@")[0]] for event in events))
     command, text = first, ""

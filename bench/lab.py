@@ -8,10 +8,12 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 GROUPS = Path("/sys/fs/cgroup")
 HOSTS = Path("/etc/netns")  # `ip netns exec NAME` puts the files of /etc/netns/NAME into the place of /etc's
@@ -35,6 +37,7 @@ class Machine:
     address: str
     switch: str
     port: str  # of the switch, where its cable is
+    setup: ClassVar[str] = SHOW_MEMORY_GROUPS  # shell commands that run before each program
 
     def command(self, *argv: str) -> list[str]:
         """Return the command that runs ``argv`` on this machine."""
@@ -47,10 +50,14 @@ class Machine:
             "-u",
             "sh",
             "-c",
-            f'hostname "$0"; {SHOW_MEMORY_GROUPS} exec "$@"',
+            f'hostname "$0"; {self.setup} exec "$@"',
             self.name,
             *argv,
         ]
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start Python with these arguments on this machine. The options are those of Popen."""
+        return subprocess.Popen(self.command(sys.executable, *arguments), **options)
 
     def ip(self, *arguments: str) -> None:
         """Run `ip` on this machine."""

@@ -27,9 +27,20 @@ import psutil
 
 # Read by Python at its start, or by torch at its import. A program that has other values is executed.
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
+FORKABLE = {"stdin", "stdout", "stderr", "cwd", "text"}  # options of Popen
 IMPORTED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
 PACKAGES = [str(Path(__file__).parents[1] / folder) for folder in ("cli", "trainer")]
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
+# What `ip netns exec` does for $1, but for the network.
+MOUNTS = """\
+set -e
+mount --make-rslave /
+umount --lazy /sys
+mount -t sysfs "$1" /sys
+for path in /etc/netns/"$1"/*; do mount --bind "$path" "/etc/${path##*/}"; done
+set +e
+"""
 
 
 def start(
@@ -39,9 +50,24 @@ def start(
 
     ``command`` is ``-m MODULE``, ``-c CODE`` or a file, and arguments.
     """
-    forkable = {*options} <= {"stdin", "stdout", "stderr", "cwd", "text"}
-    forked = forkable and not executed and read_at_start(env) == {"OMP_NUM_THREADS": "1"}
+    forked = not executed and is_forkable(command, env, options)
     return (Fork if forked else subprocess.Popen)([sys.executable, *command], env=env, **options)
+
+
+def start_on(machine: Any, *command: str, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+    """Start ``python COMMAND`` on a machine of bench/lab.py: as a fork, if that makes no difference."""
+    options = {name: value for name, value in options.items() if value is not None}
+    own = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path != str(options.get("cwd"))]
+    forked = {**env, "PYTHONPATH": os.pathsep.join(own)}
+    starts_plainly = not (Path(options.get("cwd", "/")) / "sitecustomize.py").exists()
+    if starts_plainly and is_forkable(command, forked, options):
+        return Fork([sys.executable, *command], env=forked, machine=machine, **options)
+    return subprocess.Popen(machine.command(sys.executable, *command), env=env, **options)
+
+
+def is_forkable(command: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any]) -> bool:
+    is_program = command[0] in ("-m", "-c") or command[0][0] != "-"
+    return is_program and {*options} <= FORKABLE and read_at_start(env) == {"OMP_NUM_THREADS": "1"}
 
 
 def run(
@@ -86,13 +112,18 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 class Fork(subprocess.Popen[Any]):
     """A child of the server, which tells its exit code through a pipe."""
 
+    def __init__(self, *args: Any, machine: Any = None, **options: Any) -> None:
+        self._machine = machine and (machine.namespace, machine.name, f"{MOUNTS}{machine.setup} true")
+        super().__init__(*args, **options)
+
     def _execute_child(self, args: Sequence[str], *options: Any) -> None:
         cwd, env = options[4:6]
         pipes = options[9:15]  # those of stdin, stdout and stderr, for reading and for writing
         streams = [number if own == -1 else own for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
         self._status, writing = os.pipe()
         try:
-            self.pid = _Server.running().fork([*args[1:]], dict(env), str(cwd or Path.cwd()), (*streams, writing))
+            request = ([*args[1:]], dict(env), str(cwd or Path.cwd()), self._machine)
+            self.pid = _Server.running().fork(request, (*streams, writing))
         finally:
             os.close(writing)
         self._child_created = True
@@ -140,10 +171,9 @@ class _Server:
                 cls.one = cls()
         return cls.one
 
-    def fork(self, argv: list[str], env: dict[str, str], cwd: str, descriptors: Sequence[int]) -> int:
-        request = json.dumps([argv, env, cwd]).encode()
+    def fork(self, request: Sequence[Any], descriptors: Sequence[int]) -> int:
         with self.lock:
-            socket.send_fds(self.socket, [request], descriptors)
+            socket.send_fds(self.socket, [json.dumps(request).encode()], descriptors)
             return int(self.socket.recv(16))
 
     def end(self) -> None:
@@ -188,19 +218,33 @@ def serve(requests: socket.socket) -> list[str]:
 
 
 def set_up_fork(request: bytes, descriptors: Sequence[int]) -> list[str]:
-    """Give this fork the arguments, environment, folder and files of a request. Return the arguments."""
+    """Give this fork the arguments, environment, folder, machine and files of a request. Return the arguments."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    argv, env, cwd = json.loads(request)
+    argv, env, cwd, machine = json.loads(request)
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if machine:
+        move_to(*machine)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.orig_argv = [sys.executable, *argv]
     tempfile.tempdir = None  # TMPDIR is another
     return argv  # type: ignore[no-any-return]
+
+
+def move_to(namespace: str, hostname: str, setup: str) -> None:
+    """Move this process to a machine, and run the shell script ``setup`` there."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) or libc.unshare(CLONE_NEWNS | CLONE_NEWUTS):
+            raise OSError(ctypes.get_errno(), f"cannot move to {namespace}")
+    socket.sethostname(hostname)
+    subprocess.run(["/bin/sh", "-c", setup, "sh", namespace], env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, check=True)
 
 
 def end(code: object) -> NoReturn:

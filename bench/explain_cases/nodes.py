@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,11 +199,13 @@ def launched(name: str, folder: Path) -> Iterator[Callable[[], None]]:
             options = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "node-0", "--master-port", PORT]
             options += ["--max-restarts", "0", "--grace", "1", "--run-dir", str(folder / "run")]
             for node, machine in enumerate(made):
-                command = [sys.executable, "-P", "-m", "ddprun", *options, "--node-rank", str(node)]
+                command = ["-P", "-m", "ddprun", *options, "--node-rank", str(node)]
                 with (folder / f"output-{node}").open("wb") as output:
                     processes.append(
-                        subprocess.Popen(
-                            machine.command(*command, str(CASE_FILES[SCRIPTS[name]]), SCRIPTS[name]),
+                        machine.start(
+                            *command,
+                            str(CASE_FILES[SCRIPTS[name]]),
+                            SCRIPTS[name],
                             env=os.environ | environ,
                             stdout=output,
                             stderr=output,

@@ -66,10 +66,11 @@ class Job:
             self.home(node).mkdir(exist_ok=True)
             place = ["--nnodes", NODES, "--nproc-per-node", RANKS_HERE, "--node-rank", node]
             place += ["--master-addr", self.master, "--master-port", PORT]
-            command = [sys.executable, "-m", MODULES[self.launcher], *map(str, place), *self.options]
+            command = ["-m", MODULES[self.launcher], *map(str, place), *self.options, str(SCRIPT), str(self.folder)]
             with self.said_by(node).open("ab") as output:
-                self.processes[node] = subprocess.Popen(
-                    self.machines[node].command(*command, str(SCRIPT), str(self.folder), *self.script_args),
+                self.processes[node] = self.machines[node].start(
+                    *command,
+                    *self.script_args,
                     env=self._environ(node),
                     cwd=self.home(node),
                     stdout=subprocess.DEVNULL,

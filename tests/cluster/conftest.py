@@ -1,11 +1,18 @@
 """What the tests against real servers share: one Docker and one image a session, made when the first test asks."""
 
+import fcntl
+import functools
+import hashlib
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import exact
+import lab
 import pytest
+from tests import forks
 from tests.cluster import docker_lab
 from xdist.scheduler import LoadScopeScheduling
 
@@ -49,6 +56,52 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
     """See pytest-xdist. (Its own groups, --dist loadgroup of 3.8, are not seen by pytest 9.2.)"""
     config.option.loadscopereorder = False  # else: by the number of tests
     return ByServer(config, log)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], str]], str]:
+    """``once(name, make)``: the text that ``make()`` returns, made by the first worker that asks for the name."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def once(name: str, make: Callable[[], str]) -> str:
+        path = folder / f"once-{name}"
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not (text := file.read()):
+                text = make()
+                file.write(text)
+        return text
+
+    return once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(once: Callable[[str, Callable[[], str]], str]) -> Iterator[None]:
+    """What the benchmarks start, here or on a machine of bench/lab.py, are forks (tests/forks.py).
+
+    The weights of an undisturbed training are those of the first worker that asked for them.
+    """
+
+    def run_python(arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        return forks.run(arguments, executed=arguments[1] != "ddprun", **options)
+
+    train = exact.undisturbed.__wrapped__
+
+    @functools.cache
+    def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
+        return once(f"weights-{hash_of(ranks, options)}", lambda: train(ranks, options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab.Machine, "start", forks.start_on)
+        patch.setattr(exact, "run_python", run_python)
+        patch.setattr(exact, "undisturbed", undisturbed)
+        yield
+
+
+def hash_of(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,10 @@ pytestmark = [
 BENCH = Path(__file__).parents[2] / "bench" / "faults.py"
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def weights(once: Callable[[str, Callable[[], str]], str], tmp_path: Path) -> str:
     """What an undisturbed run ends with."""
-    return undisturbed(tmp_path_factory.mktemp("calm") / "run")
+    return once("faults", lambda: undisturbed(tmp_path / "calm"))
 
 
 # Whose codes are tests/ddprun/test_restarts.py's and test_exit_codes.py's; here one rank that fails by itself suffices.
