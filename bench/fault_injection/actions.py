@@ -234,7 +234,7 @@ def rank_eats(experiment: Experiment) -> None:
         what = f"the limit of its cgroup is {EATER_BYTES / (1 << 30):.3g} GiB"
         experiment.fails(
             f"rank 2 on node 1 ran out of memory and was killed: {what}; "
-            "give the job more memory, or each rank less work; a restart did not help",
+            "give the job more memory, or each rank less work. A restart did not help",
             code=137,
         )
     outcomes = [experiment.job.outcome(node) for node in BOTH]
@@ -247,4 +247,4 @@ def rank_is_killed_again_and_again(experiment: Experiment) -> None:
     experiment.job.start()
     each = "rank 1 on node 0 was killed by SIGKILL"
     what = "; ".join(f"attempt {attempt}: {each}" for attempt in (2, 3, 4))
-    experiment.fails(f"gave up after 3 attempts without progress: {what}", code=75)
+    experiment.fails(f"gave up after 3 attempts without progress ({what})", code=75)

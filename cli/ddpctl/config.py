@@ -71,7 +71,7 @@ def load(
     parsed = _read_file(file, kinds) if file else _File(name="")
     flags, wrong = validate(JobSpec, {name: value for name, value in overrides.items() if value is not None})
     flag_errors = [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in wrong]
-    no_file = "" if file else f"; there is no {FILE_NAME} in {Path.cwd()}"
+    no_file = "" if file else f" (there is no {FILE_NAME} in {Path.cwd()})"
     if profile is not None and profile not in parsed.profiles:
         flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}{no_file}"))
     chosen, why = default_kind, default_why

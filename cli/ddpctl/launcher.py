@@ -203,10 +203,10 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {line}")
             old = request.resumes
             if old and not old.handle:
-                context.emit(f"  run '{old.name}' did not start: the new run begins without its checkpoints")
+                context.emit(f"  run '{old.name}' did not start, so the new run has no checkpoints to resume from")
             elif old and not run_store.has_checkpoint(old):
-                what = f"{old.checkpoint_dir} has no checkpoint of run '{old.name}'"
-                context.emit(f"  {what}: a training that resumes from there begins at step 0")
+                what = f"run '{old.name}' has no checkpoint in {old.checkpoint_dir}"
+                context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

@@ -197,7 +197,7 @@ class Remote:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
         except (SSHException, OSError, EOFError) as error:
             self._forget(_host(command))
-            return Output(returncode=UNREACHED, stderr=f"the connection was lost: {str(error) or 'the host is gone'}")
+            return Output(returncode=UNREACHED, stderr=f"the connection was lost ({str(error) or 'the host is gone'})")
         finally:
             channel.close()
         return Output(returncode=code)
@@ -214,7 +214,7 @@ class Remote:
             except (SSHException, OSError, EOFError) as error:
                 why = str(error) or type(error).__name__
                 self._forget(host)
-        raise NoConnectionError(f"the connection was lost: {why}")
+        raise NoConnectionError(f"the connection was lost ({why})")
 
     def _connect(self, host: Host) -> "Connection":
         with self._lock:

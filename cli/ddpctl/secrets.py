@@ -44,7 +44,7 @@ def exposed(job: JobSpec) -> str | None:
         return None
     return (
         f"env: {', '.join(names)} would be visible in specs and records: "
-        f"set secrets: [{', '.join(names)}] to pass {'it' if len(names) == 1 else 'them'} from your environment"
+        f"to pass {'it' if len(names) == 1 else 'them'} from your environment, set secrets: [{', '.join(names)}]"
     )
 
 
@@ -56,7 +56,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
     return (
         f"{', '.join(names)} would be visible in specs, records and process lists: "
-        f"set secrets: [{variables}] to pass {'it' if len(names) == 1 else 'them'} from your environment"
+        f"to pass {'it' if len(names) == 1 else 'them'} from your environment, set secrets: [{variables}]"
     )
 
 

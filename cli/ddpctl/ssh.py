@@ -62,7 +62,9 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
             argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
         )
     except FileNotFoundError:
-        raise ConfigError(f"cannot read {what}: ssh is not installed here: install the OpenSSH client") from None
+        raise ConfigError(
+            f"cannot read {what}, because ssh is not installed here: install the OpenSSH client"
+        ) from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
     if done.returncode:
@@ -204,8 +206,9 @@ def _refusal(host: str, name: str, known: KnownKeys, key: PKey) -> str:
         )
     had = ", ".join(f"{_kind(other)} {other.fingerprint}" for other in known.keys)
     return (
-        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was reinstalled, or somebody "
-        f"intercepts the connection; if it was reinstalled: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
+        f"its host key has CHANGED (known_hosts has {had}, the host shows {shown}): the machine was reinstalled, or "
+        "somebody intercepts the connection. If the machine was reinstalled, run "
+        f"ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
     )
 
 
@@ -376,7 +379,7 @@ def _why(error: Exception, hop: _Hop) -> str:
         case ChannelException():
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
         case SSHException():
-            return f"{place}: {str(error).lower()}: is it an SSH server?"
+            return f"{place} does not answer like an SSH server ({str(error).lower()}): check the port"
     return _why_not_there(error, connection.host, place)
 
 
@@ -388,7 +391,7 @@ def _why_not_there(error: Exception, host: str, place: str) -> str:
             return f"{place} does not answer within {CONNECT_S:g} s: it is down, or a firewall blocks the connection"
         case NoValidConnectionsError():
             reasons = {(inner.strerror or str(inner)).lower() for inner in error.errors.values()}
-            return f"{place}: {', '.join(sorted(reasons))}: is sshd running there?"
+            return f"{place} cannot be reached ({', '.join(sorted(reasons))}): is sshd running there?"
         case FileNotFoundError():
             return f"its key {error.filename} does not exist"
     return f"{place}: {str(error) or type(error).__name__}"

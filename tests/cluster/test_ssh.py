@@ -135,11 +135,11 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
         f"ssh-copy-id -p 22 nobody@{second.address}, or name the right one as key",
         f"{stranger}: its host key ED25519 {unknown} is not in known_hosts: compare it on the machine itself "
         f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then trust it with: ssh {stranger}",
-        f"{impostor}: its host key has CHANGED: known_hosts has ED25519 {fingerprint(other)}, it shows "
-        f"ED25519 {fingerprint(bad.host_key)}: the machine was reinstalled, or somebody intercepts the connection; if "
-        f"it was reinstalled: ssh-keygen -R {impostor}, then ssh {impostor}",
-        "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
-        f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
+        f"{impostor}: its host key has CHANGED (known_hosts has ED25519 {fingerprint(other)}, the host shows "
+        f"ED25519 {fingerprint(bad.host_key)}): the machine was reinstalled, or somebody intercepts the connection. If "
+        f"the machine was reinstalled, run ssh-keygen -R {impostor}, then ssh {impostor}",
+        "10.77.0.99: 10.77.0.99:22 cannot be reached (no route to host): is sshd running there?",
+        f"{lab.laptop.address}: {lab.laptop.address}:22 cannot be reached (connection refused): is sshd running there?",
     ]
     assert rows[-1].startswith("no-such-host.invalid: 'no-such-host.invalid' does not resolve: ")
     assert seconds < 30

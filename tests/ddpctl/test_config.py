@@ -223,7 +223,7 @@ def test_shared_memory_is_a_part_of_memory(given: str | None, memory: str | None
 def test_what_only_a_file_has(flags: dict[str, str], folder: Path, wording: Wording) -> None:
     with pytest.raises(UsageError) as raised:
         load(**flags)
-    assert str(raised.value).endswith(f"no ddpctl.yaml in {folder}")
+    assert str(raised.value).endswith(f"no ddpctl.yaml in {folder})")
     wording(raised.value)
 
 

@@ -118,7 +118,7 @@ def test_a_piece_of_a_blob_goes_over_stdin(wording: Wording) -> None:
     assert shell_line(command).startswith(
         f"tail -c +{image_transfer.PART_BYTES + 1} '/cache/x y' | head -c 5 | ssh -l alice -p 2222 -- box2 "
     )
-    lost = Output(returncode=255, stderr="the connection was lost: the host is gone")
+    lost = Output(returncode=255, stderr="the connection was lost (the host is gone)")
     with pytest.raises(UnavailableError) as raised:
         drive(image_transfer.send(BOX2, blob, 0), [lost])
     wording(raised.value)

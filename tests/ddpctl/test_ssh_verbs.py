@@ -26,7 +26,7 @@ def shown(alive: bool, state: str | None = None, code: int | None = None, steps:
     return Output(returncode=0, stdout=json.dumps(answer) + "\n")
 
 
-GONE = Output(returncode=255, stderr="the connection was lost: the host is gone")
+GONE = Output(returncode=255, stderr="the connection was lost (the host is gone)")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ trap 'cp ../stopped.json outcome.json; exit' TERM INT
 touch ready
 while :; do sleep 0.05 9>&-; done
 """
-GONE = "the connection was lost: the host is gone"
+GONE = "the connection was lost (the host is gone)"
 STOPPED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM: the ranks have saved", retry=True)
 OUTCOMES = {
     "succeeded": Outcome(code=0, cause="ok", message="every rank exited with 0"),

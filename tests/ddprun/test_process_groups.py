@@ -150,7 +150,9 @@ def own_places(runs, tmp_path, text, *options, local_world_size="2"):
 def test_two_ranks_that_claim_one_place_are_told_so(runs, tmp_path, text, wording):
     node, code, port = own_places(runs, tmp_path, text)
     assert (code, node.outcome().cause) == (1, "error"), node.said()
-    (line, *_) = [line for rank in (0, 1) for line in node.log(rank).splitlines() if "RuntimeError: ranks" in line]
+    (line, *_) = [
+        line for rank in (0, 1) for line in node.log(rank).splitlines() if "call init_process_group as" in line
+    ]
     wording(re.sub("as rank [01] of", "as rank K of", line.replace(port, "PORT")))
     assert runs.nothing_is_left()
 

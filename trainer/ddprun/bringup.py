@@ -144,8 +144,8 @@ def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) ->
     if config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
-                what = f"{config.checkpoint_dir} has no checkpoint of run '{config.resumes}'"
-                log(f"{what}: a training that resumes from there begins at step 0")
+                what = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"
+                log(f"{what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
 
 
 def route_signals(

@@ -188,8 +188,8 @@ class SpawnWatch:
         if now - self._idle_since < SPAWN_IDLE_S:
             return ""
         first, second = sorted(self._ranks)[:2]
-        cause = f"ranks {first} and {second} each run the script, which itself starts ranks"
-        return f"{cause}, so no process group can form: {AS_ONE_RANK}"
+        cause = f"ranks {first} and {second} each run a script that starts ranks itself"
+        return f"no process group can form, because {cause}: {AS_ONE_RANK}"
 
 
 def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:

@@ -162,7 +162,8 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
         elif not said_full:
             said_full = True
             log(
-                f"all {config.max_nodes} nodes of the run have joined: this node waits until it can replace a lost node"
+                f"the run already has all of its {config.max_nodes} nodes: this node waits until it can replace a "
+                "lost node"
             )
         if reason and said_full:  # otherwise this node could become node 0 and start the training again
             raise _full_error(config)
@@ -186,8 +187,8 @@ def _becomes_host(config: NodeConfig, route: Route) -> bool:
 
 
 def _full_error(config: NodeConfig) -> NodeError:
-    message = f"all {config.max_nodes} nodes of the run have joined, and this node is one too many"
-    return config_error(message, hint="start fewer nodes, or give all of them a larger --nnodes")
+    message = f"the run already has all of its {config.max_nodes} nodes, so this node cannot join"
+    return config_error(message, hint="start fewer nodes, or start all nodes with a larger --nnodes")
 
 
 def _address_on_network(config: NodeConfig) -> str:

@@ -84,8 +84,8 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
         raise config_error(f"{source} is {text!r}", hint=hint)
     if left_s <= grace_s + MARGIN_S:
         raise config_error(
-            f"{source} is {text}, which is too soon, because the ranks get {grace_s:g} s to save, and ddprun needs "
-            f"{MARGIN_S:g} s more",
+            f"{source} is {text}, which is too soon (the ranks get {grace_s:g} s to save, and ddprun needs another "
+            f"{MARGIN_S:g} s)",
             hint=f"give {'a time ' * bool(from_now)}more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
         )
     return Deadline(source=source, at=now + left_s)
@@ -317,13 +317,13 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
         if settings.get("backend", ("", ""))[1] == launchers.C10D:
             return UNNUMBERED
         hint = f"give --node-rank or {names.NODE_RANK} (0 to {max_nodes - 1}), or --rdzv-backend=c10d on all nodes"
-        raise config_error(f"{max_nodes} nodes, but the number of this node is not set", hint=hint)
+        raise config_error(f"the job has {max_nodes} nodes, but the rank of this node is not set", hint=hint)
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
-        nodes = f"{max_nodes} node{'s' * (max_nodes > 1)}"
-        hint = f"expected {_numbers_below(max_nodes)}"
+        nodes = f"{max_nodes} nodes" if max_nodes > 1 else "only 1 node"
+        hint = f"expected 0 to {max_nodes - 1}" if max_nodes > 1 else "expected 0"
         source = settings["node_rank"][0]
-        raise config_error(f"the number of this node is {rank} ({source}), but the job has {nodes}", hint=hint)
+        raise config_error(f"the rank of this node is {rank} (from {source}), but the job has {nodes}", hint=hint)
     return rank
 
 
@@ -337,7 +337,7 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
     ):
         if setting not in settings and max_nodes > 1:
             hint = f"give {flag} or {variable}, the same on every node"
-            raise config_error(f"{max_nodes} nodes, but {what} is not set", hint=hint)
+            raise config_error(f"the job has {max_nodes} nodes, but {what} is not set", hint=hint)
     port = _port(*settings.get("master_port", ("", "0")))
     if port == 0 and max_nodes > 1:
         source = settings["master_port"][0]

@@ -88,8 +88,8 @@ class RankPlace:
         if os.getpid() == self.pid:
             advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
             return f"{both} both call init_process_group as {place}: {advice}"
-        cause = f"{both} each run the script, which itself starts ranks"
-        return f"{cause}, so two processes call init_process_group as {place}: {AS_ONE_RANK}"
+        cause = f"{both} each run a script that starts ranks itself"
+        return f"two processes call init_process_group as {place}, because {cause}: {AS_ONE_RANK}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""

@@ -45,7 +45,7 @@ class Requeues:
             with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
                 if {*last} == {newest_checkpoint(self._checkpoint_dir)}:
                     what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row wrote no new checkpoint"
-                    message = f"gave up: {what}; the last start: {outcome.message}"
+                    message = f"gave up, because {what}; the last start: {outcome.message}"
                     return replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)
         return outcome
 

@@ -103,9 +103,9 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     # The ranks that exited with 0 may have made this rank fail, but this is not certain.
     may_follow = bool(exited) and not failure.stopped_by and (failure.hung or failure.code in SETTLE_S)
     ranks = f"rank{'s' * (len(exited) > 1)} {enumerate_ranges(exited)}"
-    who = f"{ranks} had exited with 0 when {who}" if may_follow else who
+    after = f", after {ranks} had exited with 0" if may_follow else ""
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
-    message = f"{who} {how}"
+    message = f"{who} {how}{after}"
     stopped = describe_stop(failure.stopped_by, failure.stop_reason)
     if failure.rank is None and not failure.unstarted:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun stopped responding"
@@ -113,14 +113,16 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
             message = "node 0, which has the store of the run, was lost: start the run again"
     elif failure.hung or failure.refused:
         cause = "hang" if failure.hung else "error"
-        message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was stopped: {failure.refused}"
+        message = (
+            f"{who} hung{after}: {failure.hung}" if failure.hung else f"{who} was stopped{after}: {failure.refused}"
+        )
     elif failure.unstarted:
         cause, message = "stopped", f"{stopped} before the ranks had started"
     elif failure.killed_here:
         how = "was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"
-        cause, message = "stopped", f"{stopped}: {who} {how}"
+        cause, message = "stopped", f"{stopped}; {who} {how}"
     elif _was_requested(failure):
-        why = f": {message}: {failure.error}" if failure.error else f": {message}"
+        why = f"; {who} then {how}: {failure.error}" if failure.error else f"; {who} then {how}"
         cause, message = "stopped", stopped if of_status(failure.status) in (0, *STOP_CODES) else f"{stopped}{why}"
     elif failure.status in STOP_CODES:
         cause, message = "stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this exit code"
@@ -129,7 +131,7 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
             message = f"rank {rank} received {STOP_CODES[failure.status]}, and all ranks stopped"
     elif failure.oom:
         advice = "give the job more memory, or each rank less work"
-        cause, message = "oom", f"{who} ran out of memory and was killed: {failure.oom}; {advice}"
+        cause, message = "oom", f"{who} ran out of memory and was killed{after}: {failure.oom}; {advice}"
     else:  # 137 says, as in a shell, that a process below the rank was killed
         cause = "killed" if failure.status < 0 or failure.status == Exit.KILLED else "error"
         message = f"{message}: {failure.error}" if failure.error else message
@@ -220,11 +222,11 @@ def decide(
     if not may_restart(outcome, leaves=leaves):
         return Decision(outcome=outcome)
     if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
-        return Decision(outcome=replace(outcome, message=f"{outcome.message}; a restart did not help", retry=False))
+        return Decision(outcome=replace(outcome, message=f"{outcome.message}. A restart did not help", retry=False))
     without_progress = attempts[len(attempts) - num_without_progress(attempts) :]
     if len(attempts) > 1 and len(without_progress) >= MAX_WITHOUT_PROGRESS:
         what = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
-        message = f"gave up after {len(without_progress)} attempts without progress: {what}"
+        message = f"gave up after {len(without_progress)} attempts without progress ({what})"
         return Decision(outcome=replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False))
     return Decision(outcome=outcome, restart=len(attempts) <= max_restarts)
 

@@ -177,10 +177,10 @@ class StopVote:
         return self._vote.asker if self._vote else self._rank_info.rank
 
     def cause(self, code: int) -> str:
-        """Return what stopped the training with this exit code, such as "SIGTERM to rank 1"."""
+        """Return what stopped the training with this exit code, such as "SIGTERM (received by rank 1)"."""
         if self._timed_out:
             return "--stop-after"
-        other = "" if self._signals.code or self.requested_by is None else f" to rank {self.requested_by}"
+        other = "" if self._signals.code or self.requested_by is None else f" (received by rank {self.requested_by})"
         return _SIGNALS[code] + other
 
     def close(self) -> None:

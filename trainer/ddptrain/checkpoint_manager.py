@@ -109,7 +109,7 @@ class CheckpointManager:
                 folder = self._state.options.checkpoints.folder
                 raise TrainError(
                     Exit.NO_INPUT,
-                    f"--epochs 0 only evaluates, but the folder {folder} contains no checkpoint",
+                    f"--epochs 0 only evaluates, but the folder '{folder}' contains no checkpoint",
                     hint="give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
                 )
             if head is None:
@@ -263,7 +263,7 @@ class CheckpointFinder:
         resume = "auto" if started_again else self.options.resume
         if resume == "never" and paths:
             raise config_error(
-                f"--resume never, but the folder {self.directory.folder} contains {paths[0].name}",
+                f"--resume never, but the folder '{self.directory.folder}' contains {paths[0].name}",
                 hint="give another --checkpoint-dir, or --resume auto",
             )
         found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
@@ -295,8 +295,8 @@ class CheckpointFinder:
         if found is None and count:
             raise TrainError(
                 Exit.DATA,
-                f"the folder {self.directory.folder} has no intact checkpoint (corrupt: {count})",
-                hint="to start at step 0, delete the files step-* in it, or give another --checkpoint-dir",
+                f"the folder '{self.directory.folder}' has no intact checkpoint (corrupt: {count})",
+                hint="to start at step 0, delete the step-* files in this folder, or give another --checkpoint-dir",
             )
         return found
 
@@ -346,10 +346,10 @@ class CheckpointFinder:
         if not self.options.allow_changed:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
             raise config_error(
-                f"{path} was trained with other options: {changes}",
+                f"{path} was trained with {changes}",
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
-        self.warn(f"{path} was trained with other options: {changes}; continuing (--allow-changed-config)")
+        self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
 
 
 class CheckpointSaver:

@@ -115,7 +115,7 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None = None
     if text is None and default is not None:
         return default
     if text is None:
-        raise _rank_error(f"{name} is not set, but other variables of a rank are")
+        raise _rank_error(f"{name} is not set, although other variables of a rank are set")
     if not text.isdecimal():
         raise _rank_error(f"{name}={text!r} is not a whole number of at least 0")
     return int(text)

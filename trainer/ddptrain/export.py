@@ -82,7 +82,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
         raise TrainError(Exit.NO_INPUT, f"'{source}': no such file or folder")
     paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
     if not paths:
-        raise TrainError(Exit.NO_INPUT, f"the folder {folder} contains no checkpoint (step-*.pt)")
+        raise TrainError(Exit.NO_INPUT, f"the folder '{folder}' contains no checkpoint (step-*.pt)")
     if best and not source.is_file() and not (paths := by_accuracy(paths)):
         raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} has a known test accuracy: leave out --best")
     found, bad = first_whole(paths)

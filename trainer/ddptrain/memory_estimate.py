@@ -144,7 +144,8 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     open_end = " plus the activations" if case.activations is None else ""
     if case.total() <= memory:
         fits = f"it fits into {_gib(memory)}: {_gib(case.total())}"
-        unknown = f"it needs {_gib(case.total())} of the {_gib(memory)}, plus the activations, whose size is not known"
+        unknown = f"without the activations, it needs {_gib(case.total())} of the {_gib(memory)}"
+        unknown += "; the size of the activations is not known"
         return "\n".join([*lines, unknown if open_end else fits])
     lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):

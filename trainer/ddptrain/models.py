@@ -213,7 +213,8 @@ def torchvision_name(name: str) -> str:
     known = models.list_models(module=models)
     if plain not in known:
         near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"built in: {', '.join(MODELS)}"
+        similar = " or ".join(filter(None, (", ".join(near[:-1]), near[-1]))) if near else ""
+        hint = f"did you mean {similar}?" if near else f"the models built in are {', '.join(MODELS)}"
         raise config_error(f"--model {name} is neither built in nor a torchvision classifier: {hint}")
     return plain
 

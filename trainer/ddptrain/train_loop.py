@@ -330,7 +330,7 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
         parts.append("the gradient is not finite on an unknown rank, because it is sharded")
     what = " and ".join(parts) or "each rank's own gradient is finite, but the norm of the gradient is not finite"
     return (
-        f"step {step} of {num_steps} was not applied: {what} (lr {lr:g}); the weights and all checkpoints are from "
+        f"step {step} of {num_steps} was not applied: {what} (lr {lr:g}). The weights and all checkpoints are from "
         "before this step: try a lower --lr, or check the data"
     )
 

@@ -123,7 +123,7 @@ def _report_start_over() -> None:
     """If an earlier attempt took steps, report that this attempt starts again at the first step."""
     before = os.environ.get(names.STEPS_BEFORE, "")
     if before.isdecimal() and int(before):
-        text = f"no checkpoint yet: the script starts again at its beginning; it had reached step {before}"
+        text = f"the script starts again at step 1 without a checkpoint; an earlier attempt had reached step {before}"
         print(f"ddpwire: {text}", file=sys.stderr)
         events_of(os.environ).emit("started_over", steps=int(before))
 
@@ -153,7 +153,7 @@ def _open_heart() -> Heart:
     try:
         return Heart(os.environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        print(f"ddpwire: no heartbeat for ddprun: {error}", file=sys.stderr)
+        print(f"ddpwire: cannot send heartbeats to ddprun: {error}", file=sys.stderr)
         return Heart(None)
 
 

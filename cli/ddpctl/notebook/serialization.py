@@ -171,7 +171,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
-    why, names = error, ""
+    why, names = error, "it "
     for what, name, value in parts:
         try:
             dumps(value)
@@ -179,6 +179,6 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
             why, names = own, f"the {what} '{name}' (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__).removesuffix(".")
     return (
-        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}. Create the value inside {called}, "
-        "from data that you pass as arguments"
+        f"{called} cannot be sent to the ranks, because {names}cannot be pickled: {reason}. "
+        f"Create the value inside {called}, from data that you pass as arguments"
     )

@@ -298,7 +298,7 @@ class Watcher:
         except UnavailableError as error:  # the network may fail for a short time
             if self._last is None:
                 raise
-            return replace(self._last, silent=(f"the values are not up to date: {error}",))
+            return replace(self._last, silent=(f"the values are not up to date ({error})",))
         return self._last
 
     def _probe(self) -> Snapshot:

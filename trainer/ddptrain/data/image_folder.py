@@ -69,9 +69,10 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     files = (path for name in classes for path in sorted((folder / name).iterdir()))
     paths = tuple(path for path in files if path.suffix.lower() in ENDINGS)
     if len(classes) < 2 or len(paths) < 2:
+        folders = f"{len(classes)} class folder{'s' * (len(classes) != 1)}"
         raise TrainError(
             Exit.NO_INPUT,
-            f"--data-dir {folder} contains {len(paths)} pictures in {len(classes)} class folders",
+            f"--data-dir {folder} contains {len(paths)} picture{'s' * (len(paths) != 1)} in {folders}",
             hint="it must contain at least two class folders with .png or .jpg pictures",
         )
     return classes, paths

@@ -50,7 +50,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(found) > 1:
         names = ", ".join(str(path) for path in found)
-        message = f"--data {options.name}: several folders contain such data ({names})"
+        what = "pictures were" if options.name == "folder" else "this data set was"
+        message = f"--data {options.name}: {what} found in several folders ({names})"
         raise config_error(message, hint="choose one with --data-dir")
     (location,) = found
     if options.name == "folder":

@@ -64,7 +64,9 @@ def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
     for variable, place in table.items():
         secret, slash, key = place.partition("/")
         if not slash or not is_object_name(secret) or not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", key):
-            raise ValueError(f"{variable}: expected SECRET/KEY: a Secret's name in the namespace and one of its keys")
+            raise ValueError(
+                f"{variable}: expected SECRET/KEY, the name of a Secret in the namespace and one of its keys"
+            )
     return table
 
 

@@ -39,7 +39,7 @@ _UNSCHEDULABLE: Explanations = {
     r"untolerated taint \{([^}:]+)":
         "every machine has the taint {m[1]}: add it to tolerations",
     r"didn't match pod topology spread constraints":
-        "there are fewer free machines than nodes: spread: prefer allows two nodes on one machine",
+        "there are fewer free machines than nodes: set spread to 'prefer' to allow two nodes on one machine",
 }  # fmt: skip
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
@@ -138,7 +138,8 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
 def _unscheduled(message: str) -> str:
     reason = message.partition(" preemption:")[0]
     if sentence := explain(reason, _UNSCHEDULABLE):
-        return f"{sentence} ({reason.partition(': ')[0]})"
+        what, colon, advice = sentence.partition(": ")
+        return f"{what} ({reason.partition(': ')[0]}){colon}{advice}"
     return f"no machine can run it: {_short(reason)}"
 
 
@@ -166,7 +167,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
             return _unconfigured(message)
         case "RunContainerError" | "CreateContainerError" | "StartError":
             if named := re.search(r"exec: \"([^\"]+)\": (.*?)(?:: unknown)?$", message):
-                return f"{named[1]} cannot be started: {named[2]}: check that the image has it"
+                return f"{named[1]} cannot be started ({named[2]}): check that the image has it"
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
         if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"):

@@ -217,7 +217,7 @@ _ddp_code=0
 srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=60 bash -c "$_ddp_check" check "$_ddp_token"{words} ||
   _ddp_code=$?
 ((_ddp_code == 0 || _ddp_stopped || _ddp_warned)) ||
-  end "$_ddp_code" unavailable "not every node can run this: see the lines above"
+  end "$_ddp_code" unavailable "not every node can run this job: see the lines above"
 rm -f "$_ddp_token"
 
 read -r -d '' _ddp_on_node <<'NODE' || true

@@ -51,7 +51,8 @@ def check_array(text: str) -> str:
             raise ValueError(f"the range {first}-{last} is empty: its first number must be the smaller one")
     if any(int(number) > MAX_TASK for number in re.findall(r"[0-9]+", text)):
         raise ValueError(
-            f"Slurm allows numbers up to {MAX_TASK:,} (a cluster may allow fewer: MaxArraySize in scontrol show config)"
+            f"Slurm allows numbers up to {MAX_TASK:,} (a cluster may have a lower limit: see MaxArraySize in "
+            "scontrol show config)"
         )
     return text
 

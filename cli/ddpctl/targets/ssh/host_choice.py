@@ -168,7 +168,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             text = claims.take_ticket(folder, plan.run, plan.uid)
             (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TAKE_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
-                raise UnavailableError(f"{host.address}: cannot join its queue: {took.last_line(NO_ERROR)}")
+                raise UnavailableError(f"cannot join the queue of {host.address}: {took.last_line(NO_ERROR)}")
             tickets.append(int(took.stdout))
         date, *answers = yield (
             Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
@@ -183,8 +183,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting = next(filter(None, lines), "")
         if waiting and now >= started + (plan.wait_s or 0):
             raise UnavailableError(
-                f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)}. The "
-                f"last state of {waiting}",
+                f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} "
+                f"({waiting})",
                 hint="use a longer --wait, or see ddpctl hosts",
             )
 
@@ -197,15 +197,19 @@ def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
     fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
         why = fact.failure or "the host removed it"
-        raise UnavailableError(f"nothing was started: {host.address}: the place in its queue was lost: {why}")
+        raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")
     ahead = fact.ahead(plan.uid)
     free, need = len(fact.free_gpus), plan.job.gpus
     if not ahead and free >= need and not fact.get("claims_error"):
         return ""
     line = f"place {len(ahead) + 1} of {len(fact.tickets)} in the queue"
-    after = f", after {', '.join(map(repr, ahead))}" if ahead else ""
-    runs = ", ".join(dict.fromkeys(repr(claim.run) for claim in fact.claims if claim.gpus))
-    has = f" (the rest is used by {runs})" if runs else ""
+    after = f", after {_runs(ahead)}" if ahead else ""
+    runs = tuple(dict.fromkeys(claim.run for claim in fact.claims if claim.gpus))
+    has = f"; GPUs are in use by {_runs(runs)}" if runs else ""
     return one_line(
         f"{host.address}: {line}{after}; {counted(need, 'GPU')} needed, {free} of {len(fact.gpus)} free{has}"
     )
+
+
+def _runs(names: Sequence[str]) -> str:
+    return f"run{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"

@@ -127,7 +127,7 @@ class SshOptions:
             if address not in addresses:
                 yield "target.exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
         if job.checkpoint_copies > 1 and self.checkpoint_dir:
-            wrong = f"{job.checkpoint_copies}, but copies are useless: all hosts share the target's checkpoint_dir"
+            wrong = f"{job.checkpoint_copies} copies are useless, because all hosts share the target's checkpoint_dir"
             yield "job.checkpoint_copies", wrong
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:

@@ -213,7 +213,7 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: boo
     if not cuda:
         return
     if failure := fact.get("gpu_error"):
-        text = f"nvidia-smi failed there: {failure}: repair the driver, or use --device cpu"
+        text = f"nvidia-smi failed there ({failure}): repair the driver, or use --device cpu"
         yield UnavailableError, "GPUs", text
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
@@ -238,16 +238,17 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: boo
 
 def _taken(job: JobSpec, fact: Facts) -> str:
     verb = "is" if len(fact.free_gpus) == 1 else "are"
+    now = fact.number("now")
     who = [
-        f"run '{claim.run}' has used {len(claim.gpus)} for {format_duration(fact.number('now') - claim.since)}"
+        f"run '{claim.run}' has been using {counted(len(claim.gpus), 'GPU')} for {format_duration(now - claim.since)}"
         for claim in fact.claims
         if claim.gpus
     ]
     if len(fact.gpus) - len(fact.free_gpus) > sum(len(claim.gpus) for claim in fact.claims):
-        who.append("other programs use the rest (see nvidia-smi)")
+        who.append("other programs use the rest: see nvidia-smi")
     return (
-        f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free: "
-        f"{', '.join(who)}: use --wait, such as --wait 2h, to wait for free GPUs"
+        f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free "
+        f"({', '.join(who)}): use --wait, such as --wait 2h, to wait for free GPUs"
     )
 
 

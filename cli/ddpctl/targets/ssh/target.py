@@ -276,7 +276,7 @@ class SshTarget(Target):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
             verb = "is" if len(lost) == 1 else "are"
             why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
-            return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready: {why}"))
+            return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
         taken = [at[place] for place in ready]
         secrets = yield from read_secrets(plan.job)
         if self.options.project == "sync":
