@@ -7,8 +7,8 @@ CIFAR's shape, and crop and mirror them. mp.spawn starts ranks that train as in 
 workers per rank, which are started in each epoch. ddpctl.notebook.launch starts ranks that use ddptrain's step and
 input. The ways take turns, and each round reverses their order. The first epoch of each turn does not count.
 
-ddptrain.step_timing measures both ways. "Not computing" is the time outside forward, backward and the optimizer: the
-start of workers, the input, and waiting for the other rank.
+ddptrain.step_timing measures the time in both cases. "Not computing" is the time outside forward, backward and the
+optimizer: the start of workers, the input, and waiting for the other rank.
 """
 
 import contextlib

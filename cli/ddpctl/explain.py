@@ -297,7 +297,10 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     names = sorted(frozenset.intersection(*bad))
     between = f"between {' and '.join(names if len(names) > 1 else [*names, f'{len(bad)} others'])}"
-    text = f"the ranks wait for the network: data was in transit {between} in nearly all samples; see ddpctl bench"
+    text = (
+        f"the ranks wait for the network: data was in transit {between} nearly every time ddpctl looked; "
+        "see ddpctl bench"
+    )
     if is_cut:
         text = f"data {between} is retransmitted, but not acknowledged: the cause is a link, a firewall or a machine, "
         text += f"not a rank; ranks have been waiting for {format_duration(waited_s)}"

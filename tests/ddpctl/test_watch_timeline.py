@@ -218,7 +218,7 @@ def test_a_stop_that_was_asked_for_is_no_loss(wording: Wording) -> None:
     ranks = [event(148, "stopping", rank=0), *stopped]
     assert drawn([*START, *ranks, *both(152, "node_ended")])[5:] == [("training", 122, 148), ("end", 148, 152)]
     wording(describe_event(event(150, "failed", cause="stopped", message="stopped by SIGTERM")))
-    wording(describe_event(event(150, "failed", cause="killed", message="it died")))
+    wording(describe_event(event(150, "failed", cause="killed", message="rank 0 on node 0 was killed by SIGKILL")))
 
 
 def test_nothing_is_lost_after_the_end_unless_the_ranks_are_started_anew() -> None:

@@ -1,6 +1,7 @@
-"""The rendezvous of a run's nodes: a handler for torch elastic in which each node keeps its configured rank.
+"""The rendezvous of a run's nodes: a handler for torch elastic that lets each node keep its configured rank.
 
-elastic's own handler numbers the nodes by their addresses, sorted as strings, and its restarts race on stale keys.
+elastic's own handler numbers the nodes by their addresses, sorted as strings. After a restart, its nodes may read keys
+of the last attempt.
 Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
 and its own store for the ranks.
 

@@ -23,7 +23,7 @@ class Vote:
     def steps(self, step: int) -> tuple[int, int]:
         """Return the lowest and the highest ``step`` of the ranks.
 
-        A rank that has reported no step calls this with 0. It is left out of the lowest step.
+        A rank that has reported no step calls this with 0. The lowest step is computed without such ranks.
         """
         ends = torch.tensor([-step if step else -_RANKS, step])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)

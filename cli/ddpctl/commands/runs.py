@@ -159,7 +159,7 @@ def _how_to_stop(run: "Run") -> str:
 def _no_log(run: "Run", state: "RunStatus") -> NoInputError:
     """Return the error for a run without any log."""
     what = "has no log" if state.ended else "has written no log yet"
-    return NoInputError(f"run '{run.name}' {what}: {state.state}: {one_line(state.message)}")
+    return NoInputError(f"run '{run.name}' {what}; its state is {state.state}: {one_line(state.message)}")
 
 
 def stop(

@@ -149,7 +149,7 @@ def _job(
         raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
     ranks = fields["ranks"]
     if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
-        raise UsageError(f"launch: ranks is {ranks!r}: expected a divisor of gpus ({gpus})")
+        raise UsageError(f"launch: ranks is {ranks!r}: expected an integer that divides gpus ({gpus})")
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     if device not in ("auto", "cuda", "cpu"):
         raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")

@@ -177,7 +177,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when the last node ended. ``start`` has the events of one start of the run.
+    """Return the time at which the last node ended. ``start`` has the events of one start of the run.
 
     If a node has not reported its end, return the time of the last event or metric. Metrics after ``before`` are
     ignored.

@@ -64,7 +64,7 @@ def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
 
 
 def normalisation_of_imagenet(channels: int) -> Normalisation:
-    """Return ImageNet's normalisation. For grey images, it is the mean over ImageNet's three channels."""
+    """Return ImageNet's normalization. For gray images, average its values over ImageNet's three channels."""
     mean, deviation = (torch.tensor(values) for values in IMAGENET_MEAN_DEVIATION)
     if channels == 1:
         mean, deviation = mean.mean().view(1), deviation.mean().view(1)
