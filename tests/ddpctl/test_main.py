@@ -145,7 +145,7 @@ def test_an_option_that_launch_does_not_have(
         main()
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
-    assert instead in said.err.partition("--help")[2]
+    assert instead in said.err.partition("--help. ")[2]
 
 
 def test_init_does_not_wait_for_a_reader(tmp_path: Path) -> None:
