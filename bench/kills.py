@@ -27,8 +27,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import measuring
 
@@ -40,6 +41,11 @@ TIMEOUT_S = 180.0
 KILL_EVERY_S = 20.0
 
 
+def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start Python with these arguments. The options are those of Popen."""
+    return subprocess.Popen([sys.executable, *arguments], **options)
+
+
 class Run:
     """One ddprun with its ranks."""
 
@@ -49,9 +55,9 @@ class Run:
         self.node = folder / "run" / node_name(0)
         environ = measuring.clean_environ() | {"DDP_RUN_DIR": str(folder / "run")}
         self.log = folder / "log"
-        command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
+        arguments = ["-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
         with self.log.open("w") as out:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environ)
+            self.process = start_python(arguments, cwd=folder, stdout=out, stderr=out, env=environ)
 
     def until(self, condition: Callable[[], bool], what: str) -> bool:
         """Wait for a condition. Return whether it became true before the run ended."""

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import measuring
-import torch
 from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, MEETING_S, Case
 from trial import BOUND_S, ROOT, Result, run
 
@@ -67,7 +67,7 @@ def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float
     """Measure the missing results. Return False if ``for_s`` seconds have passed before all are measured."""
     deadline = time.monotonic() + for_s
     missing = [case for case in cases if not results.of(case.title, "ddprun")]
-    if missing:
+    if missing and time.monotonic() <= deadline:
         results.measure_import()
     for case in missing:
         if time.monotonic() > deadline:
@@ -88,7 +88,9 @@ def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float
 
 
 def table(results: Results, cases: list[Case]) -> str:
-    what = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, one run each"
+    what = (
+        f"Python {platform.python_version()}, torch {metadata.version('torch')}, {os.cpu_count()} cores, one run each"
+    )
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
         f"Measured with {what}. `--join-timeout` was {LONGER_S} s for two machines with the same node rank, "

@@ -40,9 +40,10 @@ def run(case: Case, launcher: str, prefix: str) -> Result:
             time.sleep(2)
         processes = []
         for place, node in enumerate(case.nodes):
-            command, env = started_as(case, node, launcher, Path(folder) / str(place))
-            output = Path(folder) / f"{place}.err"
-            processes.append(stack.enter_context(started(machines[node.machine].command(*command), output, env)))
+            arguments, env = started_as(case, node, launcher, Path(folder) / str(place))
+            output = stack.enter_context((Path(folder) / f"{place}.err").open("wb"))
+            process = machines[node.machine].start(*arguments, stdout=output, stderr=output, env=env)
+            processes.append(stack.enter_context(killed(process)))
             began = time.monotonic()
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -56,25 +57,34 @@ def run(case: Case, launcher: str, prefix: str) -> Result:
 
 
 def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a node that is launched by ``launcher``."""
+    """Return Python's arguments and environment for a node that is launched by ``launcher``."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(node.startup)
     script = folder / "train.py"
     script.write_text(node.script)
     place = ["--nnodes", node.nnodes, "--nproc-per-node", node.nproc, "--node-rank", node.rank]
     place += ["--master-addr", case.master, "--master-port", PORT]
     if launcher == "ddprun":
         place += ["--join-timeout", case.join_timeout_s]
-    path = [str(folder), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
+    path = [str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
+    if node.startup:
+        (folder / "sitecustomize.py").write_text(node.startup)
+        path.insert(0, str(folder))
     env = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder), "DDP_IMAGE": node.image, "DDP_DEVICE": "cpu"}
     module = "ddprun" if launcher == "ddprun" else "torch.distributed.run"
-    return [sys.executable, "-m", module, *map(str, place), str(script), *node.arguments], os.environ | env
+    return ["-m", module, *map(str, place), str(script), *node.arguments], os.environ | env
 
 
 @contextlib.contextmanager
-def started(command: list[str], output: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process while the block runs. The children of the process end later, when the machine is removed."""
-    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=env) as process:
+def started(command: list[str], output: Path) -> Iterator[None]:
+    """Run a command while the block runs."""
+    with output.open("wb") as file, killed(subprocess.Popen(command, stdout=file, stderr=file)):
+        yield
+
+
+@contextlib.contextmanager
+def killed(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Kill a process after the block. The children of the process end later, when the machine is removed."""
+    with process:
         try:
             yield process
         finally:

@@ -18,11 +18,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 PATH = os.environ["PATH"]
 # Tests of these files need no server of another test: each may run in any worker.
-ALONE = ("test_exact.py", "test_faults.py", "test_monitoring.py", "test_prometheus.py")
+ALONE = ("test_exact.py", "test_faults.py", "test_monitoring.py", "test_prometheus.py", "test_replaced_nodes.py")
 # What takes longest begins first, in this order; the faults, many and short, fill the end. A worker is given the next
 # test before its last one ends: so what is long and alone stands between files of several tests.
-FIRST = ("docker", "test_slurm.py", "test_provision.py", "[models]", "test_srun.py", "[moments]", "test_ssh.py",
-         "[ranks]", "test_operator_environment.py", "test_monitoring.py")  # fmt: skip
+FIRST = ("docker", "test_provision.py", "test_slurm.py", "test_ssh.py", "[models]", "test_ssh_hosts.py", "[moments]",
+         "test_srun.py", "[ways]", "test_replaced_nodes.py", "[ranks]", "test_operator_environment.py",
+         "test_doctor.py", "test_monitoring.py")  # fmt: skip
 
 
 def scope_of(nodeid: str) -> str:

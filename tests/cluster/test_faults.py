@@ -9,11 +9,11 @@ what else runs on the machine.
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import faults
 import pytest
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
@@ -27,7 +27,6 @@ pytestmark = [
         reason="needs Linux and ip (apt install iproute2): machines are network namespaces",
     ),
 ]
-BENCH = Path(__file__).parents[2] / "bench" / "faults.py"
 
 
 @pytest.fixture
@@ -48,16 +47,19 @@ def test_a_fault(row: Row, tmp_path: Path, weights: str) -> None:
     assert violations(result, row.bars, timed=False) == ()
 
 
-def test_the_benchmark_says_what_it_found(tmp_path: Path) -> None:
+def test_the_benchmark_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = tmp_path / "faults.json"
-    command = [sys.executable, str(BENCH), "--rows", "14", "--json", str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    monkeypatch.setattr(sys, "argv", ["faults.py", "--rows", "14", "--json", str(found)])
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
     (tried,) = json.loads(found.read_text())
     ended_s = tried["result"]["ended_s"]
-    assert done.stdout.splitlines()[2:] == [
+    assert capsys.readouterr().out.splitlines()[2:] == [
         "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as expected |",
         "|---|---|---|---|---|---|---|---|",
         f"| 14 | the port is taken | - | - | {ended_s:.2f} | - | 0 | {int(not tried['wrong'])} of 1 |",
         "",
     ]
-    assert done.returncode == len(tried["wrong"])
+    assert ended.value.code == len(tried["wrong"])

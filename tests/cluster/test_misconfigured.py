@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import misconfigured
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench" / "misconfigured.py"
 PATH = os.environ["PATH"]
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.getuid() != 0 or not shutil.which("ip"),
@@ -38,19 +37,23 @@ SAID = {
 }
 
 
-def test_a_mistake_is_told_with_its_code_and_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mistake_is_told_with_its_code_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", PATH)
     results = tmp_path / "results.json"
 
-    def measure(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(BENCH), "--results", str(results), *options, *SAID]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    def measure(*options: str) -> tuple[object, str, str]:
+        """The exit code, stdout and stderr."""
+        monkeypatch.setattr(sys, "argv", ["misconfigured.py", "--results", str(results), *options, *SAID])
+        with pytest.raises(SystemExit) as ended:
+            misconfigured.main()
+        return ended.value.code, *capsys.readouterr()
 
     begun = measure("--for", "0")
-    assert (begun.returncode, begun.stderr) == (75, "the time of --for is over; some rows are not measured yet\n")
+    assert begun == (75, "", "the time of --for is over; some rows are not measured yet\n")
     done = measure()
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done[0], done[2]) == (0, "")
     rows = json.loads(results.read_text())["rows"]
     assert {title: (row["ddprun"]["said"], row["ddprun"]["code"]) for title, row in rows.items()} == SAID
-    again = measure()
-    assert again.stdout == done.stdout
+    assert measure() == done

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from bench import lab
+from tests import forks
 from tests.cluster.operator_environment import Pod, pods_of
 from tests.ddpctl.kubernetes_lab import draft_of
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 PATH = os.environ["PATH"]
 BOUND_S = 240.0
 JOB = JobSpec(
-    name="digits", nodes="2", gpus=2, device="cpu", command=("ddptrain", "--epochs", "10", "--deterministic"), grace=5
+    name="digits", nodes="2", gpus=2, device="cpu", command=("ddptrain", "--epochs", "3", "--deterministic"), grace=5
 )
 WEIGHTS: dict[str, str] = {}  # of the shapes that have been tried: all must agree
 
@@ -90,13 +90,15 @@ def test_the_contract_holds(shape: str, machines: tuple[lab.Machine, ...]) -> No
                     "PATH": PATH,
                     "PYTHONPATH": os.environ["PYTHONPATH"],
                     "OMP_NUM_THREADS": "1",
-                    "PYTHONDONTWRITEBYTECODE": "1",
                 }
                 output = (Path(runs) / f"{pod.name}.log").open("w")
                 with output:
                     processes.append(
-                        subprocess.Popen(
-                            replace(machine, name=pod.name).command(sys.executable, "-P", "-m", "ddprun", *pod.args),
+                        forks.start_on(
+                            replace(machine, name=pod.name),
+                            "-m",
+                            "ddprun",
+                            *pod.args,
                             env=variables,
                             cwd=runs,
                             stdout=output,
@@ -118,6 +120,6 @@ def test_the_contract_holds(shape: str, machines: tuple[lab.Machine, ...]) -> No
     accuracy = float(re.search(r"test accuracy\s+([0-9.]+) %", said)[1])  # type: ignore[index]
     weights = re.search(r"weights sha256\s+([0-9a-f]{16})", said)[1]  # type: ignore[index]
     print(f"{shape}: {accuracy} %, weights {weights}")
-    assert accuracy >= 98.0, said
+    assert accuracy >= 90.0, said  # after three epochs; 98 % after ten: tests/e2e/test_digits.py
     WEIGHTS[shape] = weights
     assert len(set(WEIGHTS.values())) == 1, WEIGHTS

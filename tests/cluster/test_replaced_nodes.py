@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lab
@@ -36,15 +36,19 @@ REPLACED = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "DDP_NODE_REPLACED": "1"}
 SERVER = Path(__file__).parent / "scripts" / "name_server.py"
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def weights(once: Callable[[str, Callable[[], str]], str], tmp_path: Path) -> str:
     """The weights of an undisturbed run."""
-    options = {"prefix": "calm", "script_args": ("--steps", str(STEPS), "--pause", "0", "--timeout", "240")}
-    with fault_job.start_job(tmp_path_factory.mktemp("calm") / "run", **options) as job:
-        job.start()
-        job.until(job.has_ended, "the end of an undisturbed run", LIMIT_S)
-        (found,) = set(job.weights().values())
-        return found
+
+    def train() -> str:
+        options = {"prefix": "calm", "script_args": ("--steps", str(STEPS), "--pause", "0", "--timeout", "240")}
+        with fault_job.start_job(tmp_path / "calm", **options) as job:
+            job.start()
+            job.until(job.has_ended, "the end of an undisturbed run", LIMIT_S)
+            (found,) = set(job.weights().values())
+            return found
+
+    return once("replaced", train)
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
 """A training that was disturbed ends with the weights of one that was not."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import kills
 import pytest
 import torch
+from tests import forks
 from torch import Tensor
 
 from ddptrain.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 KILLS = 3  # bench/kills.py does 20
 
 
@@ -43,10 +43,15 @@ def test_two_ranks_then_one_then_two_are_two_ranks_to_the_last_digits(
     assert worst < 1e-12
 
 
-def test_killed_at_random_steps_and_started_again_by_ddprun() -> None:
+def test_killed_at_random_steps_and_started_again_by_ddprun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A rank's SIGKILL ends no run, and changes no weight."""
-    command = [sys.executable, "bench/kills.py", f"--kills={KILLS}", "--epochs=6"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"kills            {KILLS} " in done.stdout
-    assert done.stdout.endswith(": equal\n")
+    monkeypatch.setattr(kills, "start_python", forks.start)
+    monkeypatch.setattr(sys, "argv", ["kills.py", f"--kills={KILLS}", "--epochs=4"])
+    with pytest.raises(SystemExit) as ended:
+        kills.main()
+    said, errors = capsys.readouterr()
+    assert (ended.value.code, errors) == (0, "")
+    assert f"kills            {KILLS} " in said
+    assert said.endswith(": equal\n")

@@ -10,9 +10,13 @@ import pytest
 from tests import forks
 from tests.e2e.driver import processes_of, wait_until
 
+# These have the longest tests, of up to minutes. They begin first, so that no worker waits at the end for one of them.
+LONGEST = ("test_bench.py", "test_exact.py", "test_object_store.py")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """pytest gives every collected test, not only those of this folder."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.e2e)

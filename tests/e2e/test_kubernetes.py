@@ -6,11 +6,11 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
@@ -84,9 +84,9 @@ def test_ranks_in_pods_are_explained_and_profiled(cluster: StandIn, dawn: Path, 
         port = server.getsockname()[1]
     options = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}")
     hang = (str(ROOT / "bench/explain_cases/cases.py"), "sleeps")
-    ddprun, quiet = (sys.executable, "-m", "ddprun", *options), subprocess.DEVNULL
+    ddprun, quiet = ("-m", "ddprun", *options), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     nodes = [
-        subprocess.Popen([*ddprun, f"--node-rank={node}", f"--run-dir={dawn}", *hang], stdout=quiet, stderr=quiet)
+        forks.start([*ddprun, f"--node-rank={node}", f"--run-dir={dawn}", *hang], env=os.environ, **quiet)
         for node in (0, 1)
     ]
     found: dict[str, object] = {}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.e2e.driver import SCRIPTS, ddpctl, events_of, wait_until
 
 from ddpwire.object_store import ObjectStore
@@ -41,8 +42,8 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def train(folder: Path, *options: str) -> subprocess.Popen[str]:
     folder.mkdir()
-    argv = (sys.executable, "-P", "-m", "ddptrain", *TRAIN, *options)
-    return subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return forks.start(["-m", "ddptrain", *TRAIN, *options], cwd=folder, env=os.environ, text=True, **pipes)
 
 
 def fingerprint(output: str) -> str:
