@@ -143,7 +143,7 @@ def worker(args) -> None:
 
 
 def measure(model: str, args) -> dict[str, list[float]]:
-    """Start new ranks, and return the rates of each way on one model."""
+    """Start new ranks that train one model in each way. Return the rates of each way."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]

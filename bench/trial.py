@@ -1,4 +1,4 @@
-"""Start a job with one mistake, and record what the launcher reports and after how long it ends."""
+"""Start a job with one mistake. Record what the launcher reports, and how long it takes to end."""
 
 import contextlib
 import os

@@ -32,7 +32,7 @@ def gateway() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     assert GATEWAY is not None
-    server = subprocess.Popen([GATEWAY, f"--web.listen-address={address}", "--log.level=error"])
+    server = subprocess.Popen([GATEWAY, f"--web.listen-address={address}", "--persistence.file=", "--log.level=error"])
     wait_until(lambda: get(f"http://{address}/metrics"), "the Pushgateway")
     yield f"http://{address}"
     server.terminate()

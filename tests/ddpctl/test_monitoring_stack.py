@@ -28,6 +28,7 @@ def test_config_is_what_a_prometheus_and_a_grafana_read(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     found = written(tmp_path / "here")
     targets = os.environ["DDPCTL_STATE_DIR"] + "/.targets"
+    assert Path(targets).is_dir()  # else Prometheus does not see the files of the first run
     boxed = (ROOT / "docker/monitoring/prometheus.yml").read_text()
     assert found == {
         "prometheus.yml": boxed.replace("/targets/", f"{targets}/").replace("interval: 10s", "interval: 5s"),

@@ -1,6 +1,6 @@
 """Real ddpruns on the loopback, and the question who of their families is still alive.
 
-ddprun is a fork (tests/forks.py). In the quick tests of one node it is executed, as by a person.
+ddprun is a fork (tests/forks.py). In the tests that a module lists as EXECUTED it is executed, as by a person.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """A run's folder; nothing of the run may outlive the test."""
-    runs = Runs(run_dir=tmp_path / "run", executed=request.path.name == "test_one_node.py")
+    runs = Runs(run_dir=tmp_path / "run", executed=request.function.__name__ in getattr(request.module, "EXECUTED", ()))
     yield runs
     with contextlib.suppress(AssertionError):
         until(lambda: not runs.alive(), 20.0)

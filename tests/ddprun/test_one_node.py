@@ -12,6 +12,13 @@ from ddpwire import log_record
 from ddpwire.events import EVENTS
 from ddpwire.run_files import Outcome
 
+EXECUTED = (
+    "test_whichever_process_is_killed_nothing_is_left",
+    "test_sigterm_at_any_moment",
+    "test_a_second_signal_kills_at_once",
+    "test_ctrl_c_is_a_keyboard_interrupt_and_130",
+)
+
 
 @pytest.mark.parametrize("victim", ["ddprun", "supervisor", "rank"])
 def test_whichever_process_is_killed_nothing_is_left(runs, wording, victim):

@@ -118,8 +118,8 @@ OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of t
 AGAIN = "ddprun restarts killed ranks. After three attempts without progress, it exits with 75."
 STOPPED = "A stopped run is not a success, so ddprun exits with 143."
 OWN_STORE = (
-    "If there is only one rank, it serves its own store under ddprun. "
-    "The processes that it spawns can then use another port."
+    "Under ddprun, a single rank serves its own store, so the processes that it spawns can use another port. "
+    "Under torchrun, the agent serves the store."
 )
 IMPORTED = "A forked rank has the libraries that ddprun has already imported."
 REASONS = {

@@ -135,7 +135,9 @@ def find_slow(
 
 
 def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Again, ...], str]:
-    """Return the slow nodes or links in ``again``. If no comparison is possible, return an empty tuple and the reason.
+    """Return the nodes or links that are slow again.
+
+    If no comparison is possible, return an empty tuple and the reason.
 
     ``number``: how many nodes or links there are in all. ``what``: the word for them in the reason, "nodes" or "links".
     """

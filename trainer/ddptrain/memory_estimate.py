@@ -311,7 +311,7 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
         largest_layer=max([count - sum(blocks), *blocks]),
         recomputed=recomputed,
     )
-    seen = f"with a context of {given.context} bytes" if is_gpt else f"on {channels}x{size_px}x{size_px}"
+    seen = f"with a context length of {given.context} bytes" if is_gpt else f"on {channels}x{size_px}x{size_px}"
     return with_recompute(case) if given.recompute else case, f"{given.model} ({count:,} parameters) {seen}"
 
 

@@ -214,8 +214,8 @@ def torchvision_name(name: str) -> str:
     if plain not in known:
         near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
         similar = " or ".join(filter(None, (", ".join(near[:-1]), near[-1]))) if near else ""
-        hint = f"did you mean {similar}?" if near else f"the models built in are {', '.join(MODELS)}"
-        raise config_error(f"--model {name} is neither built in nor a torchvision classifier: {hint}")
+        hint = f"did you mean {similar}?" if near else f"the built-in models are {', '.join(MODELS)}"
+        raise config_error(f"--model {name} is neither a built-in model nor a torchvision classifier: {hint}")
     return plain
 
 

@@ -86,8 +86,8 @@ STEP_PHASE = _of_rank(
 )
 COMM = _of_rank(
     "ddp_comm_seconds_total",
-    "Seconds of gradient communication. hidden: during the backward pass. This value is an estimate from every "
-    "hundredth step, in which DDP measures it. exposed: after the backward pass, as in comm_exposed.",
+    "Seconds of gradient communication. hidden is the time during the backward pass, estimated from every hundredth "
+    "step, because DDP measures only these steps. exposed is the time after the backward pass, as in comm_exposed.",
     labels={"overlap": ("hidden", "exposed")},
 )
 MODEL_FLOPS = _of_rank(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
-from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.errors import UnavailableError, UsageError, writing
 from ddpctl.text import table
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ def config(
         return
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
+    if targets is None:  # Prometheus does not notice a folder that is made later
+        with writing(Path(scraping.targets), "make"):
+            Path(scraping.targets).mkdir(parents=True, exist_ok=True)
     stack.write_files(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
     context.emit(f"wrote {folder}: start prometheus --config.file={folder}/prometheus.yml, or copy its rule_files and")
     context.emit(f"scrape_configs to your own file; import {folder}/dashboards/run.json and fleet.json into Grafana")

@@ -242,7 +242,7 @@ class Target(ABC):
         return ()
 
     def remove_outside(self) -> str:
-        """Return shell code that removes, on a machine of ``roots``, what ended runs have outside their folders."""
+        """Return shell code for a machine of ``roots``. It removes files that ended runs have outside their folders."""
         return ""
 
     def keep(self, run: Run) -> Verb[None]:

@@ -353,7 +353,7 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (UnavailableError, "this week's GPU hours are used up: wait until they are renewed (see kaggle quota), or use "
          "--device cpu"),
     r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached":
-        (UnavailableError, "you have reached Kaggle's limit of simultaneous sessions ({0}): wait for a session to "
+        (UnavailableError, "you have reached Kaggle's limit on simultaneous sessions ({0}): wait for a session to "
          "end, or cancel one on its page"),
     r"phone":
         (UnavailableError, "Kaggle gives GPUs and internet only to accounts with a verified phone number: "
@@ -388,7 +388,7 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
     for pattern, (error, sentence) in _KNOWN_ERRORS.items():
         if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
-            group = next(iter(match.groups()), None) or "the limit is unknown"
+            group = next(iter(match.groups()), None) or "Kaggle does not name it"
             return error(f"cannot {doing}: {sentence.format(group)}")
     words = one_line(" ".join(text.split()))
     return UnavailableError(f"cannot {doing}: kaggle reports: {cut(words, MAX_WORDS) or 'nothing'}")

@@ -147,8 +147,9 @@ class SlurmOptions:
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
                 "job.time_limit",
-                f"a time limit of {job.time_limit} is too short: Slurm warns the ranks {lead_s(job)} to "
-                f"{lead_s(job) + EARLY_S} s before this limit; set at least {least}m, or a shorter grace",
+                f"a time limit of {job.time_limit} is too short: with a grace of {job.grace:g} s, Slurm warns the "
+                f"ranks {lead_s(job)} to {lead_s(job) + EARLY_S} s before the limit; set a limit of at least {least}m, "
+                "or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime 'apptainer', but the runtime is '{self.runtime}'"
