@@ -173,3 +173,22 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(
     *_, last = compose.read_text().splitlines()
     assert last == f"{box}: {project} down --volumes"
     assert not box.exists()
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_without_a_docker_daemon_nothing_is_written(verb: str, tmp_path: Path, wording: Wording) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\n[ $1 = compose ] || { echo 'cannot connect to the daemon' >&2; exit 1; }\n")
+    docker.chmod(0o755)
+    state = tmp_path / "state"
+    if verb == "down":
+        (state / ".monitoring").mkdir(parents=True)
+        (state / ".monitoring/compose.yaml").touch()
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DDPCTL_STATE_DIR": str(state)}
+    done = ddpctl("monitor", verb, **env)
+    assert done.returncode == 69
+    wording(done.stderr)
+    assert written(tmp_path) == {
+        "docker": docker.read_text(),
+        **({"state/.monitoring/compose.yaml": ""} if verb == "down" else {}),
+    }

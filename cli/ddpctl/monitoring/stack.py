@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from ddpctl.command import Command, Verb, once
+from ddpctl.command import NOT_FOUND, Command, Verb, once
 from ddpctl.errors import UnavailableError, UsageError, writing
 from ddpctl.launcher import AppContext
 from ddpctl.monitoring.alerts import Limits, rule_groups
@@ -249,12 +249,21 @@ def down(context: AppContext, *, forget: bool) -> bool:
 
 
 def find_compose() -> Verb[tuple[str, ...]]:
-    """Return the compose command of this machine. Raises UnavailableError if docker compose is not installed."""
+    """Return the compose command of this machine.
+
+    Raises UnavailableError if docker compose is not installed, or if the Docker daemon does not answer.
+    """
     for argv in (("docker", "compose"), ("docker-compose",)):
         (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
-            return argv
-    raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or {BY_HAND}")
+            break
+    else:
+        raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or {BY_HAND}")
+    (daemon,) = yield (Command(argv=("docker", "version"), probe=True, timeout_s=60),)
+    if daemon.returncode not in (0, NOT_FOUND):  # docker-compose does not need the docker command
+        why = daemon.last_line("no message")
+        raise UnavailableError(f"docker compose needs the Docker daemon, which does not answer ({why}): start it")
+    return argv
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
