@@ -148,7 +148,7 @@ def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
     third = lab.start("launch", "--wait", "10m", "--name", "three", "--", "hold.py")
     wait_until(lambda: re.search("1 of 1 in the queue; .* 0 of 4 free", lab.said()), "its place", timeout_s=120)
     fourth = lab.start("launch", "--wait", "10m", "--name", "four", "--", "hold.py")
-    wait_until(lambda: "place 2 of 2 in the queue, after 'three'" in lab.said(), "its place", timeout_s=120)
+    wait_until(lambda: "place 2 of 2 in the queue, after run 'three'" in lab.said(), "its place", timeout_s=120)
     assert json.loads(lab.ddpctl("hosts", "--json").stdout)[0]["waiting"] == ["three", "four"]
     overtaking = lab.ddpctl("launch", "--name", "five", "--gpus", "1", "--", "hold.py")
     assert overtaking.returncode == 69
