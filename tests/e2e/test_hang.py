@@ -39,5 +39,5 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
     finally:
         ddpctl("stop", "--kill", "hangs")
     found = explained("hangs")
-    assert "killed" in found["sentence"]
+    assert found["sentence"] == "stopped by you (ddpctl stop)"
     assert (found["state"], found["cause"], found["rank"], found["fault"]) == ("stopped", "none", None, False)
