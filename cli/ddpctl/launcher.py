@@ -352,7 +352,7 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
     if not kill:
         if before and before.state in ("pending", "suspended"):
             when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
-            context.emit(f"cancelling run '{run.name}'{when}: {one_line(before.message)}")
+            context.emit(f"canceling run '{run.name}'{when}: {one_line(before.message)}")
         else:
             context.emit(
                 f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "

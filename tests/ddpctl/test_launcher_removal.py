@@ -84,7 +84,7 @@ def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
     target = targets._type(kind)
     for capability in ("pull", "suspend"):
         assert (capability in target.capabilities) == (getattr(target, capability) is not getattr(Target, capability))
-    assert "stop" in target.capabilities or target.exit_message is not Target.exit_message
+    assert ("stop" in target.capabilities) == (target.exit_message is Target.exit_message)
     assert (target.roots is not Target.roots) == (kind in ("ssh", "slurm"))
 
 

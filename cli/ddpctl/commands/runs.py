@@ -152,7 +152,7 @@ def _how_to_stop(run: "Run") -> str:
     from ddpctl import launcher, run_folders
 
     if run_folders.is_by_hand(run):
-        return launcher.target_of(run).exit_message(run)
+        return launcher.target_of(run).how_to_stop_by_hand(run)
     return f"use DDPCTL_STATE_DIR={shlex.quote(str(Path(run.folder).parent))} ddpctl stop {run.name}"
 
 

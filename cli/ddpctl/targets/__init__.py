@@ -277,10 +277,11 @@ class Target(ABC):
         raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return a message that says how a user can stop a run that ddpctl cannot stop.
+        """Return a message that says how a user can stop a run. Needed if the target lacks the capability "stop"."""
+        raise NotImplementedError
 
-        Such a run was started by hand, or its target lacks the capability "stop".
-        """
+    def how_to_stop_by_hand(self, run: Run) -> str:
+        """Return a phrase that says how a user can stop a run that was started by hand."""
         hosts = ", ".join(sorted({*run.handle.get("hosts", ())})) or "its machine"
         return f"send SIGTERM to its ddprun on {hosts}"
 

@@ -234,9 +234,9 @@ class SlurmTarget(Target):
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
 
-    def exit_message(self, run: Run) -> str:
-        """Return how a user can stop a job that ddpctl did not launch."""
-        return f"use scancel {run.handle['job']}" if job_of(run) else super().exit_message(run)
+    def how_to_stop_by_hand(self, run: Run) -> str:
+        """Return a phrase that says how a user can stop a job that ddpctl did not launch."""
+        return f"use scancel {run.handle['job']}" if job_of(run) else super().how_to_stop_by_hand(run)
 
     def roots(self, run: Run) -> tuple[tuple[Host | None, str], ...]:
         """Return the folder that contains all runs on the cluster. Raises ConfigError.
