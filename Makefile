@@ -21,7 +21,7 @@ demo: $(VENV)/.train  ## train on handwritten digits with 2 nodes x 2 ranks on t
 	@echo "other machines:     docs/two_boxes.md, docs/slurm.md, docs/kubernetes.md"
 
 test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
-	$(BIN)/python -m pytest -n $(CORES)
+	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal
 
 e2e: $(VENV)/.dev  ## slower tests: complete trainings, restarts, notebooks, small benchmarks
 	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cluster import docker_lab
 from tests.cluster.prometheus_lab import MISSING
-from tests.e2e.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
 
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]
 PATH = os.environ["PATH"]
@@ -60,7 +60,7 @@ def test_the_box_sees_a_run(boxed: None, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"Prometheus  http://127.0.0.1:{port}"), done.stderr
     again = ddpctl(*up, "--limit", "skew=2", timeout=300)
     assert again.returncode == 0, again.stderr
-    ddpctl("launch", "-d", "--name", "night", "--nodes", "2", "--", "--epochs", "2000", "--device", "cpu")
+    ddpctl("launch", "-d", "--name", "night", "--nodes", "2", "--", str(PACED), "--epochs", "2000", "--device", "cpu")
     try:
         wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "night")), "the second epoch", 120)
         told = {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cluster.prometheus_lab import MISSING, Lab, prometheus
 from tests.ddpctl.expressions import names, plain, selectors_of
-from tests.e2e.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
 from tests.test_dashboards import expressions
 
 from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts
@@ -20,7 +20,6 @@ from ddpwire.metrics import CATALOGUE
 
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]
 PATH = os.environ["PATH"]
-SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
 UNCHANGED = Path(__file__).parent / "scripts" / "unchanged.py"
 NEED_A_GPU = {metric.name for metric in CATALOGUE if metric.needs_gpu}
 NEED_A_FAULT = {"ALERTS"}  # there only while something is wrong
@@ -36,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
     limits = [word for limit in QUICK for word in ("--limit", limit)]
     with prometheus(tmp_path / "monitoring", "--interval", "0.5", *limits) as lab:
         slow = f"SLOW={tmp_path}/slow"
-        args = ("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", "night", "-e", slow, "--", str(SCRIPT))
+        args = ("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", "night", "-e", slow, "--", str(PACED))
         done = ddpctl(*args, "--epochs", "5000", "--device", "cpu")
         assert done.returncode == 0, done.stderr
         try:

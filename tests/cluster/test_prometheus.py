@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
 
 from ddpwire.metrics import CATALOGUE
 
@@ -30,7 +30,7 @@ RUN = "scraped"
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The addresses of a training that continues."""
     monkeypatch.setenv("PATH", PATH)
-    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "--", "--epochs", "2000")
+    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "--", str(PACED), "--epochs", "2000")
     try:
         wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, RUN)), "the second epoch", timeout_s=200)
         reports = json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster import slurm_lab
 from tests.cluster.slurm_site import ROOT, SSHD, STEPS, Site, login_node, until
 from tests.ddpctl.test_profile import check_chrome_trace
+from tests.e2e.driver import PACED
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
@@ -24,7 +25,7 @@ pytestmark = [
 ]
 FILE = str(ROOT / "examples" / "slurm.yaml")
 EXACT = ("-f", FILE, "--profile", "exact")
-LONG = ("--", "ddptrain", "--epochs", "2000")
+LONG = ("--", str(PACED), "--epochs", "2000")
 SHORT = ("--", "ddptrain", "--epochs", "2", "--deterministic")
 WEIGHTS = re.compile(r"weights sha256 (\w+)")
 ACCURACY = re.compile(r"test accuracy +([0-9.]+) %")
@@ -318,8 +319,7 @@ def phases(site: Site, run: str) -> list[str]:
 
 
 def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
-    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", "--", "ddptrain", "--epochs", "2000",
-                "--checkpoint-every", "10")  # fmt: skip
+    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", *LONG, "--checkpoint-every", "10")
     job = site.job("lost")
     until(lambda: "epoch  2/" in site.log("lost"), 90, lambda: site.log("lost"))
     dead = site.slurm.folder / "slurmd-node-1.pid"

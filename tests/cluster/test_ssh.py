@@ -19,10 +19,10 @@ import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
 from tests.ddpctl.test_profile import check_chrome_trace
-from tests.e2e.driver import ROOT, wait_until
+from tests.e2e.driver import PACED, ROOT, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
-FOREVER = ("--", "--epochs", "5000")
+FOREVER = ("--", str(PACED), "--epochs", "5000")
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     pids = list(lab.alive("late"))
     for pid in pids:  # nobody can save: the second Ctrl-C has to kill
         with contextlib.suppress(ProcessLookupError):
-            if b"ddptrain" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if PACED.name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGSTOP)
     os.killpg(launched.pid, signal.SIGINT)
     time.sleep(1)

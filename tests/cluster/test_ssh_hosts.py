@@ -12,7 +12,7 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
-from tests.e2e.driver import wait_until
+from tests.e2e.driver import PACED, wait_until
 
 from ddpwire.run_files import CHECKPOINTS, COPY
 
@@ -79,7 +79,7 @@ def test_a_day_with_four_boxes(lab: Lab, record_property: Callable[[str, object]
     write(lab, 0, 1, 2, 3, job="name: digits, nodes: '3:4', gpus: 1, device: cpu")
     last = lab.boxes[3].address
 
-    launched = lab.start("launch", "--name", "day", "--", "--epochs", "5000")
+    launched = lab.start("launch", "--name", "day", "--", str(PACED), "--epochs", "5000")
     wait_until(lambda: re.search(r"epoch +2/", lab.log("day")), "the second epoch", timeout_s=300)
 
     assert re.search(r"(?m)^day +training .* 3:4 x 1 +boxes ", ddpctl("ps"))

@@ -14,6 +14,7 @@ from ddpwire.run_files import NODE_LOG, OUTCOME, Outcome, read_outcome
 DDPCTL = (sys.executable, "-P", "-m", "ddpctl")  # as the console script: the current folder is no library
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent.parent
+PACED = ROOT / "tests/cluster/scripts/paced.py"  # ddptrain for tests in which a training has only to continue
 
 
 def ddpctl(*args: str, cwd: Path | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:

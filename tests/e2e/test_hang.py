@@ -25,8 +25,14 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
     launched = ddpctl("launch", "--detach", *NODES, "--name", "hangs", "--", str(CASES), "worker_stalls")
     assert launched.returncode == 0, launched.stderr
     try:
-        wait_until(lambda: explained("hangs")["cause"] == "data_loader", "the hang", timeout_s=200)
-        found = explained("hangs")
+        found: dict[str, object] = {}
+
+        def is_explained() -> bool:
+            """Return whether explain has found the cause, and that the three other ranks wait: they come one by one."""
+            found.update(explained("hangs"))
+            return found["cause"] == "data_loader" and " 3 ranks have been waiting " in str(found["sentence"])
+
+        wait_until(is_explained, "the hang", timeout_s=200)
         assert (found["run"], found["state"], found["rank"], found["node"]) == ("hangs", "running", 1, 0)
         assert (len(found["evidence"]), found["unknown"]) == (4, [])
         sentence = str(found["sentence"]).partition(". A wait of less than ")[0]

@@ -1,7 +1,6 @@
 """The subcommands ``bench`` and ``doctor``. They check a target with a job that runs ``ddpcheck`` there."""
 
 import re
-import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -74,6 +73,8 @@ def doctor(
 
 def compared(result: Mapping[str, Any]) -> list[str]:
     """Compare a result with the target's last bench, if that bench had the same data sizes and number of ranks."""
+    import statistics
+
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # no earlier result, or a result that another version wrote

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ddpctl.command import Command, Host, once
 from ddpctl.commands import launch
 from ddpctl.commands.arguments import DryRun, Json, SshTarget, open_context, print_result
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
+    from ddpctl.command import Host
     from ddpctl.config import Settings
 
 app = typer.Typer(
@@ -111,6 +111,7 @@ def ship(
 def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
     """Show an image's digest, size, layers and software versions."""
     from ddpctl import image_transfer, images
+    from ddpctl.command import Command, once
 
     context = open_context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
@@ -120,7 +121,7 @@ def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Jso
     print_result({**asdict(found), "versions": pairs}, images.show(found, versions), as_json=as_json)
 
 
-def parse_host(text: str) -> Host:
+def parse_host(text: str) -> "Host":
     """Parse a host such as ``alice@box1:2222``. Raises UsageError."""
     from ddpctl.targets.ssh.options import SshHost
 
@@ -143,6 +144,8 @@ def _reference(given: str | None) -> str:
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
+    from ddpctl.command import Command, once
+
     context = open_context()
     verb = once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
     done = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)

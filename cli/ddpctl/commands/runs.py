@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl import interrupts
-from ddpctl.command import Command, once
 from ddpctl.commands.arguments import (
     Json,
     Node,
@@ -396,6 +395,7 @@ def export(
     ddpctl export night weights.safetensors --best
     """
     from ddpctl import run_store, targets
+    from ddpctl.command import Command, once
     from ddpctl.launch_plan import TRAINER, program
 
     context, record = find_run(run)
