@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test e2e check specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
+.PHONY: demo test e2e check check-types check-others specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -32,8 +32,13 @@ wording: $(VENV)/.dev  ## update the golden files of messages, for TESTS="FILE .
 check: $(VENV)/.dev  ## style, types, import contracts, shell scripts, the checked-in specs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync check-types check-others
+
+check-types:
 	$(BIN)/mypy
 	$(BIN)/mypy tests bench
+
+check-others:
 	$(BIN)/lint-imports
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
 	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint

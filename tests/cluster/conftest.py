@@ -29,7 +29,8 @@ FIRST = ("docker", "test_provision.py", "test_slurm.py", "test_ssh.py", "[models
 def scope_of(nodeid: str) -> str:
     """Who shares a server has one worker; a Docker is shared by all who want one."""
     file = nodeid.partition("::")[0]
-    if "docker_env" in (Path(__file__).parents[2] / file).read_text():
+    text = (Path(__file__).parents[2] / file).read_text()
+    if "docker_env" in text or "packed_image" in text:
         return "docker"
     return nodeid if file.endswith(ALONE) else file
 
@@ -124,3 +125,11 @@ def docker_env() -> Iterator[dict[str, str]]:
 def image(docker_env: dict[str, str]) -> str:
     """The project's image, built from docker/Dockerfile."""
     return docker_lab.build(docker_env)
+
+
+@pytest.fixture(scope="session")
+def packed_image(docker_env: dict[str, str], image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image as a file, for other engines."""
+    path = tmp_path_factory.mktemp("packed") / "image.tar"
+    docker_lab.docker(docker_env, "save", "--output", str(path), image, timeout_s=300)
+    return path

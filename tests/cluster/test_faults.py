@@ -48,8 +48,9 @@ def test_a_fault(row: Row, tmp_path: Path, weights: str) -> None:
 
 
 def test_the_benchmark_says_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: str
 ) -> None:
+    monkeypatch.setattr(faults, "undisturbed", lambda _: weights)
     found = tmp_path / "faults.json"
     monkeypatch.setattr(sys, "argv", ["faults.py", "--rows", "14", "--json", str(found)])
     with pytest.raises(SystemExit) as ended:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+from tests import forks
 
 from ddptrain.checkpoint import load_checkpoint
 
@@ -44,8 +44,7 @@ def test_training_goes_on_the_old_one_is_whole_and_room_is_used_again(disk: Path
     environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics), "OMP_NUM_THREADS": "1"}
     errors = tmp_path / "errors"
     with errors.open("w") as err, (tmp_path / "out").open("w") as out:
-        command = [sys.executable, "-m", "ddptrain", *options]
-        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=out, stderr=err)
+        process = forks.start(["-m", "ddptrain", *options], cwd=tmp_path, env=environ, stdout=out, stderr=err)
     try:
         wait_until(lambda: len(list(disk.glob("checkpoints/step-*.json"))) >= 2, process)
         filler = disk / "filler"

@@ -70,15 +70,15 @@ def test_a_folder_of_the_group_of_a_cluster_is_enough(docker: Docker, image: str
     assert (done.stdout, (folder / "x").read_text(), (folder / "x").stat().st_uid) == ("/tmp\n", "ddp", 10001)
 
 
-def test_tini_is_the_first_process_and_nobody_is_root(docker: Docker, training: str) -> None:
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("USR1", 138)])
+def test_tini_passes_a_signal_to_ddprun_and_the_run_is_saved(
+    docker: Docker, training: str, name: str, code: int
+) -> None:
     assert docker("exec", training, "cat", "/proc/1/comm").stdout == "tini\n"
-    assert docker("exec", training, "id", "--user").stdout == "10001\n"
+    assert docker("exec", training, "id", "--user").stdout == "10001\n"  # not root
     probe = docker("exec", training, "python", "-m", "ddprun.healthcheck")
     assert (probe.returncode, probe.stdout) == (0, "1 ddprun well\n")
 
-
-@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("USR1", 138)])
-def test_a_signal_reaches_ddprun_and_the_run_is_saved(docker: Docker, training: str, name: str, code: int) -> None:
     docker("kill", "--signal", name, training)
     assert docker("wait", training).stdout == f"{code}\n"
     word = docker("cp", f"{training}:/runs/x/node-0/outcome.json", "-", check=False)

@@ -5,12 +5,12 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import forks
 from tests.e2e.driver import wait_until
 
 GATEWAY = next(filter(None, map(shutil.which, ("prometheus-pushgateway", "pushgateway"))), None)
@@ -42,13 +42,8 @@ def gateway() -> Iterator[str]:
 def run(script: str, *options: str, environ: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "script.py"
     path.write_text(script)
-    return subprocess.run(
-        [sys.executable, "-m", "ddprun", "--run-id", "night", "--standalone", *options, str(path)],
-        env=os.environ | {"PATH": PATH} | environ,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    command = ["-m", "ddprun", "--run-id", "night", "--standalone", *options, str(path)]
+    return forks.run(command, env=os.environ | {"PATH": PATH} | environ, text=True)
 
 
 def test_node_0_tells_how_the_run_ended(gateway: str, tmp_path: Path) -> None:

@@ -37,10 +37,8 @@ class Docked(Site):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, docker_env: dict[str, str], image: str) -> Iterator[Docked]:
+def site(tmp_path_factory: pytest.TempPathFactory, packed_image: Path, image: str) -> Iterator[Docked]:
     folder = tmp_path_factory.mktemp("site")
-    packed = folder / "image.tar"
-    docker_lab.docker(docker_env, "save", "--output", str(packed), image, timeout_s=300)
     with (
         slurm_lab.cluster(1, gpus=0, prefix="dockslurm") as slurm,
         tempfile.TemporaryDirectory(prefix="dock-") as own,
@@ -48,8 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, docker_env: dict[str, str], i
             Path(own), "--bridge=none", "--iptables=false", "--ip6tables=false", netns=slurm.nodes[0].namespace
         ) as env,
     ):
-        docker_lab.docker(env, "load", "--input", str(packed), timeout_s=300)
-        packed.unlink()
+        docker_lab.docker(env, "load", "--input", str(packed_image), timeout_s=300)
         (folder / "ddpctl.yaml").write_text(FILE % image)
         folder.chmod(0o777)
         yield Docked(slurm=slurm, folder=folder, docker=env)

@@ -70,11 +70,9 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, docker_env: dict[str, str], image: str) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, packed_image: Path) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("docks")
     person = Person(folder / "me")
-    packed = folder / "image.tar"
-    docker(docker_env, "save", "--output", str(packed), image, timeout_s=300)
     with machines(3, prefix="docks") as made, contextlib.ExitStack() as stack:
         laptop, *rest = made
         docks = []
@@ -86,9 +84,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory, docker_env: dict[str, str], im
             stack.callback(shutil.rmtree, own, ignore_errors=True)
             stack.callback(dock.stop)
             dock.start()
-            docker(dock.env, "load", "--input", str(packed), timeout_s=300)
+            docker(dock.env, "load", "--input", str(packed_image), timeout_s=300)
             docks.append(dock)
-        packed.unlink()
         hosts = ", ".join(dock.box.address for dock in docks)
         (folder / "ddpctl.yaml").write_text(
             f"job: {{name: digits, nodes: 2, gpus: 2, device: cpu, shm: 64Mi, image: '{IMAGE}'}}\ntarget: boxes\n"
