@@ -1,14 +1,15 @@
 """A step of ``--deterministic`` does the same sums and draws the same numbers wherever its process started."""
 
 import copy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import exact
 import pytest
 import torch
 import torch.distributed as dist
+from tests import forks
 from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.config import parse_options
@@ -19,7 +20,6 @@ from ddptrain.main import run
 from ddptrain.models import build_model
 from ddpwire.signals import Signals
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
@@ -124,9 +124,14 @@ def test_dropout_goes_on_where_it_was(
 
 
 @pytest.mark.e2e
-def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights() -> None:
+def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One row of bench/exact.py; tests/cluster/test_exact.py has more."""
-    command = [sys.executable, "bench/exact.py", "--groups", "ranks", "--rows", "^3 ranks"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" equal |") == 1
+    monkeypatch.setattr(exact, "run_python", forks.run)
+    monkeypatch.setattr(sys, "argv", ["exact.py", "--groups", "ranks", "--rows", "^3 ranks"])
+    with pytest.raises(SystemExit) as ended:
+        exact.main()
+    said, errors = capsys.readouterr()
+    assert ended.value.code == 0, said + errors
+    assert said.count(" equal |") == 1
