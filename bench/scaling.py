@@ -15,7 +15,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import measuring
 from lab import Machine, machines
@@ -36,18 +38,23 @@ LINKS = ["none", "1gbit", "100mbit"]
 RANK = Path(__file__).with_name("scaling_rank.py")
 
 
+def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start Python with these arguments. The options are those of Popen."""
+    return subprocess.Popen([sys.executable, *arguments], **options)
+
+
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """Return the command of a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
+    """Return the arguments of Python for a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
     images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
-    return [sys.executable, str(RANK), str(steps), *images, *how]
+    return [str(RANK), str(steps), *images, *how]
 
 
-def rate(commands: list[list[str]]) -> float:
-    """Run these ranks. Return the images/s of all ranks together, which rank 0 prints."""
+def rate(commands: list[list[str]], start: Callable[..., subprocess.Popen[str]]) -> float:
+    """Run these ranks, which ``start`` starts. Return the images/s of all ranks together, which rank 0 prints."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
-    ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
+    ranks = [start(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
     try:
         outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
     finally:
@@ -62,7 +69,7 @@ def on_loopback(size: int, steps: int) -> float:
     """Return the images/s of ``size`` ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
-        return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
+        return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)], start_python)
 
 
 @contextlib.contextmanager
@@ -84,8 +91,8 @@ def limited(pair: tuple[Machine, ...], link: str):
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
     """Return the images/s of two ranks, one on each machine."""
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
-    here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
-    return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
+    here = ["env", "GLOO_SOCKET_IFNAME=eth0", sys.executable, *training(steps, options), *meet]
+    return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)], subprocess.Popen)
 
 
 def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
