@@ -17,13 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import measuring
 from train_table import table
 
 WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
 TIMEOUT_S = 3600.0
+
+
+def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start Python with these arguments. The options are those of Popen."""
+    return subprocess.Popen([sys.executable, *arguments], **options)
 
 
 def ours(setting):
@@ -146,8 +153,8 @@ def measure(model: str, args) -> dict[str, list[float]]:
     """Start new ranks that train one model in each way. Return the rates of each way."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "rates.json")
-        command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]
-        command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
+        arguments = [__file__, "--worker", model, "--result", str(result), "--device", args.device]
+        arguments += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
         port = measuring.free_port()
         ranks = []
         for rank in range(args.ranks):
@@ -156,7 +163,7 @@ def measure(model: str, args) -> dict[str, list[float]]:
                 environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": args.ranks}
                 environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             environ = {name: str(value) for name, value in environ.items()}
-            ranks.append(subprocess.Popen(command, env=os.environ | environ))
+            ranks.append(start_python(arguments, env=os.environ | environ))
         try:
             for one in ranks:
                 if one.wait(timeout=TIMEOUT_S):

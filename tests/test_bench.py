@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import scaling
+import train
+from tests import forks
 
 pytestmark = pytest.mark.e2e
 
@@ -52,10 +55,28 @@ def run(name, tmp_path, *arguments):
     return done.stdout.splitlines()[1:], json.loads(found.read_text())
 
 
-def test_train_and_two_ranks_of_it(tmp_path):
+@pytest.fixture
+def call(monkeypatch, capfd, tmp_path):
+    """Call a benchmark's main in this process, with forks as its ranks (tests/forks.py). Return what ``run`` does."""
+    # Nothing is to be written to stderr, and TORCH_CPP_LOG_LEVEL is only for ranks that are executed.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # no warning where the name of the machine has no address
+
+    def call_main(benchmark, *arguments):
+        found = tmp_path / "found.json"
+        monkeypatch.setattr(benchmark, "start_python", forks.start)
+        monkeypatch.setattr(sys, "argv", [benchmark.__file__, *arguments, "--json", str(found)])
+        benchmark.main()
+        out, err = capfd.readouterr()  # with that of the ranks
+        assert err == ""
+        return out.splitlines()[1:], json.loads(found.read_text())
+
+    return call_main
+
+
+def test_train_and_two_ranks_of_it(call):
     arguments = ["--models", "ConvNet", "--rounds", "1", "--seconds", "0.2"]
     for ranks in ("1", "2"):
-        lines, result = run("train", tmp_path, *arguments, "--ranks", ranks, "--ways", "tutorial,ddptrain")
+        lines, result = call(train, *arguments, "--ranks", ranks, "--ways", "tutorial,ddptrain")
         rates = result["rates"]["ConvNet"]
         assert [line.split()[0] for line in lines] == ["images/s", "ConvNet", "tutorial", "ddptrain", "goal:"]
         assert lines[2].split()[1:] == [f"{rates['tutorial'][0]:.0f}", "1.00", "1.00", "1.00", "1"]
@@ -96,8 +117,8 @@ def test_deterministic(tmp_path):
     assert all(seconds > 0 for (seconds,) in result["seconds"]["deep"].values())
 
 
-def test_scaling(tmp_path):
-    lines, result = run("scaling", tmp_path, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
+def test_scaling(call):
+    lines, result = call(scaling, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
     assert [line.split()[0] for line in lines] == ["ranks", "1", "2"]
     assert all(values[0] > 0 for values in result["loopback"].values())
 
