@@ -55,6 +55,15 @@ def run(name, tmp_path, *arguments):
     return done.stdout.splitlines()[1:], json.loads(found.read_text())
 
 
+def run_forked(name, tmp_path, *arguments):
+    """Do as ``run`` does, with a fork (tests/forks.py)."""
+    found = tmp_path / "found.json"
+    command = [str(BENCH / f"{name}.py"), *arguments, "--json", str(found)]
+    done = forks.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()[1:], json.loads(found.read_text())
+
+
 @pytest.fixture
 def call(monkeypatch, capfd, tmp_path):
     """Call a benchmark's main in this process, with forks as its ranks (tests/forks.py). Return what ``run`` does."""
@@ -96,7 +105,7 @@ def test_train_with_the_frameworks(framework, tmp_path):
 
 
 def test_input(tmp_path):
-    lines, result = run("input", tmp_path, "--rounds", "1", "--seconds", "0.05")
+    lines, result = run_forked("input", tmp_path, "--rounds", "1", "--seconds", "0.05")
     costs = result["microseconds"]
     told = [float(line.split()[-5]) for line in lines[1:-1]]
     assert told == [round(values[0], 2) for values in costs.values()]
@@ -104,7 +113,7 @@ def test_input(tmp_path):
 
 
 def test_checkpoint(tmp_path):
-    lines, result = run("checkpoint", tmp_path, "--rounds", "1")
+    lines, result = run_forked("checkpoint", tmp_path, "--rounds", "1")
     assert f"blocked, ddptrain / torch.save: {100 * result['ratio']:.0f} % (goal: at most 25 %)" in lines
     assert min(result["ms"]["ddptrain"]) > 0
 
