@@ -14,7 +14,7 @@ from typing import Any
 import measuring
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
@@ -68,7 +68,8 @@ def main() -> None:
     options = parser.parse_args()
     for how in ("pickled", "tensors"):
         with tempfile.TemporaryDirectory() as folder:
-            spawn(rank_main, args=(how, options.mib, f"{folder}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+            given = (how, options.mib, f"{folder}/store")
+            start_processes(rank_main, given, nprocs=RANKS, start_method="fork")  # this process has only imported
 
 
 if __name__ == "__main__":

@@ -180,13 +180,8 @@ def test_recording(tmp_path):
 
 
 def test_restore():
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "restore.py"), "--mib", "8"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
+    done = forks.run([str(BENCH / "restore.py"), "--mib", "8"], env=os.environ, text=True)
+    done.check_returncode()
     lines = [line.split() for line in done.stdout.splitlines()]
     assert sorted((line[0], line[2]) for line in lines) == [
         (how, f"{rank}:") for how in ("pickled", "tensors") for rank in range(4)
