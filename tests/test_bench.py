@@ -20,8 +20,9 @@ BENCH = Path(__file__).parents[1] / "bench"
 
 def test_startup(tmp_path):
     found = tmp_path / "startup.json"
+    arguments = ["--repeats", "1", "--kills", "1", "--nodes", "2", "--ranks", "1", "--json", str(found)]
     done = subprocess.run(
-        [sys.executable, str(BENCH / "startup.py"), "--repeats", "1", "--kills", "1", "--json", str(found)],
+        [sys.executable, str(BENCH / "startup.py"), *arguments],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
