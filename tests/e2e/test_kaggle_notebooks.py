@@ -33,8 +33,8 @@ IMAGES = 2  # in each of CIFAR's files
 FEWER = {
     "resnet18": ["--recipe", "cifar10-resnet18", "--epochs", "1", "--batch-size", "4"],
     "imageclassifier": ["--recipe", "cifar10-imageclassifier", "--epochs", "1", "--batch-size", "4"],
-    "mnist": ["--recipe", "mnist-convnet", "--epochs", "2", "--batch-size", "10"],
 }
+MNIST = ["--recipe", "mnist-convnet", "--epochs", "2", "--batch-size", "10"]
 
 
 def write_cifar(folder: Path) -> None:
@@ -88,8 +88,19 @@ def execute(name: str, working: Path, args: list[str]) -> str:
 def test_a_notebook_runs_from_top_to_bottom(
     name: str, session: Path, record_property: Callable[[str, object], None], wording: Wording
 ) -> None:
+    run_and_check(name, session, FEWER[name], record_property, wording)
+
+
+def run_and_check(
+    name: str,
+    session: Path,
+    args: list[str],
+    record_property: Callable[[str, object], None],
+    wording: Wording,
+) -> None:
+    """Run the notebook, and assert that its training succeeded, left its weights and has no process any more."""
     began = time.monotonic()
-    text = execute(name, session, FEWER[name])
+    text = execute(name, session, args)
     record_property("took", f"{time.monotonic() - began:.0f} s")
     wording(end_of(name, text))
     found = with_log(RunStatus(run=name, state="succeeded", message="", code=0), text)
@@ -102,13 +113,15 @@ def test_a_notebook_runs_from_top_to_bottom(
     assert not processes_of(name)
 
 
-def test_a_second_version_goes_on_from_the_output_of_the_first(session: Path, wording: Wording) -> None:
-    execute("mnist", session, [*FEWER["mnist"], "--epochs", "1"])
+def test_a_second_version_goes_on_from_the_output_of_the_first(
+    session: Path, record_property: Callable[[str, object], None], wording: Wording
+) -> None:
+    run_and_check("mnist", session, [*MNIST, "--epochs", "1"], record_property, wording)
     shutil.move(session, session.parent / "input" / "ddpctl-mnist")
     session.mkdir()
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(
         "from ddpctl.notebook import launch\n"
-        f"launch('ddptrain', args={FEWER['mnist']!r} + ['--allow-changed-config'], name='mnist-2', resume=True)"
+        f"launch('ddptrain', args={MNIST!r} + ['--allow-changed-config'], name='mnist-2', resume=True)"
     )])  # fmt: skip
     NotebookClient(
         book, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(session)}}
