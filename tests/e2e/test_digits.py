@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
+from tests import forks
 from tests.e2e.driver import ddpctl, end_of, events_of, node_log, processes_of, start, wait_until
 from tests.wording import Wording
 
@@ -16,6 +18,16 @@ SLOW = ("--epochs", "400")  # long enough to be looked at; every test stops it
 
 def fingerprint(output: str) -> str:
     return re.search(r"weights\s+sha256 ([0-9a-f]{16})", output)[1]  # type: ignore[index]
+
+
+def undisturbed(tmp_path: Path, *options: str, ranks: int) -> str:
+    """Train on one node, without ddpctl, and return the fingerprint: see test_the_same_weights_bit_for_bit."""
+    node = ("-m", "ddprun", f"--nproc-per-node={ranks}", "--run-dir", f"{tmp_path}/undisturbed")
+    done = forks.run(
+        [*node, "-m", "ddptrain", *options, "--device=cpu"], env=os.environ, cwd=tmp_path, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return fingerprint(done.stdout)
 
 
 def test_two_nodes_reach_98_percent(wording: Wording) -> None:
@@ -58,12 +70,10 @@ def test_every_node_answers_with_its_ranks_metrics(tmp_path: Path, wording: Word
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: Wording) -> None:
     """On one node; of several nodes: the test after this one."""
-    command = ("--", "--epochs", "12", "--deterministic")
-    shape = ("--nodes", "1", "--gpus", "3")  # two ranks would hide the order in which gradients are added
-    whole = ddpctl("launch", *shape, "--name", "whole", *command)
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+    command = ("--epochs", "12", "--deterministic")
+    whole = undisturbed(tmp_path, *command, ranks=3)  # two ranks would hide the order in which gradients are added
 
-    ddpctl("launch", "-d", *shape, "--name", "cut", *command)
+    ddpctl("launch", "-d", "--nodes", "1", "--gpus", "3", "--name", "cut", "--", *command)
     wait_until(lambda: re.search(r"epoch\s+1/12", node_log(tmp_path, "cut")), "the first epoch")
     killed = ddpctl("stop", "cut", "--kill")
     assert killed.returncode == 0
@@ -79,15 +89,19 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: 
     assert loaded.facts["path"] == str(path)
     (line,) = re.findall(rf"resumed from .* step {loaded.step + 1} .*", again.stdout)
     wording(re.sub(r"step-\d+|step \d+|epoch \d+", lambda found: re.sub(r"\d+", "{number}", found[0]), line))
-    assert fingerprint(again.stdout) == fingerprint(whole.stdout)
+    assert fingerprint(again.stdout) == whole
+
+    done = ddpctl("export", "again", cwd=tmp_path)  # its checkpoints are in the folder of the first run
+    assert done.returncode == 0, done.stderr
+    assert "/cut/checkpoints/step-00000540.pt" in done.stdout
+    assert torch.load(tmp_path / "weights.pt", weights_only=True)
 
 
 def test_a_sharded_training_goes_on_from_shards_when_a_node_was_killed(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(600)))
     options = ("--strategy=fsdp", "--data=text", f"--data-dir={tmp_path}/text.txt", "--layers=2", "--width=32")
     options += ("--context=16", "--batch-size=16", "--epochs=2", "--deterministic", "--checkpoint-every=5")
-    whole = ddpctl("launch", "--nodes", "2", "--gpus", "1", "--", *options, timeout=600)
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+    whole = undisturbed(tmp_path, *options, ranks=2)
 
     config = tmp_path / "once.yaml"
     config.write_text("job: {max_restarts: 0}\n")
@@ -105,7 +119,7 @@ def test_a_sharded_training_goes_on_from_shards_when_a_node_was_killed(tmp_path:
     assert loaded.step is not None
     assert loaded.step >= 5
     assert len(list(checkpoints.glob("step-*.shard-1"))) == len(list(checkpoints.glob("step-*.pt")))
-    assert fingerprint(again.stdout) == fingerprint(whole.stdout)
+    assert fingerprint(again.stdout) == whole
 
 
 def test_the_same_weights_bit_for_bit() -> None:

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from tests import forks
 from tests.e2e.driver import ROOT, ddpctl
 from tests.wording import Wording
@@ -18,7 +17,6 @@ GUIDE = (ROOT / "docs" / "export.md").read_text()
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.M | re.S)
 (SHELL,) = (block for language, block in FENCES if not language)
 LOAD, PREDICT, ONNX, RUN = (block for language, block in FENCES if language == "python")
-SMALL = ("--device=cpu", "--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple")
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
 
 
@@ -65,13 +63,3 @@ def test_a_run_without_checkpoints_of_ours_and_one_that_is_not_there(tmp_path: P
     done = ddpctl("export", "other", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (66, "")
     assert not (tmp_path / "weights.pt").exists()
-
-
-def test_a_run_that_was_resumed_has_its_weights_in_the_first_one_s_folder(tmp_path: Path) -> None:
-    words = (*SMALL, "--batch-size=16")
-    assert ddpctl("launch", "--name", "one", "--", *words, "--epochs=1", cwd=tmp_path).returncode == 0
-    assert ddpctl("launch", "--resume", "one", "--", *words, "--epochs=2", cwd=tmp_path).returncode == 0
-    done = ddpctl("export", "one-2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "/one/checkpoints/step-00000008.pt" in done.stdout
-    assert torch.load(tmp_path / "weights.pt", weights_only=True)
