@@ -84,6 +84,7 @@ def test_a_cells_function_runs_on_two_ranks_and_gives_its_result_again_and_again
     kernel: Kernel, wording: Wording
 ) -> None:
     assert kernel.run(TRAIN).error == ""
+    look_at_its_name_wherever_runs_are_listed(kernel, wording)
     answer = kernel.run("launch(train, gpus=2, args=(0.5,), kwargs={'base': 7}, name='first')")
     assert answer.error == "", answer.traceback
     wording(line_of(answer.text, "run 'first': "))
@@ -117,6 +118,15 @@ def ddpctl_here(*words: str) -> str:
     return done.stdout
 
 
+def look_at_its_name_wherever_runs_are_listed(kernel: Kernel, wording: Wording) -> None:
+    """Run a function without a name for its run: the kernel's first run, which ps lists alone."""
+    answer = kernel.run("def fine_tune():\n    return 5\nlaunch(fine_tune, gpus=1)")
+    (name,) = re.findall(r"^run '(fine-tune-[a-z]+)': ", answer.text)
+    assert ddpctl_here("ps").splitlines()[1].split()[-1] == "fine_tune"
+    wording(line_of(answer.text, f"run '{name}': "), name=name)
+    wording(ddpctl_here("status", name).splitlines()[1].split(",")[0])
+
+
 def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(
     kernel: Kernel, tmp_path: Path, wording: Wording
 ) -> None:
@@ -146,15 +156,6 @@ def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(
         "1 Cell In[2] 5 1 ValueError('bad label 18')", *story.replace("17", "18").splitlines(), "2"
     ]  # fmt: skip
     assert not processes_of("bad")
-
-
-def test_a_function_is_called_by_its_name_wherever_runs_are_listed(kernel: Kernel, wording: Wording) -> None:
-    kernel.run("from ddpctl.notebook import launch\ndef fine_tune():\n    return 5")
-    answer = kernel.run("launch(fine_tune, gpus=1)")
-    (name,) = re.findall(r"^run '(fine-tune-[a-z]+)': ", answer.text)
-    assert ddpctl_here("ps").splitlines()[1].split()[-1] == "fine_tune"
-    wording(line_of(answer.text, f"run '{name}': "), name=name)
-    wording(ddpctl_here("status", name).splitlines()[1].split(",")[0])
 
 
 def test_what_is_refused_in_a_cell_shows_the_cells_frames_alone(kernel: Kernel, wording: Wording) -> None:
@@ -272,9 +273,8 @@ def test_the_ranks_end_with_their_kernel(tmp_path: Path, kernel: Kernel) -> None
         thread.join()
 
 
-@pytest.mark.parametrize("exec_flag", [(), ("--exec",)], ids=["forked", "executed"])
-def test_the_ranks_side_needs_no_fork(exec_flag: tuple[str, ...], tmp_path: Path) -> None:
-    """As on platforms that only spawn: --exec starts each rank as a new interpreter."""
+def test_the_ranks_side_needs_no_fork(tmp_path: Path) -> None:
+    """As on platforms that only spawn: --exec starts each rank as a new interpreter. The other tests fork the ranks."""
     import pickle
 
     from ddpctl.notebook.serialization import pack
@@ -285,7 +285,7 @@ def test_the_ranks_side_needs_no_fork(exec_flag: tuple[str, ...], tmp_path: Path
         "def called(x):\n    import os\n    return x + int(os.environ['WORLD_SIZE'])", namespace
     )
     file.write_bytes(pack(namespace["called"], (40,), {}))  # type: ignore[arg-type]
-    words = ["--nproc-per-node", "2", *exec_flag, "-m", "ddpctl.notebook.rank_main", str(file)]
+    words = ["--nproc-per-node", "2", "--exec", "-m", "ddpctl.notebook.rank_main", str(file)]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "ddprun", *words],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=200,
