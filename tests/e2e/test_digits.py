@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -41,31 +40,6 @@ def test_two_nodes_reach_98_percent(wording: Wording) -> None:
     status = json.loads(ddpctl("status", "digits", "--json").stdout)
     assert (status["state"], status["code"], status["outcome"]["cause"]) == ("succeeded", 0, "ok")
     wording(end_of("digits", done.stderr))
-
-
-def test_every_node_answers_with_its_ranks_metrics(tmp_path: Path, wording: Wording) -> None:
-    name = ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", "scraped", "--", *SLOW).stdout.strip()
-    assert name == "scraped"
-    wait_until(lambda: "epoch" in node_log(tmp_path, name), "the first epoch")
-    reports = json.loads(ddpctl("status", name, "--json").stdout)["node_reports"]
-    assert len({report["state"]["metrics"] for report in reports}) == 2
-    for report in reports:
-        with urllib.request.urlopen(report["state"]["metrics"], timeout=5) as answer:  # noqa: S310
-            text = answer.read().decode()
-        ranks = [rank["rank"] for rank in report["state"]["ranks"]]
-        assert ranks == [report["node"] * 2, report["node"] * 2 + 1]
-        for rank in ranks:
-            steps = re.search(rf'^ddp_steps_total{{rank="{rank}"}} ([0-9.]+)$', text, re.M)
-            assert steps
-            assert float(steps[1]) > 0
-        assert re.search(r"^ddp_ranks_alive 2\.0$", text, re.M)
-        assert "pid=" not in text
-    stopped = ddpctl("stop", name)
-    assert stopped.returncode == 0
-    assert processes_of(name) == {}
-    status = json.loads(ddpctl("status", name, "--json").stdout)
-    assert (status["code"], status["outcome"]["cause"]) == (143, "stopped")
-    wording(end_of(name, stopped.stderr))
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: Wording) -> None:

@@ -4,10 +4,11 @@ import json
 import os
 import re
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import SCRIPTS, ddpctl, node_log, wait_until
+from tests.e2e.driver import SCRIPTS, ddpctl, end_of, node_log, processes_of, wait_until
 from tests.wording import Wording
 
 from ddpwire.metrics import STEP_PHASES, goodput
@@ -15,14 +16,20 @@ from ddpwire.run_files import OUTCOME, read_node, read_outcome
 
 
 def test_a_run_while_it_trains_and_when_it_has_ended(tmp_path: Path, wording: Wording) -> None:
-    launch = ("launch", "--detach", "--nodes", "2", "--device", "cpu", "--name", "seen")
-    assert ddpctl(*launch, "--", "--epochs", "5000").returncode == 0
+    launch = ("launch", "--detach", "--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "seen")
+    launched = ddpctl(*launch, "--", "--epochs", "5000")
+    assert (launched.returncode, launched.stdout.strip()) == (0, "seen")
     try:
         wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "seen")), "the second epoch", timeout_s=200)
         look_at_it(wording)
+        look_at_its_metrics()
     finally:
         stopped = ddpctl("stop", "seen")
     assert stopped.returncode == 0, stopped.stderr
+    assert processes_of("seen") == {}
+    status = json.loads(ddpctl("status", "seen", "--json").stdout)
+    assert (status["code"], status["outcome"]["cause"]) == (143, "stopped")
+    wording(end_of("seen", stopped.stderr))
     look_back(tmp_path, wording)
 
 
@@ -30,11 +37,11 @@ def look_at_it(compare: Wording) -> None:
     done = ddpctl("top", "seen", "--once", "--json")
     assert done.returncode == 0, done.stderr
     view = json.loads(done.stdout)
-    assert (view["run"], view["state"], view["ranks_alive"], view["world_size"]) == ("seen", "training", 2, 2)
+    assert (view["run"], view["state"], view["ranks_alive"], view["world_size"]) == ("seen", "training", 4, 4)
     assert view["step"] >= 45
     assert view["loss"] > 0
     assert 0 < view["goodput"] < 1
-    assert [(row["rank"], row["node"]) for row in view["ranks"]] == [(0, 0), (1, 1)]
+    assert [(row["rank"], row["node"]) for row in view["ranks"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     for row in view["ranks"]:
         assert row["step_s"] >= row["own_s"] > 0
         assert list(row["phases"]) == list(STEP_PHASES)
@@ -42,6 +49,23 @@ def look_at_it(compare: Wording) -> None:
     title, steps, *_ = ddpctl("top", "seen", "--once").stdout.splitlines()
     assert steps.startswith("step ")
     compare(title)
+
+
+def look_at_its_metrics() -> None:
+    """Every node answers with the metrics of its own ranks."""
+    reports = json.loads(ddpctl("status", "seen", "--json").stdout)["node_reports"]
+    assert len({report["state"]["metrics"] for report in reports}) == 2
+    for report in reports:
+        with urllib.request.urlopen(report["state"]["metrics"], timeout=5) as answer:  # noqa: S310
+            text = answer.read().decode()
+        ranks = [rank["rank"] for rank in report["state"]["ranks"]]
+        assert ranks == [report["node"] * 2, report["node"] * 2 + 1]
+        for rank in ranks:
+            steps = re.search(rf'^ddp_steps_total{{rank="{rank}"}} ([0-9.]+)$', text, re.M)
+            assert steps
+            assert float(steps[1]) > 0
+        assert re.search(r"^ddp_ranks_alive 2\.0$", text, re.M)
+        assert "pid=" not in text
 
 
 def look_back(tmp_path: Path, compare: Wording) -> None:
