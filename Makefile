@@ -20,7 +20,7 @@ demo: $(VENV)/.train  ## train on handwritten digits with 2 nodes x 2 ranks on t
 	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/your_script.md)"
 	@echo "other machines:     docs/two_boxes.md, docs/slurm.md, docs/kubernetes.md"
 
-test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
+test: $(VENV)/.dev  ## the quick tests: they need neither root nor a server
 	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal
 
 e2e: $(VENV)/.dev  ## slower tests: complete trainings, restarts, notebooks, small benchmarks
