@@ -93,8 +93,15 @@ def test_every_expression_has_data_and_four_faults_fire_and_resolve(quick: Lab, 
 
     # A rank that is slow.
     (tmp_path / "slow").touch()
-    told = fires("DdpStraggler")
-    assert (told["job_id"], told["node"], told["rank"]) == ("night", "1", "3")
+    told: dict[str, str] = {}
+
+    def fires_for_rank_3() -> bool:
+        """Return whether the alert names rank 3. On a busy machine, another rank may be slow for a moment."""
+        told.update(quick.firing().get("DdpStraggler", {}))
+        return told.get("rank") == "3"
+
+    wait_until(fires_for_rank_3, "DdpStraggler to fire for rank 3", FIRES_S)
+    assert (told["job_id"], told["node"]) == ("night", "1")
     assert re.fullmatch(r"rank 3 on node 1 slows night down: \d+(\.\d+)?% of the fastest rank's speed", told["summary"])
     (tmp_path / "slow").unlink()
     resolves("DdpStraggler")
