@@ -23,15 +23,14 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import measuring
+from measuring import start_python
 
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
@@ -39,11 +38,6 @@ from ddpwire.run_files import node_name, rank_heartbeat, read_node
 STEPS_PER_EPOCH = 45  # of the digits
 TIMEOUT_S = 180.0
 KILL_EVERY_S = 20.0
-
-
-def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start Python with these arguments. The options are those of Popen."""
-    return subprocess.Popen([sys.executable, *arguments], **options)
 
 
 class Run:

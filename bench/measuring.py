@@ -1,4 +1,4 @@
-"""Functions that several benchmarks share: options, turns, waiting, facts about the machine, tables and results."""
+"""Functions that several benchmarks share: options, processes, turns, waiting, the machine, tables and results."""
 
 import argparse
 import json
@@ -6,11 +6,13 @@ import os
 import platform
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Way = TypeVar("Way")
 TABLE_END = "<!-- end -->\n"
@@ -24,6 +26,11 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 def clean_environ(*prefixes: str) -> dict[str, str]:
     """Return this process's environment without variables that begin with PET_, DDP_ or one of ``prefixes``."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_", *prefixes))}
+
+
+def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start Python with these arguments. The options are those of Popen."""
+    return subprocess.Popen([sys.executable, *arguments], **options)
 
 
 def free_port() -> int:

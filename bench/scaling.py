@@ -15,12 +15,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import measuring
 from lab import Machine, machines
+from measuring import start_python
 
 OPTIONS = {
     "plain": (),
@@ -36,11 +36,6 @@ TIMEOUT_S = 300
 PORT = 29400
 LINKS = ["none", "1gbit", "100mbit"]
 RANK = Path(__file__).with_name("scaling_rank.py")
-
-
-def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start Python with these arguments. The options are those of Popen."""
-    return subprocess.Popen([sys.executable, *arguments], **options)
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:

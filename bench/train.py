@@ -13,24 +13,16 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import measuring
+from measuring import start_python
 from train_table import table
 
 WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
 TIMEOUT_S = 3600.0
-
-
-def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start Python with these arguments. The options are those of Popen."""
-    return subprocess.Popen([sys.executable, *arguments], **options)
 
 
 def ours(setting):
