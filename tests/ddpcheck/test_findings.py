@@ -107,6 +107,7 @@ def test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow):
         ({"share": 0.3, "idle": 1.6}, "bad"),  # cores are idle, and it does not get them
         ({"share": 0.3, "idle": 0.0, "others": 1.9}, "warning"),
         ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 4}, "bad"),
+        ({"share": 0.746, "idle": 0.2, "others": 1.1}, "warning"),  # short pauses of a busy machine
         ({"share": 0.9, "throttled": 4}, "ok"),
     ],
 )
@@ -114,14 +115,33 @@ def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):
     assert node_checks.check_cpu(replace(GOOD_CPU, **change)).status == status
 
 
+def test_what_is_said_of_the_cpu_is_what_was_measured():
+    found = [
+        node_checks.check_cpu(replace(GOOD_CPU, **change)).value
+        for change in (
+            {},
+            {"share": 0.7499, "idle": 0.2, "others": 1.1},
+            {"share": 0.3, "throttled": 4},
+            {"share": 0.3, "idle": 1.6},
+        )
+    ]
+    assert found == [
+        "a thread gets 99 % of a core; others use 0.1 cores",
+        "a thread gets 74 % of a core; others use 1.1 cores",  # rounded down: 75 % is expected
+        "a thread gets 30 % of a core, limited by a quota",
+        "a thread gets 30 % of a core, and meanwhile 1.6 cores are idle",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("line", "place"), [("0::/user.slice/a", "user.slice"), ("4:cpu,cpuacct:/pod/a", "cpu,cpuacct/pod/a")]
+    ("line", "place"), [("0::/user.slice/a", "user.slice/a"), ("4:cpu,cpuacct:/pod/a", "cpu,cpuacct/pod/a")]
 )
 def test_throttled_periods_are_read_of_the_group_and_those_above(tmp_path, line, place):
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "cpu.stat").write_text("nr_periods 9\nnr_throttled 7\nthrottled_usec 5\n")
+    (tmp_path / place).parent.joinpath("cpu.stat").write_text("nr_periods 9\nnr_throttled 30\nthrottled_usec 5\n")
     (tmp_path / "own").write_text(f"7:memory:/x\n{line}\n")
-    assert node_checks.throttled_periods(tmp_path / "own", tmp_path) == 7
+    assert node_checks.throttled_periods(tmp_path / "own", tmp_path) == 37
     assert node_checks.throttled_periods(tmp_path / "absent", tmp_path) == 0
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import hashlib
 import ipaddress
+import math
 import os
 import re
 import resource
@@ -70,7 +71,7 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
     except OSError as error:
         return Finding("disk", "bad", f"{folder}: {error.strerror}")
     little = free < LITTLE_DISK or speed < SLOW_DISK
-    value = f"{folder}: {free / GIB:.1f} GiB free, {speed / 1e6:.0f} MB/s"
+    value = f"{folder}: {machine.format_free(free)} free, {int(speed / 1e6)} MB/s"
     return Finding("disk", "bad" if free < BAD_DISK else "warning" if little else "ok", value)
 
 
@@ -185,11 +186,11 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of periods in which a CPU quota has stopped this process's cgroup or a parent of the cgroup.
+    """Return how often CPU quotas have stopped this process's cgroup and the parents of the cgroup, in periods.
 
     Return 0 if the number is unknown.
     """
-    found = [0]
+    found: list[int] = []
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
             if controllers == "" or "cpu" in controllers.split(","):  # cgroup v2, or v1
@@ -198,7 +199,7 @@ def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("
                     with contextlib.suppress(OSError):
                         text = (root / controllers / str(folder).lstrip("/") / "cpu.stat").read_text()
                         found += map(int, re.findall(r"^nr_throttled (\d+)$", text, re.MULTILINE))
-    return max(found)
+    return sum(found)  # the kernel counts each group's own quota
 
 
 def _core_seconds() -> tuple[float, float]:
@@ -211,11 +212,14 @@ def _core_seconds() -> tuple[float, float]:
 def check_cpu(speed: CpuSpeed) -> Finding:
     """Check whether a thread that needs a whole core gets it.
 
-    Bad: the thread gets less than 75 % of a core because of a quota. A quota is also assumed if cores were idle for at
-    least half of the time in which the thread did not run. Warning: the thread gets less than 75 % because other
-    programs use the cores.
+    Bad: the thread gets less than 75 % of a core, and a quota has stopped it, or a whole core was idle meanwhile. The
+    latter is a quota that is not visible here, such as that of a pod. Warning: the thread gets less than 75 % because
+    other programs use the cores. On a single core, a quota that is not visible here is also a warning.
     """
-    held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
-    status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"
-    why = ", limited by a quota" if status == "bad" else f"; others use {speed.others:.1f} cores"
-    return Finding("CPU", status, f"a thread gets {100 * speed.share:.0f} % of a core{why}")
+    why = f"; others use {speed.others:.1f} cores"
+    status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "warning"
+    if status == "warning" and speed.throttled > 0:
+        status, why = "bad", ", limited by a quota"
+    elif status == "warning" and speed.idle >= 1:
+        status, why = "bad", f", and meanwhile {speed.idle:.1f} cores are idle"
+    return Finding("CPU", status, f"a thread gets {math.floor(100 * speed.share)} % of a core{why}")

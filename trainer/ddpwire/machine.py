@@ -107,6 +107,11 @@ def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
+def format_free(num_bytes: int) -> str:
+    """Format free space in GiB, rounded down: a disk with less than the 10 GiB that are needed does not show 10.0."""
+    return f"{num_bytes * 10 // GIB / 10:.1f} GiB"
+
+
 def resource_limit(which: int) -> int | None:
     """Return a soft limit of this process, or None if it is unlimited."""
     soft, _ = resource.getrlimit(which)

@@ -18,9 +18,9 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.scripts import SHOWN
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
+from ddpwire.machine import GIB, format_free
 
 CLOCK_S = 5.0  # a larger offset causes a warning, because log lines may be in the wrong order
-GIB = 1 << 30
 NO_ERROR = "the shell there ended early, without an error message"
 Problem = tuple[type[DdpctlError], str, str]  # the type of the error, what was checked, the message
 
@@ -192,7 +192,7 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bo
         yield (
             UnavailableError,
             "disk",
-            f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {free / GIB:.1f} GiB "
+            f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {format_free(free)} "
             f"free in {options.home}",
         )
     yield from _gpus(options, plan, host, fact, cuda)
