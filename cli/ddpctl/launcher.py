@@ -331,7 +331,9 @@ class Stopper:
         else:
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" with SIGTERM, because {run.kind} cannot send SIGINT"
-            self._context.emit(f"stopping run '{run.name}'{only}: its ranks have {run.job.grace:g} s to save; {again}")
+            self._context.emit(
+                f"stopping run '{run.name}'{only}: ranks that are running have {run.job.grace:g} s to save; {again}"
+            )
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=self.times > 1))
         except UnavailableError as error:  # some machines do not answer; the run may continue on others
@@ -355,7 +357,7 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
             context.emit(f"canceling run '{run.name}'{when}: {one_line(before.message)}")
         else:
             context.emit(
-                f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
+                f"stopping run '{run.name}': ranks that are running have {run.job.grace:g} s to save; "
                 f"ddpctl stop --kill {run.name} ends them at once"
             )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))

@@ -192,7 +192,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank_and_no_requeue(site: Sit
     launched.send_signal(signal.SIGINT)
     assert launched.wait(60) == 130
     said = (site.folder / "logs.txt").read_text()
-    assert "stopping run 'night': its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "stopping run 'night': ranks that are running have 30 s to save; Ctrl-C again kills them\n" in said
     assert "slurm: interrupted: the ranks get SIGINT\n" in said
     assert "run 'night' stopped, exit code 130" in said
     for rank in range(4):

@@ -160,7 +160,7 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     launched.wait(35 + 20)
     said = lab.said()
     assert launched.returncode == 130
-    assert "stopping run 'night': its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "stopping run 'night': ranks that are running have 30 s to save; Ctrl-C again kills them\n" in said
     assert "run 'night' stopped, exit code 130" in said
     assert list((lab.boxes[0].home / ".ddpctl/runs/night/checkpoints").iterdir())
     assert lab.alive("night") == {}

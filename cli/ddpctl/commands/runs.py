@@ -346,7 +346,7 @@ def _set_suspended(name: str, *, again: bool) -> None:
         context.emit(f"run '{run.name}' continues: follow it with ddpctl logs -f {run.name}")
     else:
         context.emit(
-            f"run '{run.name}' is suspended: its ranks have {run.job.grace:g} s to save; "
+            f"run '{run.name}' is suspended: ranks that are running have {run.job.grace:g} s to save; "
             f"continue it with ddpctl resume {run.name}"
         )
 
