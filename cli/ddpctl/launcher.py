@@ -146,11 +146,16 @@ def _resumed_run(request: Request) -> Run | None:
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """Check that no other active run uses the checkpoints of ``old``. Raises UsageError or UnavailableError."""
+    """Check that no other active run uses the checkpoints of ``old``. Raises UsageError or UnavailableError.
+
+    Only warn if the nodes that answer have ended, and those that do not answer may train without them.
+    """
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
-            raise UnavailableError(f"--resume: it is unknown whether run '{old.name}' has ended: {state.message}")
+            if not any(report.outcome for report in state.nodes):
+                raise UnavailableError(f"--resume: it is unknown whether run '{old.name}' has ended: {state.message}")
+            context.emit(f"  warning: run '{old.name}' may still train, beside the new run: {state.message}")
         if not state.ended and state.state != "unknown":
             raise UsageError(
                 f"--resume: run '{state.run}' has not ended, and two trainings cannot share checkpoints: stop that run"

@@ -14,7 +14,7 @@ from tests.ddpctl.ssh_answers import BARE, CLOCKS, GPUS, ID, JOB, OK, OPTIONS, P
 from tests.wording import Wording
 
 from ddpctl.command import Host, Output, shell_line
-from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import claims, scripts
@@ -39,7 +39,7 @@ def test_a_container_on_every_host() -> None:
         starts[0].stdin
         == f"""\
 set -eu
-mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkpoints
+mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkpoints || exit 73
 (umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.0 \
 && mv -f "$HOME"/.ddpctl/runs/night/store.secret.0 "$HOME"/.ddpctl/runs/night/store.secret)
 _ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
@@ -122,7 +122,7 @@ def test_a_process_where_there_is_no_container() -> None:
         asked[3][1].stdin
         == """\
 set -eu
-mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkpoints
+mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkpoints || exit 73
 (umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.1 \
 && mv -f "$HOME"/.ddpctl/runs/night/store.secret.1 "$HOME"/.ddpctl/runs/night/store.secret)
 _ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
@@ -167,7 +167,7 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
     shared = replace(OPTIONS, checkpoint_dir="/nfs/ckpt/")
     asked, submission = submit(facts(1), facts(2), options=shared)
     assert submission.checkpoint_dir == "box1:/nfs/ckpt/night"
-    assert 'mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /nfs/ckpt/night\n' in (asked[-1][0].stdin or "")
+    assert 'mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /nfs/ckpt/night || exit 73\n' in (asked[-1][0].stdin or "")
     assert "--volume=/nfs/ckpt/night:/checkpoints " in (asked[-1][0].stdin or "")
     assert "DDP_CHECKPOINT_DIR=/checkpoints\n" in (asked[-1][0].stdin or "")
     again = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
@@ -188,6 +188,10 @@ def test_a_node_that_does_not_start_takes_the_others_back(wording: Wording) -> N
     with pytest.raises(UnavailableError) as error:
         play(verb, [(facts(1), facts(2)), CLOCKS, PORT, (OK, Output(returncode=125, stderr="a\nno space left\n"))])
     wording(error.value)
+    refused = Output(returncode=73, stderr="mkdir: cannot create directory '/proc/nope'\n")
+    with pytest.raises(CannotWriteError) as both:
+        play(SshTarget(OPTIONS).submit(PLAN, attached=True), [(facts(1), facts(2)), CLOCKS, PORT, (refused, refused)])
+    wording(both.value)
 
 
 def test_the_script_must_be_there(wording: Wording) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def shown(alive: bool, state: str | None = None, code: int | None = None, steps:
     return Output(returncode=0, stdout=json.dumps(answer) + "\n")
 
 
+def lost(node: int) -> Output:
+    """A node that has ended because it lost the connection to node 0, or whose loss node 0 has seen."""
+    outcome = {"code": 137, "cause": "node_lost", "message": f"node {node} was lost"}
+    return Output(returncode=0, stdout=json.dumps({"alive": False, "node": None, "outcome": outcome}) + "\n")
+
+
 GONE = Output(returncode=255, stderr="the connection was lost (the host is gone)")
 
 
@@ -40,6 +47,9 @@ GONE = Output(returncode=255, stderr="the connection was lost (the host is gone)
             (shown(True, "training", steps="1.0,5\n2.0,"), shown(True, "training")), ("running", None), id="restarted"
         ),
         pytest.param((shown(False, "failed", 3), GONE), ("failed", 3), id="failed-and-gone"),
+        pytest.param((GONE, lost(0)), ("failed", 137), id="node-0-gone"),
+        pytest.param((lost(1), GONE), ("failed", 137), id="node-1-gone"),
+        pytest.param((shown(True, "training", steps="1.0,5"), lost(0)), ("training", None), id="goes-on-alone"),
         pytest.param((GONE, GONE), ("unknown", None), id="gone"),
         pytest.param((shown(False), shown(False)), ("lost", 137), id="silent"),
     ],
@@ -49,6 +59,16 @@ def test_status(said: tuple[Output, ...], expected: tuple[str, int | None], word
     assert [command.stdin for command in asked] == [scripts.show(OPTIONS, [("night", node)]) for node in (0, 1)]
     assert (state.state, state.code) == expected
     wording(state.message)
+
+
+def test_node_0_of_an_elastic_run_may_train_on_where_it_does_not_answer(wording: Wording) -> None:
+    elastic = replace(RUN, job=replace(RUN.job, nodes="1:2"))
+    _, (state,) = play(SshTarget(OPTIONS).status((elastic,), now=1001.0), [(GONE, lost(0))])
+    assert (state.state, state.code, state.remains) == ("unknown", None, False)
+    wording(state.message)
+    _, (fixed,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(GONE, lost(0))])
+    _, (decided,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(lost(1), GONE)])
+    assert (fixed.remains, decided.remains) == (True, False)  # what is left of node 0 is unknown
 
 
 def test_logs_ask_the_node_of_a_rank(wording: Wording) -> None:

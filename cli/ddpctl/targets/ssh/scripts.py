@@ -18,6 +18,7 @@ from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
+from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.run_files import COPY, COPY_PART, LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
@@ -142,7 +143,7 @@ def start_node(
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
 set -eu
-mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
+mkdir -p {node_path(home, run, node)} {path_word(checkpoints)} || exit {Exit.CANNOT_WRITE:d}
 (umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})
 {give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime)}{launch}"""
 

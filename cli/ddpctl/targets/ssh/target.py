@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
-from ddpctl.errors import DdpctlError, NotStartedError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
@@ -134,7 +134,10 @@ class SshTarget(Target):
         )
         failed = yield from self._start_nodes(start, range(len(hosts)), hosts, facts)
         if failed:
-            raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
+            some = len(failed) < len(hosts)
+            text = "a node could not be started, and the others were stopped" if some else "no node could be started"
+            wrong = CannotWriteError if {*failed.values()} == {Exit.CANNOT_WRITE} else UnavailableError
+            raise wrong("\n".join([text, *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
@@ -156,8 +159,8 @@ class SshTarget(Target):
 
     def _start_nodes(
         self, start: Start, nodes: Sequence[int], hosts: Sequence[SshHost], facts: Sequence[Facts]
-    ) -> Verb[list[str]]:
-        """Start these nodes. Return an error message for each node that could not be started. Raises ConfigError."""
+    ) -> Verb[dict[str, int]]:
+        """Start these nodes. Map the message of each failure to its exit code. Raises ConfigError."""
         commands = []
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
             gpus = _share(start.plan.job, host, fact) if start.cuda else ()
@@ -165,7 +168,9 @@ class SshTarget(Target):
             commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets)))
         outputs = yield tuple(commands)
         found = zip(hosts, outputs, strict=True)
-        return [f"{host.address}: {output.last_line()}" for host, output in found if output.returncode]
+        return {
+            f"{host.address}: {output.last_line()}": output.returncode for host, output in found if output.returncode
+        }
 
     def _secret_command(self, run: str, host: Host) -> Command:
         folder = path_word(run_path(self.options.home, run))
@@ -515,6 +520,11 @@ def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
     state = fold_nodes(run.name, nodes, young=False)
     if not silent:
         return state
+    message = "; ".join([state.message, *silent])
+    # Node 0 decides how a run ends. Without an answer from it, only the loss of its connection is known.
+    undecided = state.ended and state.outcome and state.outcome.cause == "node_lost" and shown[0] is None
     if len(silent) == len(answers) or not (state.alive or state.outcome):
         return RunStatus(run=run.name, state="unknown", message="; ".join(silent), nodes=nodes)
-    return replace(state, message="; ".join([state.message, *silent]))
+    if undecided and len(silent) >= run.job.min_nodes:  # these nodes may train on without the others
+        return RunStatus(run=run.name, state="unknown", message=message, nodes=nodes)
+    return replace(state, message=message, remains=state.remains or bool(undecided))
