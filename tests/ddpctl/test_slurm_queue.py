@@ -1,5 +1,6 @@
 """What Slurm and the nodes' files say of a run, as a state of ours."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -40,6 +41,7 @@ SAVED = '{"code": 143, "cause": "stopped", "message": "stopped by SIGTERM", "ret
     [
         (said("7|N/A|PENDING|Resources|2026-11-20T14:00:00|"), "pending", None),
         (said("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None),
+        (said("7|N/A|PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|N/A|"), "pending", None),
         (said("7|N/A|PENDING|BeginTime|N/A|", ("node-0/outcome.json", SAVED)), "pending", None),
         (said("7|N/A|RUNNING|None|2026-11-20T13:00:00|n[0-1]"), "starting", None),
         (said("7|N/A|RUNNING|None|x|n[0-1]", ("node-0/node.json", NODE), ("node-1/node.json", NODE)), "running", None),
@@ -53,13 +55,32 @@ SAVED = '{"code": 143, "cause": "stopped", "message": "stopped by SIGTERM", "ret
         (said(""), "lost", 137),
         (said("error: slurm_load_jobs error: Unable to contact slurm controller"), "unknown", None),
     ],
-    ids=["Resources", "PartitionNodeLimit", "requeued", "starting", "training", "COMPLETING", "FAILED", "NODE_FAIL",
-         "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
+    ids=["Resources", "PartitionNodeLimit", "ReqNodeNotAvail", "requeued", "starting", "training", "COMPLETING",
+         "FAILED", "NODE_FAIL", "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
 )  # fmt: skip
 def test_the_state_of_a_job(text: str, state: str, code: int | None, wording: Wording) -> None:
     found = status(text)
     assert (found.state, found.code) == (state, code)
     wording(found.message)
+
+
+def test_who_follows_a_job_reads_why_it_waits(tmp_path: Path, wording: Wording) -> None:
+    squeue = """#!/bin/sh
+echo >>asked
+case $(wc -l <asked) in
+  1) echo 'PENDING|Resources|2026-11-20T14:00:00|' ;;
+  2) echo 'PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|2026-11-20T14:00:00|' ;;
+  3) echo 'PENDING|BeginTime|N/A|' ;;
+  *) echo 'COMPLETED|None|2026-11-20T14:00:00|' ;;
+esac
+"""
+    (tmp_path / "squeue").write_text(squeue)
+    (tmp_path / "squeue").chmod(0o755)
+    argv = ["sh", "-c", queue.FOLLOW, "ddpctl", "7", "+1"]
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    wording(done.stderr)
 
 
 @pytest.mark.parametrize(

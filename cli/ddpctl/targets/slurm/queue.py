@@ -7,6 +7,7 @@ the allocation. The parser knows the job states of Slurm 22.05 to 25.05.
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +49,7 @@ HOPELESS = {
     "QOSMaxGRESPerJob": "its quality of service does not allow a job so many GPUs",
     "QOSMaxNodePerJobLimit": "its quality of service does not allow a job so many nodes",
 }
+_CASES = "".join(f"      {reason}) why={shlex.quote(f': {text}')} ;;\n" for reason, text in HOPELESS.items())
 
 
 GOES_ON = "|".join(word for word, state in STATES.items() if state not in ENDED)
@@ -128,10 +130,14 @@ while kill -0 "$PPID" 2>/dev/null && [ "$misses" -lt 30 ]; do
       echo "$states" | grep -qE '^({GOES_ON})[|]' || break
       waits=$(echo "$states" | sed -n 's/^PENDING|//p' | sort -u | head -n 1)
       waits=${{waits%|}} && waits=${{waits%|N/A}}
+      why= reason=${{waits%|*}}
+      case ${{reason%%,*}} in
+{_CASES}      esac
+      [ -z "$why" ] || waits=$reason
       case $waits in
         "$last" | '' | None*) ;;
         *'|'*) echo "slurm: the job is waiting (${{waits%|*}}), expected to start at ${{waits#*|}}" >&2 ;;
-        *) echo "slurm: the job waits ($waits)" >&2 ;;
+        *) echo "slurm: the job is waiting ($waits)$why" >&2 ;;
       esac
       last=$waits
     else
@@ -311,7 +317,7 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
 
 def waits(job: Job) -> str:
     """Return a message about why a job waits, and when Slurm expects to start it."""
-    why = HOPELESS.get(job.reason)
+    why = HOPELESS.get(job.reason.partition(",")[0])  # "ReqNodeNotAvail, UnavailableNodes:node-2"
     if why:
         return f"job {job.id} is waiting ({job.reason}): {why}"
     start = f", expected to start at {job.start}" if job.start not in ("", "N/A") else ""

@@ -148,7 +148,7 @@ class SlurmTarget(Target):
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-            raise _refused(plan, sent if sent.returncode else tested, has)
+            raise _refused(plan, sent, tested, has)
         handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
         if tasks:
             handle["tasks"] = list(tasks)  # type: ignore[assignment]
@@ -432,8 +432,10 @@ def _note(job: str, tested: Output) -> str:
     return what
 
 
-def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
-    reason = PREFIX.sub("", sent.last_line("it failed"))
+def _refused(plan: Plan, sent: Output, tested: Output, has: Output) -> Exception:
+    """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
+    what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
+    reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
     asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
     there = [
         f"{words[0]}: {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
@@ -443,4 +445,4 @@ def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
     has_gpus = not there or any(not one.endswith("no GPU") for one in there)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"Slurm rejects the job ({asked}): {reason}{listing}", hint=cpu)
+    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint=cpu)
