@@ -64,6 +64,12 @@ def test_the_state_of_a_job(text: str, state: str, code: int | None, wording: Wo
     wording(found.message)
 
 
+def test_a_job_that_never_started_has_no_log() -> None:
+    cancelled = "7|N/A|CANCELLED|None|x|"
+    assert not status(said(cancelled)).has_logs
+    assert status(said(cancelled, ("starts", "slurm 7 0 20 900\n"))).has_logs
+
+
 def test_who_follows_a_job_reads_why_it_waits(tmp_path: Path, wording: Wording) -> None:
     squeue = """#!/bin/sh
 echo >>asked

@@ -36,12 +36,12 @@ def fit(line: str, spare: int = 0) -> str:
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     """Return the table of ``ddpctl ps``."""
-    lines = [("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")]
+    lines = [("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "LAUNCHED", "PROGRAM")]
     for run, state in rows:
         code, size = "-" if state.code is None else str(state.code), f"{run.job.nodes} x {run.job.local_world_size}"
-        started = f"{ago(now - run.created)} ago"
+        launched = f"{ago(now - run.created)} ago"
         name, program = fit(run.name, spare=60), one_line(command_line(run.job))  # for STATE, EXIT and STEP
-        lines.append((name, state.state, code, _steps(state), size, one_line(run.target), started, program))
+        lines.append((name, state.state, code, _steps(state), size, one_line(run.target), launched, program))
     return table(lines)
 
 
@@ -73,7 +73,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
-        f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
+        f"  {one_line(title(run.job))} on {one_line(run.target)}, launched {ago(time.time() - run.created)} ago",
         *map(fit, progress_lines(state)),
         *_places(run, state, can_resume=can_resume)[: 1 if tasks else 2],
     ]

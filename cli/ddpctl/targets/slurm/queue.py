@@ -284,7 +284,8 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
         return RunStatus(run=run.name, state=state, message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
     if job.state == "unknown":
         return RunStatus(run=run.name, state="unknown", message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
-    return _ended(found, job)
+    never_started = starts_file(run_dir) not in answers.files and not any(report.state for report in reports)
+    return replace(_ended(found, job), has_logs=not never_started)
 
 
 def _ended(found: RunStatus, job: Job) -> RunStatus:
