@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 
+from ddprun.termination import SAME_REQUEST_S
 from ddpwire import log_record
 from ddpwire.events import EVENTS
 from ddpwire.run_files import Outcome
@@ -114,6 +115,7 @@ def test_the_ranks_that_have_not_ended_after_a_stop_are_recorded(runs):
     node.process.terminate()
     runs.until(lambda: [one.state for one in node.state().ranks] == ["ended", "stopped", "ended"])
     assert node.state().state == "stopping"
+    time.sleep(2 * SAME_REQUEST_S)
     node.process.terminate()
     assert node.end() == 143
 
@@ -122,9 +124,20 @@ def test_a_second_signal_kills_at_once(runs):
     node = runs.start("act.py", "all=deaf", options=("--grace", "60"))
     runs.wait_until_ready(node)
     node.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    runs.until(lambda: any("SIGTERM: the ranks have 60 s" in line for line in node.said()))
+    time.sleep(2 * SAME_REQUEST_S)
     node.process.send_signal(signal.SIGINT)
     assert node.end(55) == 143  # before its grace is over
+
+
+def test_a_signal_that_is_delivered_twice_is_one_request(runs):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2", "--grace", "60"))
+    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(2)))
+    for _ in range(2):
+        node.process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert node.end(55) == 143
+    assert not [line for line in node.said() if "again" in line]
 
 
 INTERRUPTED = """\
@@ -157,6 +170,7 @@ def test_a_second_ctrl_c_kills_and_is_137(runs, tmp_path, wording):
     runs.wait_until_ready(node)
     node.process.send_signal(signal.SIGINT)
     runs.until(lambda: "interrupted" in node.log(0))
+    time.sleep(2 * SAME_REQUEST_S)
     node.process.send_signal(signal.SIGINT)
     assert node.end(55) == 137
     assert node.outcome().cause == "stopped"

@@ -133,3 +133,26 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
         for one in ranks:
             one.kill()
             one.wait()
+
+
+def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / HEARTBEAT).mkdir()
+    rank = subprocess.Popen(["/bin/sleep", "1000"])
+    try:
+        monitor = HeartbeatMonitor(tmp_path, 0)
+        monitor.track((RankProcess(rank=0, local_rank=0, pid=rank.pid, log=""),))
+        heart = Heart(str(tmp_path / rank_heartbeat(0)))
+
+        def silence(*times_s: float) -> float:
+            return [monitor.statuses(time_s)[0].silent_s for time_s in times_s][-1]
+
+        heart.beat(7)
+        assert silence(100.0) == 0
+        assert silence(100.5, 101.0, 101.5) == 1.5
+        assert silence(131.5, 132.0) == 3.0  # of the 30 s, one second counts
+        heart.beat(7)  # the same step again: it lives
+        assert silence(132.5) == 0
+        assert silence(*(132.5 + 0.25 * number for number in range(1, 41))) == 10.0
+    finally:
+        rank.kill()
+        rank.wait()

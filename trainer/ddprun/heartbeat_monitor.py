@@ -1,8 +1,9 @@
 """Heartbeats and process states of this node's ranks, the detection of hung ranks, and stack dumps.
 
-The silence of a rank begins with its last heartbeat. If a rank is stopped (SIGSTOP) before its first heartbeat, its
-silence begins when ddprun notices the stop. A running rank does not count as silent before its first heartbeat, because
-imports and compilation can take a long time.
+The silence of a rank begins when ddprun notices its last heartbeat. If a rank is stopped (SIGSTOP) before its first
+heartbeat, its silence begins when ddprun notices the stop. A running rank does not count as silent before its first
+heartbeat, because imports and compilation can take a long time. A time in which ddprun itself was paused does not count
+as silence: the ranks were probably paused with it (docker pause, scontrol suspend, a virtual machine).
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
+MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
 DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
@@ -63,11 +65,14 @@ class HeartbeatMonitor:
         self._node_dir = node_dir
         self._node = node
         self._changes: dict[int, LastChange] = {}
+        self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
+        self._called_at = 0.0
+        self._now_s = 0.0  # a clock that stands still while ddprun is paused
         self._ranks: tuple[RankProcess, ...] = ()
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
         """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
-        self._changes = {}
+        self._changes, self._beats = {}, {}
         self._ranks = ranks
 
     def step(self, rank: int) -> int | None:
@@ -96,22 +101,30 @@ class HeartbeatMonitor:
         running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
         return {rank: beat for rank, beat in self.beats().items() if rank in running}
 
-    def statuses(self) -> tuple[RankStatus, ...]:
-        """Return the status of each rank that is alive."""
-        return tuple(status for rank in self._ranks if (status := self._status(rank, time.monotonic())))
+    def statuses(self, time_s: float | None = None) -> tuple[RankStatus, ...]:
+        """Return the status of each rank that is alive, at ``time_s`` of the monotonic clock, by default now.
 
-    def _status(self, process: RankProcess, now_s: float) -> RankStatus | None:
+        Call this several times per second.
+        """
+        time_s = time.monotonic() if time_s is None else time_s
+        self._now_s += min(time_s - self._called_at, MAX_GAP_S)
+        self._called_at = time_s
+        return tuple(status for rank in self._ranks if (status := self._status(rank)))
+
+    def _status(self, process: RankProcess) -> RankStatus | None:
         seen = _stat(process.pid)
         if seen is None:
             return None
         stopped, cpu_s = seen
-        beat = self.beat(process.rank)
+        now_s, beat = self._now_s, self.beat(process.rank)
+        if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
+            self._beats[process.rank] = beat.at_s, now_s
         key = (beat.step if beat else None, stopped)
         change = self._changes.get(process.rank)
         if change is None or change.key != key:
             change = self._changes[process.rank] = LastChange(key=key, at_s=now_s, cpu_s=cpu_s)
         since_s = now_s - change.at_s
-        silent_s = now_s - beat.at_s if beat else since_s if stopped else 0.0
+        silent_s = now_s - self._beats[process.rank][1] if beat else since_s if stopped else 0.0
         busy = cpu_s - change.cpu_s > BUSY_CORES * since_s
         rank, node = process.rank, self._node
         return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
@@ -148,7 +161,7 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Return a message about a hung rank: how long it was silent, its last step and whether it uses CPU time."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
-    what = "has been stopped by SIGSTOP" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
+    what = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 

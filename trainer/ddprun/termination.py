@@ -25,6 +25,7 @@ from ddpwire.run_files import Outcome
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.01
+SAME_REQUEST_S = 0.25
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
@@ -123,7 +124,7 @@ class Stop:
         self._grace_s = grace_s
         self._log = log
         self._sent = 0  # the stop signal sent to the ranks of this attempt, or 0
-        self._deadline = 0.0
+        self._deadline = self._requested_at = 0.0
         self.starting = threading.Lock()  # held while ranks are started, so that a signal reaches all of them
         self.requested = 0  # the signal that requested the stop, or 0
         self.reason = ""  # why, if no signal requested it
@@ -135,14 +136,21 @@ class Stop:
         self.requested_again = False
 
     def request(self, number: int, *, leaves: bool = False) -> None:
-        """Stop the ranks. The first request gives them a grace period. The second request kills them at once."""
+        """Stop the ranks. The first request gives them a grace period. The second request kills them at once.
+
+        A signal within SAME_REQUEST_S of the first one belongs to the same request: a launcher and a process group, or
+        Slurm, may deliver one request twice.
+        """
         name = signal.Signals(number).name
         if self.requested:
+            if time.monotonic() < self._requested_at + SAME_REQUEST_S:
+                return
             self._log(f"{name} again: the ranks are killed")
             self.requested_again = True
             self._kill()
             return
         self.requested = self.forwarded = number
+        self._requested_at = time.monotonic()
         self.leaves = leaves
         if leaves:
             self.on_leave()
