@@ -22,7 +22,8 @@ GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_
         pytest.param({"shm_bytes": GIB}, 8, "", 1, id="small-shm-8-ranks"),
         pytest.param({"open_files": 256}, 1, "", 1, id="open-files"),
         pytest.param({"memlock_bytes": 65536}, 1, "", 0, id="memlock-without-gpu"),
-        pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", 1, id="memlock"),
+        pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", 0, id="memlock-without-infiniband"),
+        pytest.param({"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", 1, id="memlock"),
         pytest.param({"num_gpus": 1}, 2, "cuda", 1, id="too-few-gpus"),
         pytest.param(
             {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13)),)},

@@ -189,6 +189,7 @@ class MachineHealth:
     memlock_bytes: int | None  # None if unlimited
     open_files: int | None  # None if unlimited
     num_gpus: int
+    has_infiniband: bool = False
     gpus: tuple[Gpu, ...] = ()
 
 
@@ -207,7 +208,8 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
             f"the limit for open files is {machine.open_files}, but {open_files} may be needed: "
             f"set ulimit -n {open_files}"
         )
-    if machine.num_gpus and num_nodes > 1 and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
+    uses_infiniband = machine.has_infiniband and machine.num_gpus and num_nodes > 1
+    if uses_infiniband and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
             f"only {machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of "
             "InfiniBand: set ulimit -l unlimited before the container starts"
@@ -234,6 +236,7 @@ def read_health(num_gpus: int) -> MachineHealth:
         memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
         open_files=resource_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
+        has_infiniband=any((SYSFS / "class/infiniband").glob("*")),
         gpus=ask_nvml(_read_gpus, ()) if num_gpus else (),
     )
 
