@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 from ddpctl.rank_view import (
@@ -58,10 +59,10 @@ RESENT = 4  # how often TCP sends data again within 3 s if nothing is acknowledg
 SLOWER = 2.0  # the time between two collectives, compared with the beginning
 STARTUP = 10  # collectives of DDP before and in the first step, which are closer together than those of later steps
 MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentioned
-STRAGGLER_SHARE = 0.2  # share of the time for which the others wait for a straggler
+STRAGGLER_SHARE = 0.2  # share of the time in which only a straggler has not entered a collective
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
 MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
-SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
+SAME_SIZES = ("all_reduce", "broadcast", "reduce")  # each rank's input has the same size
 SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
 
@@ -217,26 +218,45 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     unknown = [f"what rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} did: no answer"] if absent else []
     silent = [view for view in ranks if view.unknown and view.group_at]
     unknown += [f"which collectives {view.who} has entered: {view.unknown}" for view in silent]
+    if no_clock := sorted({view.node for view in ranks if not view.clock_is_known}):
+        which = f"node{'s' * (len(no_clock) > 1)} {', '.join(map(str, no_clock))}"
+        unknown.append(f"which node enters collectives last: the clock of {which} could not be compared with node 0's")
     if found is None:
-        seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
-        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
-        what = _progress(ranks, world_size) if moves else "nothing that blocks them is found"
-        found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
+        seen = [view for view in ranks if any(view.stacks)]
+        moves = any(len({*filter(None, view.stacks)}) > 1 or view.moved_lately for view in seen)
+        busy = [view.rank for view in seen if view.busy]  # these may be in an endless loop
+        what = "nothing that blocks them is found"
+        is_fine = moves or len(busy) == len(seen) > 0
+        if is_fine:
+            what = _progress(ranks, world_size, moves=moves)
+        elif busy:
+            what += f"; {_ranks(busy, 'uses', 'use')} CPU time, but it is unknown whether the training advances"
+        found = Explanation(cause="none" if is_fine else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
 
-def _progress(ranks: Sequence[RankView], world_size: int) -> str:
-    """Describe ranks that do not delay each other: how often they enter collectives, and where their code is."""
+def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str:
+    """Describe ranks that do not delay each other: how often they enter collectives, and where their code is.
+
+    ``moves`` is whether they are seen to advance. Otherwise they only use CPU time.
+    """
+    lead = "the ranks make progress" if moves else "all ranks use CPU time; it is unknown whether the training advances"
     times = [one[-1][0] for one in _arrivals(ranks, world_size)]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
+    elif not all(view.clock_is_known for view in ranks):
+        text = lead
     elif len(times) < MIN_COLLECTIVES:
-        text = f"the ranks make progress; too few collectives ({len(times)}) are recorded to find a slow rank"
+        text = f"{lead}; too few collectives ({len(times)}) are recorded to find a slow rank"
     else:
         steps = times[STARTUP:] if len(times) >= STARTUP + MIN_COLLECTIVES else times
         num = len(steps) // 4
         first_s, last_s = (steps[num] - steps[0]) / num, (steps[-1] - steps[-1 - num]) / num
-        text = f"the ranks make progress; no rank is usually the last to enter a collective ({len(times)} recorded)"
+        last, count, *_ = _last(_arrivals(ranks, world_size), {view.rank: view.rank for view in ranks})
+        text = f"{lead}; no rank is usually the last to enter a collective ({len(times)} recorded)"
+        if count >= STRAGGLER_LAST * len(times):
+            text = f"{lead}; rank {last} is the last to enter {count} of {len(times)} collectives, "
+            text += "but is not found to delay the others"
         if last_s > SLOWER * first_s and steps is not times:
             text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
         if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
@@ -383,7 +403,8 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         # A rank that holds the GIL does not answer. It counts as absent if all other ranks wait for it.
         all_others = sum(found.name == one.name for _, found, _ in waiting) == len(members[one.group]) - 1
         for rank in members[one.group] & views.keys():
-            if views[rank].is_before(one) or (views[rank].unknown and all_others):
+            is_silent = views[rank].unknown and not views[rank].share(COLLECTIVES)
+            if views[rank].is_before(one) or (is_silent and all_others):
                 absent.setdefault(rank, (one, waited_s))
     roots = [rank for rank in absent if rank not in blocked] or sorted(absent)
     if not roots:
@@ -435,21 +456,24 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
     """Return a list for each collective of the default process group that all ranks have entered.
 
-    The list has a pair (time, rank) for each rank, sorted by the time at which the rank entered the collective.
+    The list has a pair (time, rank) for each rank, sorted by the time at which the rank entered the collective. If the
+    clock of a node is not known, the times cannot be compared, and the list is empty.
     """
+    if not all(view.clock_is_known for view in ranks):
+        return []
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank or node that is last in most collectives, and for which the others wait much of the time."""
+    """Find the rank or node that is last in most collectives, and late for much of the time."""
     arrivals = _arrivals(ranks, world_size)
     by_rank, by_node = {view.rank: view.rank for view in ranks}, {view.rank: view.node for view in ranks}
     for owners, whole in itertools.product((by_rank, by_node), (arrivals, arrivals[len(arrivals) // 2 :])):
         if len(whole) < MIN_COLLECTIVES:
             continue
-        number, times, share = _last(whole, owners)
+        number, times, share, lag_s = _last(whole, owners)
         views = [view for view in ranks if owners[view.rank] == number]
         is_late = times >= STRAGGLER_LAST * len(whole) and share >= STRAGGLER_SHARE
         others = [state for view in ranks if view not in views for state in view.states]
@@ -466,26 +490,29 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     who, they = (view.who, f"rank {number} was") if owners is by_rank else (f"node {number}", "its ranks were")
     loads = f"; {they} waiting for data" if cause == "data_loader" else ""
     text = (
-        f"{who} is slow: it was last in {times} of {len(whole)} collectives, and the others waited for it "
-        f"{100 * share:.0f} % of the time{loads}; {they} at {where or 'a place that is not known'}"
+        f"{who} is slow: it was last in {times} of {len(whole)} collectives, and entered them "
+        f"{1000 * lag_s:.0f} ms after the others (median){loads}; {they} at {where or 'a place that is not known'}"
     )
     return replace(_about(view, cause, text), rank=view.rank if owners is by_rank else None)
 
 
-def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float]:
+def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int]) -> tuple[int, int, float, float]:
     """Find the rank or node that is most often the last one to enter a collective.
 
-    Return its number, how often it was the last one, and the share of the time for which the others waited for it. To
-    find a rank, ``owners`` maps each rank to itself. To find a node, it maps each rank to the number of its node.
+    Return its number, how often it was the last one, the share of the time in which it was the only one that had not
+    entered a collective, and the median of its lag behind the others in seconds. During the share, the others need not
+    wait: DDP's collectives run beside the backward pass. To find a rank, ``owners`` maps each rank to itself. To find a
+    node, it maps each rank to the number of its node.
     """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
-    waited_s, until = 0.0, 0.0
+    alone_s, until, lags = 0.0, 0.0, [0.0]
     for one in whole:
         others = [at for at, rank in one if owners[rank] != number]
         if others and owners[one[-1][1]] == number:
-            waited_s += max(0.0, one[-1][0] - max(others[-1], until))
+            lags.append(one[-1][0] - others[-1])
+            alone_s += max(0.0, one[-1][0] - max(others[-1], until))
             until = max(until, one[-1][0])
-    return number, times, waited_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0)
+    return number, times, alone_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0), median(lags[1:] or lags)
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001

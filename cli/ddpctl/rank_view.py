@@ -87,6 +87,7 @@ class RankView:
     workers: tuple[tuple[tuple[Frame, ...], Mapping[str, Any]], ...]  # data loader workers and other children
     collectives: Mapping[tuple[str, int], Collective]
     unknown: str = ""
+    clock_is_known: bool = True  # its times can be compared with those of node 0
 
     @property
     def who(self) -> str:
@@ -219,30 +220,35 @@ def place_of(stack: Sequence[Frame]) -> str:
     return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
 
 
-def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
-    """Return the ranks in a diagnosis.json. Raises KeyError, TypeError or ValueError if another version wrote it."""
+def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float | None = 0.0) -> tuple[RankView, ...]:
+    """Return the ranks in a diagnosis.json. Raises KeyError, TypeError or ValueError if another version wrote it.
+
+    ``clock_offset_s``: how far the node's clock is ahead of node 0's in seconds; None: unknown.
+    """
     return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
 
 
-def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float) -> RankView:
+def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float | None) -> RankView:
+    offset_s = clock_offset_s or 0.0
     collectives = [
         Collective(
             group=str(one["group"]), desc=str(one["desc"]), seq=int(one["seq"]), op=str(one["op"]),
             sizes=" ".join(map(str, one["sizes"])), dtypes=" ".join(map(str, one["dtypes"])), done=bool(one["done"]),
-            at=float(one["at"]) - clock_offset_s,
+            at=float(one["at"]) - offset_s,
         )
         for one in found["collectives"] if not one["p2p"]
     ]  # fmt: skip
     return RankView(
         rank=int(found["rank"]),
         node=node,
-        group_at=None if found["group_at"] is None else float(found["group_at"]) - clock_offset_s,
-        read_at=float(found["time"]) - clock_offset_s,
+        group_at=None if found["group_at"] is None else float(found["group_at"]) - offset_s,
+        read_at=float(found["time"]) - offset_s,
         states=tuple(found["samples"]),
         stacks=tuple(_main_stack(one["threads"]) for one in found["samples"]),
         workers=tuple((_main_stack(one["threads"]), one) for one in found["children"]),
         collectives={(one.group, one.seq): one for one in collectives},
         unknown=str(found.get("unknown", "")),
+        clock_is_known=clock_offset_s is not None,
     )
 
 

@@ -39,7 +39,7 @@ def rank(number: int, collectives: list[dict[str, Any]], stack: list[list[Any]] 
             "collectives": collectives, "time": NOW}  # fmt: skip
 
 
-def explained(*ranks: Any, per_node: int = 2, clocks: tuple[float, ...] = (0.0, 0.0)) -> Explanation:
+def explained(*ranks: Any, per_node: int = 2, clocks: tuple[float | None, ...] = (0.0, 0.0)) -> Explanation:
     nodes = [{"node": node, "ranks": ranks[per_node * node : per_node * (node + 1)]} for node in range(2)]
     views = [
         view for node, clock in zip(nodes, clocks, strict=True) for view in read_answer(node, clock_offset_s=clock)
@@ -82,7 +82,7 @@ def test_ranks_that_go_on_are_not_accused():
     )
     traced = rank(1, BEFORE, IN_SCRIPT)
     traced["samples"][-1]["state"] = "t"  # by strace or py-spy, for a moment
-    assert facts(explained(rank(0, BEFORE, state="R"), traced))[:2] == ("none", None)
+    assert facts(explained(rank(0, BEFORE, state="R"), traced))[:2] == ("unknown", None)
     executed = {"threads": None}
     found = explained(rank(0, [], **executed), rank(1, [], state="R", **executed))
     assert facts(found) == ("unknown", None, False)  # it computes, and may hang
@@ -101,6 +101,46 @@ def test_ranks_that_are_all_slow_are_described_and_not_accused(late_s, size, tex
     assert facts(found) == ("none", None, False)
     assert "their code is at dataset.py:88 (read) in 4 of 4 samples" in found.sentence
     assert re.search(text, found.sentence)
+
+
+def test_ranks_of_which_one_computes_on_one_line_are_not_said_to_advance(wording):
+    loops = rank(0, BEFORE, IN_SCRIPT, state="R")
+    found = explained(loops, rank(1, BEFORE), rank(2, BEFORE), rank(3, BEFORE))
+    assert facts(found) == ("unknown", None, False)
+    wording(found.sentence)
+    unseen = rank(1, BEFORE, IN_SCRIPT)
+    unseen["samples"][0]["threads"] = None  # a busy machine: one sample without an answer is no other code
+    assert facts(explained(rank(0, BEFORE, IN_SCRIPT), unseen)) == ("unknown", None, False)
+
+
+def test_collectives_may_have_other_sizes_on_each_rank():
+    every = [[*BEFORE, entered(8, NOW - 40, op="all_to_all", size=size, done=False)] for size in (6, 9)]
+    found = explained(rank(0, every[0]), rank(1, every[1]), rank(2, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep"))
+    assert facts(found) == ("missing", 2, True)
+
+
+def test_a_rank_that_is_seen_in_the_collective_is_not_said_to_be_missing():
+    silent = rank(1, []) | {"unknown": "no answer within 1 s"}
+    found = explained(rank(0, WAITS), silent, rank(2, WAITS), rank(3, WAITS))
+    assert facts(found)[:2] == ("unknown", None)
+    assert explained(rank(0, WAITS), silent | {"samples": rank(1, [], IN_SCRIPT)["samples"]}).rank == 1
+
+
+def test_without_its_clock_no_node_is_late(wording):
+    late = [[entered(seq, NOW - 60 + 0.2 * seq + lag) for seq in range(1, 31)] for lag in (0.0, 0.1)]
+    ranks = [rank(number, late[number // 2], IN_SCRIPT, state="R") for number in range(4)]
+    found = explained(*ranks)
+    assert (found.cause, found.node) == ("straggler", 1)
+    unsure = explained(*ranks, clocks=(0.0, None))
+    assert (unsure.cause, len(unsure.unknown)) == ("none", 1)
+    wording("\n".join([unsure.sentence, *unsure.unknown]))
+
+
+def test_a_rank_that_is_last_and_delays_nobody_is_not_called_slow(wording):
+    early, late = ([entered(seq, NOW - 6 + 0.1 * seq + lag) for seq in range(1, 61)] for lag in (0.0, 0.01))
+    found = explained(rank(0, early, IN_SCRIPT, state="R"), rank(1, late, IN_SCRIPT, state="R"))
+    assert facts(found) == ("none", None, False)
+    wording(found.sentence)
 
 
 def test_a_rank_that_computes_is_not_blocked():
@@ -167,7 +207,7 @@ def steps(late_s: float, count: int = 30, clock_s: float = 0.0) -> list[dict[str
     return [entered(seq, NOW - 60 + seq * 0.2 + late_s + clock_s) for seq in range(1, count)]
 
 
-def test_a_straggler_is_named_with_the_share_that_the_others_wait(wording):
+def test_a_straggler_is_named_with_its_lag(wording):
     found = explained(rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0.1), IN_SCRIPT), rank(3, steps(0)))
     assert facts(found) == ("straggler", 2, True)
     wording(found.sentence)
@@ -193,7 +233,7 @@ def test_a_link_that_is_down_is_named_and_no_rank(wording):
     assert (facts(found), found.node) == (("network", None, True), None)
     wording(found.sentence)
     elsewhere = linked(rank(0, BEFORE, state="R"), ["0A", "7F", 90, 15])  # a service that no longer answers
-    assert facts(explained(elsewhere, rank(1, BEFORE))) == ("none", None, False)
+    assert facts(explained(elsewhere, rank(1, BEFORE))) == ("unknown", None, False)
     short = [*BEFORE, entered(8, NOW - 8, done=False)]
     ranks = (linked(rank(0, short), to_1), rank(1, short), linked(rank(2, short), to_0), rank(3, short))
     assert facts(explained(*ranks)) == ("network", None, False)

@@ -167,7 +167,8 @@ def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
     found: list[RankView] = []
     for one in seen:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or another version's
-            found += read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
+            offset_s = clock_offset(one) if one.node else 0.0
+            found += read_answer(parse_json(one.files[name]), clock_offset_s=offset_s)
     return sorted(found, key=lambda view: view.rank)
 
 
