@@ -181,7 +181,13 @@ def _slowest(
     own = shares[slow.rank]
     others = {what: statistics.median(shares[one.rank][what] for one in profiles if one is not slow) for what in SHARES}
     if others["exposed"] - own["exposed"] < SLOWER:
-        return None, "no rank is slow: all spend about the same time in collectives"
+        most_exposed = max(shares[one.rank]["exposed"] for one in profiles)
+        if most_exposed - own["exposed"] < SLOWER:
+            return None, "no rank is slow: all recorded ranks wait about the same time in collectives"
+        return None, (
+            f"no single rank is slow: the recorded ranks wait in collectives {100 * own['exposed']:.0f} % to "
+            f"{100 * most_exposed:.0f} % of the time"
+        )
     most = max(PHRASES, key=lambda what: own[what] - others[what])
     activities = slow.activities(window)
     seen = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]

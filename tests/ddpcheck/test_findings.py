@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck import finding, network_checks, node_checks
+from ddpcheck import doctor, finding, network_checks, node_checks
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -62,6 +62,9 @@ def test_each_fault_of_a_network_is_put_down_to_its_node():
     names = paths(3, n1={"names": {0: "127.0.1.1", 1: "10.0.0.1", 2: ""}}, n2={"names": {2: "127.0.1.1"}})
     found = [*network_checks.judge(nodes(3), names)]
     assert statuses(found, "names") == {1: "bad", 2: "warning"}  # Debian's line for a machine's own name
+    same = [replace(one, host="box") for one in nodes(3)]  # cloned machines, each with Debian's line
+    cloned = {n: Paths(names=dict.fromkeys(range(3), "127.0.1.1")) for n in range(3)}
+    assert statuses(network_checks.judge(same, cloned), "names") == dict.fromkeys(range(3), "warning")
     unknown = {n: Paths(names=dict.fromkeys(range(3), "")) for n in range(3)}
     assert statuses(network_checks.judge(nodes(3), unknown), "names") == {}
 
@@ -77,6 +80,8 @@ def test_a_build_is_stale_by_what_most_nodes_have():
     found = [*finding.compare_builds("libraries", {0: old, 1: new, 2: new})]
     assert statuses(found, "libraries") == {0: "bad"}
     assert found[0].value == f"libnccl.so.2 {'b' * 12}, elsewhere {'a' * 12}"
+    halves = [*finding.compare_builds("libraries", {0: new, 1: new, 2: old, 3: old})]
+    assert [one.value.endswith("not known which is right)") for one in halves] == [False, False, True, True]
     patches = {0: {"driver": "570.86.15"}, 1: {"driver": "570.86.10"}, 2: {"driver": "570.86.15"}}
     assert statuses(finding.compare_builds("driver", patches), "driver") == {1: "warning"}
     assert statuses(finding.compare_builds("GPUs", {0: {"driver": "570.1"}, 1: {"driver": "550.1"}}), "GPUs") == {
@@ -98,6 +103,24 @@ def test_a_build_is_stale_by_what_most_nodes_have():
 def test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow):
     found = finding.compare_speed("CPU matmul", speeds, "GFLOP/s", loaded=loaded)
     assert statuses(found, "CPU matmul") == slow
+
+
+def test_a_speed_is_a_share_of_the_others_rounded_down():
+    (_, _, slow) = finding.compare_speed("CPU matmul", {0: 100, 1: 100, 2: 79.9}, "GFLOP/s")
+    assert slow.value == "79.9 GFLOP/s, 79 % of the others' median"
+
+
+def test_a_gpu_that_another_program_uses_is_not_bad_because_it_is_slow():
+    def report(speed, *found):
+        paths = Paths(names={}, mtu={})
+        return doctor.Report(
+            findings=found, builds={}, speeds={"GPU matmul": speed}, loaded=False, paths=paths, clock_s=0.0
+        )
+
+    used = finding.Finding("GPU processes", "warning", "used by pid 4711")
+    for found, status in (((), "bad"), ((used,), "warning")):
+        reports = {0: report(700.0), 1: report(705.0), 2: report(330.0, *found)}
+        assert statuses(doctor.judge(nodes(3), reports), "GPU matmul") == {2: status}
 
 
 @pytest.mark.parametrize(

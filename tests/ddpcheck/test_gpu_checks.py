@@ -126,9 +126,26 @@ def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
 
 def test_without_a_driver_every_check_is_said_not_to_be_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    findings, _ = gpu_checks.look()
+    findings, kinds = gpu_checks.look()
     assert {one.check for one in findings} == {*gpu_checks.GPU_CHECKS}
     assert {one.status for one in findings} == {"not looked at"}
+    assert kinds == {}  # whether there are GPUs is unknown
+
+
+@pytest.mark.parametrize(
+    ("code", "bad", "kinds"), [(9, [], {"GPUs": "none"}), (12, [], {"GPUs": "none"}), (18, ["GPUs"], {})]
+)
+def test_a_driver_that_is_not_there_and_one_that_does_not_match(monkeypatch, code, bad, kinds):
+    def fail():
+        error = NVMLError("Driver/library version mismatch")
+        error.value = code
+        raise error
+
+    nvml(monkeypatch)
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", fail)
+    findings, found = gpu_checks.look()
+    assert [one.check for one in findings if one.status == "bad"] == bad
+    assert found == kinds
 
 
 @pytest.mark.parametrize(
@@ -154,5 +171,19 @@ def test_what_dcgm_answers():
         {"name": "software", "results": [{"entity_group": "GPU", "entity_id": 0, "status": "Pass"}],
          "test_summary": {"status": "Pass"}},
     ]}]}}  # fmt: skip
-    assert [*gpu_checks.failed_tests(json.loads(json.dumps(three)))] == ["Page Retirement/Row Remap"]
-    assert [*gpu_checks.failed_tests(four)] == []
+    assert [*gpu_checks.names_with_status("fail", json.loads(json.dumps(three)))] == ["Page Retirement/Row Remap"]
+    assert [*gpu_checks.names_with_status("fail", four)] == []
+    assert [*gpu_checks.names_with_status("pass", four)] == ["software", "software"]
+
+
+def test_a_dcgm_that_tests_nothing_does_not_pass(monkeypatch, tmp_path):
+    """The key is that of DCGM's Diag::HelperDisplayFailureMessage; a real dcgmi was not at hand."""
+    answer = {"DCGM Diagnostic": {"runtime_error": "Error: unable to establish a connection to the host engine"}}
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\nexit 1\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = gpu_checks.check_dcgm()
+    assert (found.status, found.value) == (
+        "not looked at",
+        "dcgmi diag: Error: unable to establish a connection to the host engine",
+    )

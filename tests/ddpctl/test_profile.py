@@ -89,6 +89,10 @@ def test_equal_ranks_and_ranks_without_an_answer(wording):
     found = summarise(profiles)
     assert (found["slowest"], sorted(found["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
     wording("\n".join([found["sentence"], *summary_table(profiles, found["shares"])]))
+    busy = [recorded(rank, op("aten::mm", 0, 10)) for rank in (3, 4, 5)]
+    one_waits = summarise(read(waits(0), *busy))
+    assert one_waits["slowest"] is None
+    wording(one_waits["sentence"])
     apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
     assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)
 

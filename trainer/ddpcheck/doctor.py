@@ -146,9 +146,10 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
     found += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
     found += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
     loaded = {node for node, report in reports.items() if report.loaded}
+    shared = {one.node for one in found if one.check == "GPU processes" and one.status == "warning"}
     for check, unit in (("GPU matmul", "TFLOP/s"), ("CPU matmul", "GFLOP/s"), ("CPU memory", "GB/s")):
         speeds = {node: report.speeds[check] for node, report in reports.items() if check in report.speeds}
-        found += compare_speed(check, speeds, unit, loaded=loaded)
+        found += compare_speed(check, speeds, unit, loaded=shared if check == "GPU matmul" else loaded)
     order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
     return sorted(found, key=lambda finding: (order[finding.check], finding.node))
 

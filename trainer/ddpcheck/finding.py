@@ -3,6 +3,7 @@
 Versions must be the same on all nodes. A speed is compared with the median of the other nodes' speeds.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -61,16 +62,19 @@ class Finding:
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
     """Yield one finding per node: bad if a value differs from the most frequent value.
 
-    If several values are equally frequent, the first of them counts. If only the driver differs, and its branch is the
-    same (570 in 570.86.15), the finding is a warning.
+    If several values are equally frequent, the first of them counts. If no value is on more than half of the nodes, the
+    finding says that it is not known which is right. If only the driver differs, and its branch is the same (570 in
+    570.86.15), the finding is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
-    usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}
-    unsure = " (of two nodes it is not known which is right)" if len(builds) < FEW else ""
+    most = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0] for key in keys}
+    usual = {key: value for key, (value, _) in most.items()}
     for node, build in builds.items():
         other = {key: build.get(key, "none") for key in keys if build.get(key, "none") != usual[key]}
         patch = other.keys() == {"driver"} and other["driver"].split(".")[0] == usual["driver"].split(".")[0]
         said = [f"{key} {_short(value)}, elsewhere {_short(usual[key])}" for key, value in other.items()]
+        is_sure = all(2 * most[key][1] > len(builds) for key in other)
+        unsure = "" if is_sure else " (it is on half of the nodes at most, so it is not known which is right)"
         said = said or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
         value = ", ".join(said) + (unsure if other else "")
         yield Finding(check, "ok" if not other else "warning" if patch else "bad", value, node)
@@ -93,6 +97,6 @@ def compare_speed(
         ratio = speed / usual if usual else 1.0
         sure = len(speeds) >= FEW and node not in loaded
         status: Status = "ok" if ratio >= SLOW else "bad" if ratio < VERY_SLOW and sure else "warning"
-        slow = f", {100 * (1 - ratio):.0f} % slower than the others" if status != "ok" else ""
+        slow = f", {math.floor(100 * ratio)} % of the others' median" if status != "ok" else ""
         busy = ", beside other programs" if slow and node in loaded else ""
         yield Finding(check, status, f"{speed:.3g} {unit}{slow}{busy}", node)

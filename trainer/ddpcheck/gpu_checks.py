@@ -18,6 +18,7 @@ import torch
 from ddpcheck.finding import Finding, Status
 from ddpwire.machine import visible_handles
 
+NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND of nvml.h
 GPU_CHECKS = ("GPU memory", "PCIe", "NVLink", "MIG", "GPU processes", "GPU clocks", "Xid", "DCGM", "GPU matmul")
 BAD_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})  # ECC, row remapping, NVLink, off the bus, GSP
 SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # caused by a faulty program
@@ -42,10 +43,14 @@ def look() -> tuple[list[Finding], dict[str, str]]:
     """
     try:
         import pynvml
-
+    except ImportError as error:
+        return not_looked_at(f"NVML cannot be used: {error}"), {}
+    try:
         pynvml.nvmlInit()
-    except Exception as error:  # NVML has several classes of errors for a missing driver or library
-        return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
+    except pynvml.NVMLError as error:
+        if getattr(error, "value", None) in NO_DRIVER:
+            return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
+        return [Finding("GPUs", "bad", str(error)), *not_looked_at(f"NVML cannot be used: {error}")], {}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
     found = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]
@@ -184,22 +189,26 @@ def check_dcgm() -> Finding:
         return Finding("DCGM", "not looked at", "dcgmi is not installed")
     try:
         done = subprocess.run([program, "diag", "-r", "1", "--json"], capture_output=True, text=True, timeout=DCGM_S)
-        failed = [*dict.fromkeys(failed_tests(json.loads(done.stdout[done.stdout.index("{") :])))]
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+        failed, passed = ([*dict.fromkeys(names_with_status(status, answer))] for status in ("fail", "pass"))
     except (subprocess.TimeoutExpired, ValueError) as error:
         return Finding("DCGM", "not looked at", f"dcgmi diag: {error}")
+    if not failed and not passed:  # DCGM writes its own error under the key runtime_error
+        why = re.search(r'"runtime_error"\s*:\s*"([^"]*)', done.stdout)
+        return Finding("DCGM", "not looked at", f"dcgmi diag: {why[1] if why else 'it has run no test'}")
     return Finding("DCGM", "bad" if failed else "ok", ", ".join(failed) or "diag -r 1 passes")
 
 
-def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of failed tests at any depth of ``answer``. DCGM 3 and 4 nest tests differently."""
+def names_with_status(status: str, answer: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of the tests with a status at any depth of ``answer``. DCGM 3 and 4 nest tests differently."""
     if isinstance(answer, dict):
         name = str(answer.get("name", name))
-        if str(answer.get("status", "")).lower() == "fail":
+        if str(answer.get("status", "")).lower() == status:
             yield name
         answer = list(answer.values())
     if isinstance(answer, list):
         for part in answer:
-            yield from failed_tests(part, name)
+            yield from names_with_status(status, part, name)
 
 
 def measure_matmul() -> float:

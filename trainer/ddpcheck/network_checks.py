@@ -216,7 +216,8 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
     said = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
     said += [f"it does not know the name of {_list(missing)}"] if missing else []
     value = "; ".join(said) or ("as everywhere" if found else "no name is known anywhere; addresses are used")
-    return Finding("names", "bad" if looped.keys() - {node.node} else "warning" if said else "ok", value, node.node)
+    own = {to for to, host in hosts.items() if host == node.host}  # several nodes may have one name
+    return Finding("names", "bad" if looped.keys() - own else "warning" if said else "ok", value, node.node)
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
