@@ -172,7 +172,8 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
      "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)"),
     (re.compile(r"DDP expects same model across all ranks"), "mismatch", "the ranks have different models"),
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
-    (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
+    (re.compile(r"No space left on device"), "disk_full",
+     "a disk is full, or a limit such as that of inotify watches is reached"),
     (re.compile(r"DataLoader worker \(pid \d+\) is killed by signal"), "data_loader",
      "a worker process of its data loader was killed by a signal, for example because the memory was full"),
 )  # fmt: skip
@@ -218,9 +219,13 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     unknown = [f"what rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} did: no answer"] if absent else []
     silent = [view for view in ranks if view.unknown and view.group_at]
     unknown += [f"which collectives {view.who} has entered: {view.unknown}" for view in silent]
-    if no_clock := sorted({view.node for view in ranks if not view.clock_is_known}):
+    no_clock = sorted({view.node for view in ranks if not view.clock_is_known})
+    if found and found.cause == "straggler" and no_clock:
         which = f"node{'s' * (len(no_clock) > 1)} {', '.join(map(str, no_clock))}"
-        unknown.append(f"which node enters collectives last: the clock of {which} could not be compared with node 0's")
+        unknown.append(
+            f"whether the clock of {which} agrees with node 0's: if it does not, another rank may be the last"
+        )
+        found = replace(found, fault=False)
     if found is None:
         seen = [view for view in ranks if any(view.stacks)]
         moves = any(len({*filter(None, view.stacks)}) > 1 or view.moved_lately for view in seen)
@@ -244,8 +249,6 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
     times = [one[-1][0] for one in _arrivals(ranks, world_size)]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
-    elif not all(view.clock_is_known for view in ranks):
-        text = lead
     elif len(times) < MIN_COLLECTIVES:
         text = f"{lead}; too few collectives ({len(times)}) are recorded to find a slow rank"
     else:
@@ -255,7 +258,7 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
         last, count, *_ = _last(_arrivals(ranks, world_size), {view.rank: view.rank for view in ranks})
         text = f"{lead}; no rank is usually the last to enter a collective ({len(times)} recorded)"
         if count >= STRAGGLER_LAST * len(times):
-            text = f"{lead}; rank {last} is the last to enter {count} of {len(times)} collectives, "
+            text = f"{lead}; rank {last} is the last to enter {count} of {len(times)} recorded collectives, "
             text += "but is not found to delay the others"
         if last_s > SLOWER * first_s and steps is not times:
             text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
@@ -316,15 +319,19 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     if not bad or (not is_cut and sum(bool(view.waits_in) for view in ranks) <= MOSTLY * len(ranks)):
         return None
     names = sorted(frozenset.intersection(*bad))
-    between = f"between {' and '.join(names if len(names) > 1 else [*names, f'{len(bad)} others'])}"
+    pairs = [names if len(names) > 1 else [*names, f"{len(bad)} others"]] if names else sorted(map(sorted, bad))
+    between = f"between {', and between '.join(' and '.join(pair) for pair in pairs)}"
+    is_ours = any("another machine" not in pair for pair in bad)
     text = (
         f"the ranks wait for the network: data was in transit {between} nearly every time ddpctl looked; "
         "see ddpctl bench"
     )
     if is_cut:
-        text = f"data {between} is retransmitted, but not acknowledged: the cause is a link, a firewall or a machine, "
-        text += f"not a rank; ranks have been waiting for {format_duration(waited_s)}"
-    return Explanation(cause="network", sentence=text, fault=is_cut and waited_s >= HANG_S)
+        cause = "the cause is a link, a firewall or a machine, not a rank"
+        cause = cause if is_ours else "it is unknown whether the other machine belongs to the run"
+        text = f"data {between} is retransmitted, but not acknowledged: {cause}; ranks have been waiting for "
+        text += format_duration(waited_s)
+    return Explanation(cause="network", sentence=text, fault=is_cut and is_ours and waited_s >= HANG_S)
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -456,11 +463,8 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[float, int]]]:
     """Return a list for each collective of the default process group that all ranks have entered.
 
-    The list has a pair (time, rank) for each rank, sorted by the time at which the rank entered the collective. If the
-    clock of a node is not known, the times cannot be compared, and the list is empty.
+    The list has a pair (time, rank) for each rank, sorted by the time at which the rank entered the collective.
     """
-    if not all(view.clock_is_known for view in ranks):
-        return []
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
