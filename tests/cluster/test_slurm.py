@@ -143,8 +143,11 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     ]
     followed = site.start("logs", "-f", "night")
     assert "run 'next' stopped" in site.ddpctl("stop", "next")
-    # Slurm and ddprun both signal the ranks: which of the two a rank heard first is not said.
+    # Slurm and ddprun both signal the ranks: which of the two a rank heard first is not said. Because a later job is
+    # pending, scancel sends the signal twice.
+    later = site.sh("sbatch", "--parsable", "--hold", "--wrap=true").strip()
     assert "run 'night' stopped, exit code 143: " in site.ddpctl("stop", "night")
+    site.sh("scancel", later)
     assert followed.wait(30) == 0
     assert "slurm: stopped on request: asking the ranks to save and end\n" in (site.folder / "logs.txt").read_text()
     assert list((site.folder / "state" / ".targets").iterdir()) == []

@@ -26,6 +26,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.01
 SAME_REQUEST_S = 0.25
+SLURM_TWICE_S = 5.0  # scancel of Slurm 22.05 may send SIGTERM twice (docs/decisions/0009)
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
@@ -118,8 +119,18 @@ def stopped_before_start(number: int, node: int, reason: str = "") -> Outcome:
 class Stop:
     """Ends the ranks of this node, and records whether a stop was requested."""
 
-    def __init__(self, workers: Workers, *, node: int, grace_s: float, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        node: int,
+        grace_s: float,
+        log: Callable[[str], None],
+        same_term_s: float = SAME_REQUEST_S,
+    ) -> None:
+        """``same_term_s``: for how long a second SIGTERM belongs to the same request as the first one."""
         self._workers = workers
+        self._same_term_s = same_term_s
         self._node = node
         self._grace_s = grace_s
         self._log = log
@@ -138,12 +149,13 @@ class Stop:
     def request(self, number: int, *, leaves: bool = False) -> None:
         """Stop the ranks. The first request gives them a grace period. The second request kills them at once.
 
-        A signal within SAME_REQUEST_S of the first one belongs to the same request: a launcher and a process group, or
-        Slurm, may deliver one request twice.
+        A signal within SAME_REQUEST_S of the first one belongs to the same request: a launcher and a process group may
+        deliver one request twice.
         """
         name = signal.Signals(number).name
         if self.requested:
-            if time.monotonic() < self._requested_at + SAME_REQUEST_S:
+            same_s = self._same_term_s if number == signal.SIGTERM else SAME_REQUEST_S
+            if time.monotonic() < self._requested_at + same_s:
                 return
             self._log(f"{name} again: the ranks are killed")
             self.requested_again = True
