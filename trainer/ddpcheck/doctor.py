@@ -34,7 +34,8 @@ PART_BYTES = 500
 MEET_S = 120.0  # the ranks start together, but the import of torch may take long on some of them
 STAGE_S = 90.0
 TURN_S = 20.0
-REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S
+REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S  # for the reports of all nodes together
+ANSWER_S = 1.0  # for a report that the store already has
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -65,14 +66,23 @@ def main(_: object) -> dict[str, Any] | None:
         _wait(store, "over", REPORT_S)
         return None
     reports: dict[int, Report] = {}
+    end = time.monotonic() + REPORT_S
     for node in nodes:
-        if text := _get(store, f"report/{node.node}", STAGE_S if len(reports) > 1 else REPORT_S):
+        if text := _get(store, f"report/{node.node}", max(end - time.monotonic(), ANSWER_S)):
             reports[node.node] = _read_report(text)
     store.set("over", "")
+    late = sorted({*range(max(count, 1))} - {node.node for node in nodes})
+    found = [
+        *judge(nodes, reports),
+        *(Finding("answer", "bad", f"no answer within {MEET_S:g} s", node) for node in late),
+    ]
     advice = {check: {"expected": expected, "todo": todo} for check, (expected, todo) in ADVICE.items()}
     return {
-        "nodes": [{"node": node.node, "host": node.host, "address": node.address} for node in nodes],
-        "results": [asdict(finding) | advice[finding.check] for finding in judge(nodes, reports)],
+        "nodes": [
+            *({"node": node.node, "host": node.host, "address": node.address} for node in nodes),
+            *({"node": node, "host": "unknown", "address": "unknown"} for node in late),
+        ],
+        "results": [asdict(finding) | advice[finding.check] for finding in found],
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -146,7 +156,7 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
     found += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
     found += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
     loaded = {node for node, report in reports.items() if report.loaded}
-    shared = {one.node for one in found if one.check == "GPU processes" and one.status == "warning"}
+    shared = {one.node for one in found if (one.check, one.status) == ("GPU processes", "warning")}
     for check, unit in (("GPU matmul", "TFLOP/s"), ("CPU matmul", "GFLOP/s"), ("CPU memory", "GB/s")):
         speeds = {node: report.speeds[check] for node, report in reports.items() if check in report.speeds}
         found += compare_speed(check, speeds, unit, loaded=shared if check == "GPU matmul" else loaded)

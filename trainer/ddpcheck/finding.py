@@ -30,8 +30,8 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "Xid": ("none of the hardware", RESET),
     "DCGM": ("diag -r 1 passes", "run dcgmi diag -r 2, which tests more"),
     "GPU matmul": SPEED,
-    "GPUs and driver": ("what most nodes have", "make all nodes the same"),
-    "libraries": ("what most nodes have", "install the same build on all nodes"),
+    "GPUs and driver": ("the same on all nodes", "make all nodes the same"),
+    "libraries": ("the same on all nodes", "install the same build on all nodes"),
     SHM_DIR: ("1 GiB, and 256 MiB a GPU", "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"),
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),
     "open files": ("1024, and 4 a rank of the run", "ulimit -n, or LimitNOFILE of the service that starts the node"),
@@ -60,24 +60,26 @@ class Finding:
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding per node: bad if a value differs from the most frequent value.
+    """Yield one finding per node: bad if a value differs from the value on more than half of the nodes.
 
-    If several values are equally frequent, the first of them counts. If no value is on more than half of the nodes, the
-    finding says that it is not known which is right. If only the driver differs, and its branch is the same (570 in
-    570.86.15), the finding is a warning.
+    If no value is on more than half of the nodes, the finding of each node is a warning, because it is not known which
+    nodes are right. If only the driver differs, and its branch is the same (570 in 570.86.15), it is a warning, too.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
-    most = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0] for key in keys}
-    usual = {key: value for key, (value, _) in most.items()}
+    counts = {key: Counter(build.get(key, "none") for build in builds.values()).most_common() for key in keys}
+    usual = {key: values[0][0] for key, values in counts.items() if 2 * values[0][1] > len(builds)}
     for node, build in builds.items():
-        other = {key: build.get(key, "none") for key in keys if build.get(key, "none") != usual[key]}
-        patch = other.keys() == {"driver"} and other["driver"].split(".")[0] == usual["driver"].split(".")[0]
-        said = [f"{key} {_short(value)}, elsewhere {_short(usual[key])}" for key, value in other.items()]
-        is_sure = all(2 * most[key][1] > len(builds) for key in other)
-        unsure = "" if is_sure else " (it is on half of the nodes at most, so it is not known which is right)"
+        other = {key: build.get(key, "none") for key in keys if build.get(key, "none") != usual.get(key)}
+        wrong = other.keys() & usual.keys()
+        patch = wrong == {"driver"} and other["driver"].split(".")[0] == usual["driver"].split(".")[0]
+        said = [
+            f"{key} {_short(value)}, elsewhere {' or '.join(_short(one) for one, _ in counts[key] if one != value)}"
+            for key, value in other.items()
+        ]
         said = said or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
-        value = ", ".join(said) + (unsure if other else "")
-        yield Finding(check, "ok" if not other else "warning" if patch else "bad", value, node)
+        unsure = " (it is not known which nodes are right)" if other.keys() - wrong else ""
+        status: Status = "ok" if not other else "bad" if wrong and not patch else "warning"
+        yield Finding(check, status, ", ".join(said) + unsure, node)
 
 
 def _short(value: str) -> str:
@@ -89,8 +91,8 @@ def compare_speed(
 ) -> Iterator[Finding]:
     """Yield one finding per node: a warning below 80 % of the others' median, bad below 50 %.
 
-    On the nodes in ``loaded``, the finding is at most a warning, because other programs used the cores. With fewer than
-    three nodes, each finding is at most a warning, because it may be the faster node that is unusual.
+    On the nodes in ``loaded``, the finding is at most a warning, because other programs used the cores or GPUs. With
+    fewer than three nodes, each finding is at most a warning, because it may be the faster node that is unusual.
     """
     for node, speed in speeds.items():
         usual = median([other for number, other in speeds.items() if number != node] or [speed])

@@ -18,7 +18,6 @@ import torch
 from ddpcheck.finding import Finding, Status
 from ddpwire.machine import visible_handles
 
-NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND of nvml.h
 GPU_CHECKS = ("GPU memory", "PCIe", "NVLink", "MIG", "GPU processes", "GPU clocks", "Xid", "DCGM", "GPU matmul")
 BAD_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})  # ECC, row remapping, NVLink, off the bus, GSP
 SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # caused by a faulty program
@@ -28,6 +27,7 @@ HARDWARE_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown",
 THERMAL_REASON = 0x20  # set by the driver
 MATRIX, MATMUL_WINDOWS, MATMULS = 4096, 8, 8
 DCGM_S = 120.0
+NO_GPU_CODES = frozenset({9, 12})  # of NVML: the driver is not loaded, or the library is not found
 Part = tuple[Status, str]  # the result for one GPU
 
 
@@ -43,14 +43,14 @@ def look() -> tuple[list[Finding], dict[str, str]]:
     """
     try:
         import pynvml
-    except ImportError as error:
-        return not_looked_at(f"NVML cannot be used: {error}"), {}
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if getattr(error, "value", None) in NO_DRIVER:
+    except Exception as error:
+        code = getattr(error, "value", None)  # only NVML's errors have one
+        if code in NO_GPU_CODES:
             return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
-        return [Finding("GPUs", "bad", str(error)), *not_looked_at(f"NVML cannot be used: {error}")], {}
+        why = f"NVML cannot be used: {error}"
+        return [*([] if code is None else [Finding("GPUs", "bad", why)]), *not_looked_at(why)], {}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
     found = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]
@@ -183,32 +183,34 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
 
 
 def check_dcgm() -> Finding:
-    """Run ``dcgmi diag -r 1``. The finding is bad if a test fails."""
+    """Run ``dcgmi diag -r 1``. Bad: a test fails. Ok: no test fails, at least one passes, and dcgmi has no error."""
     program = shutil.which("dcgmi")
     if program is None:
         return Finding("DCGM", "not looked at", "dcgmi is not installed")
     try:
         done = subprocess.run([program, "diag", "-r", "1", "--json"], capture_output=True, text=True, timeout=DCGM_S)
         answer = json.loads(done.stdout[done.stdout.index("{") :])
-        failed, passed = ([*dict.fromkeys(names_with_status(status, answer))] for status in ("fail", "pass"))
     except (subprocess.TimeoutExpired, ValueError) as error:
         return Finding("DCGM", "not looked at", f"dcgmi diag: {error}")
-    if not failed and not passed:  # DCGM writes its own error under the key runtime_error
-        why = re.search(r'"runtime_error"\s*:\s*"([^"]*)', done.stdout)
-        return Finding("DCGM", "not looked at", f"dcgmi diag: {why[1] if why else 'it has run no test'}")
-    return Finding("DCGM", "bad" if failed else "ok", ", ".join(failed) or "diag -r 1 passes")
+    results = [*find_values(answer, "status")]
+    errors = [error for _, error in find_values(answer, "runtime_error")]
+    if failed := dict.fromkeys(name for name, status in results if status.lower() == "fail"):
+        return Finding("DCGM", "bad", ", ".join(failed))
+    if errors or not any(status.lower() == "pass" for _, status in results):
+        return Finding("DCGM", "not looked at", f"dcgmi diag: {'; '.join(errors) or 'no test passed or failed'}")
+    return Finding("DCGM", "ok", "diag -r 1 passes")
 
 
-def names_with_status(status: str, answer: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of the tests with a status at any depth of ``answer``. DCGM 3 and 4 nest tests differently."""
+def find_values(answer: Any, key: str, test: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each test and its value of ``key``, at any depth of ``answer``. DCGM 3 and 4 nest tests differently."""
     if isinstance(answer, dict):
-        name = str(answer.get("name", name))
-        if str(answer.get("status", "")).lower() == status:
-            yield name
+        test = str(answer.get("name", test))
+        if answer.get(key):
+            yield test, str(answer[key])
         answer = list(answer.values())
     if isinstance(answer, list):
         for part in answer:
-            yield from names_with_status(status, part, name)
+            yield from find_values(part, key, test)
 
 
 def measure_matmul() -> float:

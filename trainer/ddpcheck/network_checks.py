@@ -53,6 +53,7 @@ class Paths:
     mtu: dict[int, int] = field(default_factory=dict)  # the size of the largest packet that arrives
     announced: dict[int, bool] = field(default_factory=dict)  # whether a router has announced the lower MTU
     names: dict[int, str] = field(default_factory=dict)  # the address of the other node's host name; empty: unknown
+    nameless: dict[int, str] = field(default_factory=dict)  # why the other node's host name is unknown
 
 
 def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
@@ -87,9 +88,10 @@ def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
                 found.mtu[peer.node], found.announced[peer.node] = mtu, announced
 
     def name(peer: Node) -> None:
-        found.names[peer.node] = ""
-        with contextlib.suppress(OSError):
+        try:
             found.names[peer.node] = resolve(peer.host, timeout_s=NAME_S)
+        except OSError as error:
+            found.names[peer.node], found.nameless[peer.node] = "", error.strerror or str(error)
 
     with ThreadPoolExecutor(MOST_THREADS) as pool:
         for waiting in [*(pool.submit(look, peer) for peer in others), *(pool.submit(name, node) for node in nodes)]:
@@ -123,7 +125,7 @@ def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
             return most, False
         if not _arrives(probe, MIN_MTU):
             return 0, False
-        sizes = [MIN_MTU, *sorted(size for size in MTUS if size < most), most]
+        sizes = _sizes(most)
         low, high = 0, len(sizes) - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -131,6 +133,11 @@ def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
         if _arrives(probe, most):
             return most, False
         return sizes[low], probe.getsockopt(socket.IPPROTO_IP, IP_MTU) < most
+
+
+def _sizes(most: int) -> list[int]:
+    """Return the packet sizes that may be tried, in ascending order."""
+    return [MIN_MTU, *sorted(size for size in MTUS if size < most), most]
 
 
 def _arrives(probe: socket.socket, size: int) -> bool:
@@ -180,7 +187,8 @@ def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding
         yield Finding("ports", "bad" if pairs else "ok", value, one.node)
     of = {node.node: node for node in nodes}
     sizes = {(node, to): mtu for node, found in paths.items() for to, mtu in found.mtu.items()}
-    small = {pair: mtu for pair, mtu in sizes.items() if mtu < min(of[pair[0]].mtu, of[pair[1]].mtu, MOST_UDP)}
+    most = {pair: min(of[pair[0]].mtu, of[pair[1]].mtu, MOST_UDP) for pair in sizes}
+    small = {pair: mtu for pair, mtu in sizes.items() if mtu < most[pair]}
     usual = Counter(node.mtu for node in nodes).most_common(1)[0][0]
     for one, pairs in _by_node(small, nodes):
         silent = [to for to in of if to != one.node and (one.node, to) not in sizes]
@@ -189,7 +197,9 @@ def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding
             announced = all(paths[a].announced.get(b) for a, b in pairs)  # TCP adapts
             others = sorted({node for pair in pairs for node in pair} - {one.node})
             passes = min(small[pair] for pair in pairs)
-            value = f"packets of more than {passes} bytes do not pass between it and {_list(others)}{unknown}"
+            fails = max(next(size for size in _sizes(most[pair]) if size > small[pair]) for pair in pairs)
+            value = f"packets of {fails} bytes do not pass between it and {_list(others)}, those of {passes} bytes do"
+            value += unknown
             yield Finding("path MTU", "warning" if announced else "bad", value, one.node)
         elif len(silent) == len(nodes) - 1:
             yield Finding("path MTU", "not looked at", "no datagram is answered", one.node)
@@ -204,7 +214,7 @@ def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node
 
 
 def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
-    """Check the host names. Bad: another node's name resolves to the loopback.
+    """Check the host names. Bad: a name of another node, and not of this node, resolves to the loopback.
 
     Warning: the node's own name resolves to the loopback (usual on Debian, and harmless), or the node does not know a
     name that another node knows.
@@ -212,12 +222,13 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
     hosts = {node.node: node.host for node in nodes}
     found = {to: address for to, address in paths[node.node].names.items() if address}
     looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
+    wrong = any(hosts[to] != node.host for to in looped)
     missing = sorted({to for one in paths.values() for to, address in one.names.items() if address} - set(found))
     said = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
-    said += [f"it does not know the name of {_list(missing)}"] if missing else []
+    why = dict.fromkeys(paths[node.node].nameless.get(to, "unknown") for to in missing)
+    said += [f"it cannot resolve the name of {_list(missing)} ({', '.join(why)})"] if missing else []
     value = "; ".join(said) or ("as everywhere" if found else "no name is known anywhere; addresses are used")
-    own = {to for to, host in hosts.items() if host == node.host}  # several nodes may have one name
-    return Finding("names", "bad" if looped.keys() - own else "warning" if said else "ok", value, node.node)
+    return Finding("names", "bad" if wrong else "warning" if said else "ok", value, node.node)
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ LIBRARY = re.compile(r"(/\S*/(lib(?:[nr]ccl|torch_(?:cpu|cuda|hip)|c10|c10_cuda|
 CPU_WINDOWS, CPU_WINDOW_S = 3, 0.3  # longer than the period of a CPU quota, 0.1 s
 CPU_MATRIX, COPY_BYTES, COPIES = 256, 32 * MIB, 5
 MIN_CORE_SHARE = 0.75
+INFINIBAND = Path("/sys/class/infiniband")
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
@@ -42,11 +43,13 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
     """
     shm, wanted = machine.shm_bytes(), max(machine.MIN_SHM, num_gpus * machine.SHM_PER_RANK)
     if shm is None:
-        yield Finding(SHM_DIR, "not looked at", "it does not exist")
+        exists = Path(SHM_DIR).is_dir()
+        yield Finding(SHM_DIR, "ok" if exists else "not looked at", "no limit" if exists else "it does not exist")
     else:
         yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
     locked = machine.resource_limit(resource.RLIMIT_MEMLOCK)
     few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < machine.MIN_MEMLOCK
+    few = few and INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
     value = "unlimited" if locked is None else f"{locked // 1024} KiB"
     yield Finding("memlock", "warning" if few else "ok", value)
     files, need = machine.resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * machine.OPEN_FILES_PER_RANK
@@ -70,19 +73,23 @@ def check_disk(environ: Mapping[str, str]) -> Finding:
         return Finding("disk", "bad", f"{folder}: no answer within {DISK_LIMIT_S:g} s")
     except OSError as error:
         return Finding("disk", "bad", f"{folder}: {error.strerror}")
-    little = free < LITTLE_DISK or speed < SLOW_DISK
-    value = f"{folder}: {machine.format_free(free)} free, {int(speed / 1e6)} MB/s"
-    return Finding("disk", "bad" if free < BAD_DISK else "warning" if little else "ok", value)
+    little = (free is not None and free < LITTLE_DISK) or speed < SLOW_DISK
+    space = "free space unknown" if free is None else f"{machine.format_free(free)} free"
+    bad = free is not None and free < BAD_DISK
+    return Finding(
+        "disk", "bad" if bad else "warning" if little else "ok", f"{folder}: {space}, {int(speed / 1e6)} MB/s"
+    )
 
 
-def _try_disk(folder: Path) -> tuple[int, float]:
-    """Return the free bytes, and the bytes that are written in a second. Raises OSError."""
+def _try_disk(folder: Path) -> tuple[int | None, float]:
+    """Return the free bytes (None: unknown), and the bytes that are written in a second. Raises OSError."""
     status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         while written < DISK_BYTES and time.monotonic() < began + DISK_S:
             written += file.write(block)
         os.fsync(file.fileno())
-    return status.f_bavail * status.f_frsize, written / max(time.monotonic() - began, 1e-6)
+    free = status.f_bavail * status.f_frsize if status.f_blocks else None  # some FUSE file systems report no blocks
+    return free, written / max(time.monotonic() - began, 1e-6)
 
 
 def check_interfaces(address: str) -> Finding:
@@ -96,7 +103,7 @@ def check_interfaces(address: str) -> Finding:
                 network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
                 subnets.setdefault(str(network), set()).add(name)
     said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
-    files = sorted(Path("/sys/class/infiniband").glob("*/ports/*/state"))  # "4: ACTIVE"
+    files = sorted(INFINIBAND.glob("*/ports/*/state"))  # "4: ACTIVE"
     ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
     said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
     interface, mtu = interface_of(address)
@@ -152,14 +159,14 @@ class CpuSpeed:
     share: float  # the share of a core that the thread got
     idle: float  # idle cores meanwhile, of those that this process may use
     others: float  # cores that other programs used meanwhile
-    throttled: int  # periods in which a CPU quota stopped the thread
+    throttled: float  # cores that CPU quotas withheld meanwhile from the thread's cgroup and its parents
 
 
 def measure_cpu() -> CpuSpeed:
     """Measure the speed of one thread for about a second."""
     torch.set_num_threads(1)
     matrix, source = torch.rand(CPU_MATRIX, CPU_MATRIX), torch.zeros(COPY_BYTES, dtype=torch.uint8)
-    copy, throttled = source.clone(), throttled_periods()
+    copy, start, throttled = source.clone(), time.monotonic(), throttled_s()
     windows, copies = [], []
     for _ in range(CPU_WINDOWS):
         busy, idle = _core_seconds()
@@ -181,16 +188,16 @@ def measure_cpu() -> CpuSpeed:
         share=min(share, 1.0),
         idle=idle,
         others=max(others, 0.0),
-        throttled=throttled_periods() - throttled,
+        throttled=(throttled_s() - throttled) / (time.monotonic() - start),
     )
 
 
-def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how often CPU quotas have stopped this process's cgroup and the parents of the cgroup, in periods.
+def throttled_s(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return how long CPU quotas have stopped this process's cgroup and the parents of the cgroup, summed over cores.
 
-    Return 0 if the number is unknown.
+    Return 0 if the time is unknown. https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    found: list[int] = []
+    found: list[float] = []
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
             if controllers == "" or "cpu" in controllers.split(","):  # cgroup v2, or v1
@@ -198,7 +205,8 @@ def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("
                 for folder in (group, *group.parents):
                     with contextlib.suppress(OSError):
                         text = (root / controllers / str(folder).lstrip("/") / "cpu.stat").read_text()
-                        found += map(int, re.findall(r"^nr_throttled (\d+)$", text, re.MULTILINE))
+                        for unit, value in re.findall(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE):
+                            found.append(int(value) / (1e6 if unit == "usec" else 1e9))  # cgroup v2, or v1
     return sum(found)  # the kernel counts each group's own quota
 
 
@@ -212,13 +220,13 @@ def _core_seconds() -> tuple[float, float]:
 def check_cpu(speed: CpuSpeed) -> Finding:
     """Check whether a thread that needs a whole core gets it.
 
-    Bad: the thread gets less than 75 % of a core, and a quota has stopped it, or a whole core was idle meanwhile. The
-    latter is a quota that is not visible here, such as that of a pod. Warning: the thread gets less than 75 % because
-    other programs use the cores. On a single core, a quota that is not visible here is also a warning.
+    Bad: the thread gets less than 75 % of a core, and quotas explain at least half of the rest, or a whole core is idle
+    meanwhile. The latter is a quota that is not visible here, such as that of a pod. Warning: the thread gets less than
+    75 % because other programs use the cores. On a single core, a quota that is not visible here is also a warning.
     """
     why = f"; others use {speed.others:.1f} cores"
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "warning"
-    if status == "warning" and speed.throttled > 0:
+    if status == "warning" and speed.throttled >= (1 - speed.share) / 2:
         status, why = "bad", ", limited by a quota"
     elif status == "warning" and speed.idle >= 1:
         status, why = "bad", f", and meanwhile {speed.idle:.1f} cores are idle"

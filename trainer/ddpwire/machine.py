@@ -119,10 +119,10 @@ def resource_limit(which: int) -> int | None:
 
 
 def shm_bytes() -> int | None:
-    """Return the size of /dev/shm in bytes, or None if it does not exist."""
+    """Return the size of /dev/shm in bytes, or None if it does not exist or has no limit."""
     with contextlib.suppress(OSError):
         status = os.statvfs(SHM_DIR)
-        return status.f_blocks * status.f_frsize
+        return status.f_blocks * status.f_frsize or None
     return None
 
 
