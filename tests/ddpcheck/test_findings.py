@@ -160,6 +160,7 @@ def test_a_late_report_is_read_and_a_node_that_says_nothing_is_listed(monkeypatc
     answering = threading.Thread(target=answer)
     answering.start()
     result = doctor.main(None)
+    assert result is not None
     answering.join()
     ports[0].close()
     assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
