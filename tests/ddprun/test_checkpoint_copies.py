@@ -149,8 +149,8 @@ def get(port, path, proof=""):
 def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
     """A node may still fetch it: neither another content nor a 404 may be reported as a failed copy."""
     nodes.folder_of(0).mkdir()
+    nodes.save(1)  # before the start: node 0 could announce a part of it, and only the last two manifests are kept
     source, _ = nodes.start(0)
-    nodes.save(1)
     place = announced(nodes)
     nodes.save(2)
     until(lambda: announced(nodes)["number"] > place["number"])
