@@ -14,6 +14,7 @@ from tests.terminal import Session
 from ddprun.console import Console
 from ddprun.log_view import PROGRESS_S, LineView
 from ddprun.logs import RankFile, Stream
+from ddprun.termination import SAME_REQUEST_S
 from ddprun.timed_log import TimedLog
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -207,6 +208,7 @@ def test_a_rank_that_is_killed_at_a_prompt_leaves_the_terminal_as_it_was() -> No
     session.wait_for("(Pdb) ")
     session.type("\x03")
     session.wait_for("to end")
+    time.sleep(2 * SAME_REQUEST_S)
     session.type("\x03")
     session.wait_for("ended 137")
     session.wait_for(" icanon ")
