@@ -230,13 +230,13 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
         seen = [view for view in ranks if any(view.stacks)]
         moves = any(len({*filter(None, view.stacks)}) > 1 or view.moved_lately for view in seen)
         busy = [view.rank for view in seen if view.busy]  # these may be in an endless loop
-        what = "nothing that blocks them is found"
-        is_fine = moves or len(busy) == len(seen) > 0
-        if is_fine:
-            what = _progress(ranks, world_size, moves=moves)
-        elif busy:
-            what += f"; {_ranks(busy, 'uses', 'use')} CPU time, but it is unknown whether the training advances"
-        found = Explanation(cause="none" if is_fine else "unknown", sentence=what, fault=False)
+        if moves or (busy and len(busy) == len(ranks)):
+            found = Explanation(cause="none", sentence=_progress(ranks, world_size, moves=moves), fault=False)
+        else:
+            text = "nothing that blocks them is found"
+            if busy:
+                text += f"; {_ranks(busy, 'uses', 'use')} CPU time, but it is unknown whether the training advances"
+            found = Explanation(cause="unknown", sentence=text, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
 
@@ -245,21 +245,25 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
 
     ``moves`` is whether they are seen to advance. Otherwise they only use CPU time.
     """
-    lead = "the ranks make progress" if moves else "all ranks use CPU time; it is unknown whether the training advances"
-    times = [one[-1][0] for one in _arrivals(ranks, world_size)]
+    text = "the ranks make progress" if moves else "all ranks use CPU time; it is unknown whether the training advances"
+    arrivals = _arrivals(ranks, world_size)
+    times = [one[-1][0] for one in arrivals]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
     elif len(times) < MIN_COLLECTIVES:
-        text = f"{lead}; too few collectives ({len(times)}) are recorded to find a slow rank"
+        text += f"; too few collectives ({len(times)}) are recorded to find a slow rank"
     else:
         steps = times[STARTUP:] if len(times) >= STARTUP + MIN_COLLECTIVES else times
         num = len(steps) // 4
         first_s, last_s = (steps[num] - steps[0]) / num, (steps[-1] - steps[-1 - num]) / num
-        last, count, *_ = _last(_arrivals(ranks, world_size), {view.rank: view.rank for view in ranks})
-        text = f"{lead}; no rank is usually the last to enter a collective ({len(times)} recorded)"
-        if count >= STRAGGLER_LAST * len(times):
-            text = f"{lead}; rank {last} is the last to enter {count} of {len(times)} recorded collectives, "
-            text += "but is not found to delay the others"
+        last, count, *_ = _last(arrivals, {view.rank: view.rank for view in ranks})
+        if count < STRAGGLER_LAST * len(times):
+            text += f"; no rank is usually the last to enter a collective ({len(times)} recorded)"
+        else:
+            text += (
+                f"; rank {last} is the last to enter {count} of {len(times)} recorded collectives, but is not found "
+            )
+            text += "to delay the others"
         if last_s > SLOWER * first_s and steps is not times:
             text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
         if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
@@ -321,17 +325,18 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     names = sorted(frozenset.intersection(*bad))
     pairs = [names if len(names) > 1 else [*names, f"{len(bad)} others"]] if names else sorted(map(sorted, bad))
     between = f"between {', and between '.join(' and '.join(pair) for pair in pairs)}"
-    is_ours = any("another machine" not in pair for pair in bad)
+    is_of_run = any("another machine" not in pair for pair in bad)
     text = (
         f"the ranks wait for the network: data was in transit {between} nearly every time ddpctl looked; "
         "see ddpctl bench"
     )
     if is_cut:
-        cause = "the cause is a link, a firewall or a machine, not a rank"
-        cause = cause if is_ours else "it is unknown whether the other machine belongs to the run"
+        cause = "it is unknown whether the other machine belongs to the run"
+        if is_of_run:
+            cause = "the cause is a link, a firewall or a machine, not a rank"
         text = f"data {between} is retransmitted, but not acknowledged: {cause}; ranks have been waiting for "
         text += format_duration(waited_s)
-    return Explanation(cause="network", sentence=text, fault=is_cut and is_ours and waited_s >= HANG_S)
+    return Explanation(cause="network", sentence=text, fault=is_cut and is_of_run and waited_s >= HANG_S)
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -509,14 +514,14 @@ def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int
     node, it maps each rank to the number of its node.
     """
     number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
-    alone_s, until, lags = 0.0, 0.0, [0.0]
+    alone_s, until, lags = 0.0, 0.0, []
     for one in whole:
         others = [at for at, rank in one if owners[rank] != number]
         if others and owners[one[-1][1]] == number:
             lags.append(one[-1][0] - others[-1])
             alone_s += max(0.0, one[-1][0] - max(others[-1], until))
             until = max(until, one[-1][0])
-    return number, times, alone_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0), median(lags[1:] or lags)
+    return number, times, alone_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0), median(lags or [0.0])
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001

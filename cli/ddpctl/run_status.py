@@ -212,9 +212,13 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         return status(state="lost", message=message, code=Exit.KILLED)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
-        left = outcome and outcome.cause == "node_lost" and nodes[0].alive  # node 0 may continue without that node
-        ending = outcome and not left
-        state = "stopping" if ending else next((state for state in _ORDER if state in states), "stopping")
+        # Node 0 may continue without a node that has lost it.
+        continues = any(report.node == 0 for report in alive) and outcome and outcome.cause == "node_lost"
+        state = (
+            "stopping"
+            if outcome and not continues
+            else next((state for state in _ORDER if state in states), "stopping")
+        )
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
         reported = [report.state for report in alive if report.state]
         attempt = max((one.attempt for one in reported), default=1)

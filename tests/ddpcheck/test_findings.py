@@ -252,7 +252,7 @@ def test_a_disk_that_takes_no_file_and_one_that_does_not_answer(tmp_path, monkey
 
 def test_little_lockable_memory_is_a_warning_only_with_infiniband(tmp_path, monkeypatch):
     monkeypatch.setattr(node_checks.machine, "resource_limit", lambda _: 8 << 20)
-    monkeypatch.setattr(node_checks, "INFINIBAND", tmp_path / "infiniband")
+    monkeypatch.setattr(node_checks.machine, "INFINIBAND", tmp_path / "infiniband")
     assert statuses(node_checks.check_limits(num_gpus=1, num_nodes=2), "memlock") == {}
     (tmp_path / "infiniband/mlx5_0").mkdir(parents=True)
     assert statuses(node_checks.check_limits(num_gpus=1, num_nodes=2), "memlock") == {0: "warning"}

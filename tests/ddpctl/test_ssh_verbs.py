@@ -4,13 +4,16 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, RUN, play
 from tests.wording import Wording
 
-from ddpctl.command import Output
+from ddpctl import launcher, run_store
+from ddpctl.command import Output, Verb
 from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.launcher import AppContext
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.options import SshOptions
@@ -69,6 +72,26 @@ def test_node_0_of_an_elastic_run_may_train_on_where_it_does_not_answer(wording:
     _, (fixed,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(GONE, lost(0))])
     _, (decided,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(lost(1), GONE)])
     assert (fixed.remains, decided.remains) == (True, False)  # what is left of node 0 is unknown
+
+
+@pytest.mark.parametrize(("said", "goes_on"), [((GONE, lost(0)), True), ((GONE, GONE), False)])
+def test_resuming_such_a_run_warns_and_resuming_one_of_which_nothing_is_known_is_refused(
+    said: tuple[Output, ...], goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wording: Wording
+) -> None:
+    class Recorded:
+        def perform(self, verb: Verb[Any]) -> Any:
+            return play(verb, [said])[1]
+
+    elastic, emitted = replace(RUN, job=replace(RUN.job, nodes="1:2"), folder=str(tmp_path / "night")), list[str]()
+    monkeypatch.setattr(run_store, "load_all", lambda _: (elastic,))
+    context = AppContext(executor=Recorded(), root=tmp_path, emit=emitted.append)  # type: ignore[arg-type]
+    if goes_on:
+        launcher.check_alone(context, elastic)
+        wording("\n".join(emitted))
+        return
+    with pytest.raises(UnavailableError) as error:
+        launcher.check_alone(context, elastic)
+    wording(error.value)
 
 
 def test_logs_ask_the_node_of_a_rank(wording: Wording) -> None:

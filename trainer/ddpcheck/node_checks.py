@@ -32,7 +32,6 @@ LIBRARY = re.compile(r"(/\S*/(lib(?:[nr]ccl|torch_(?:cpu|cuda|hip)|c10|c10_cuda|
 CPU_WINDOWS, CPU_WINDOW_S = 3, 0.3  # longer than the period of a CPU quota, 0.1 s
 CPU_MATRIX, COPY_BYTES, COPIES = 256, 32 * MIB, 5
 MIN_CORE_SHARE = 0.75
-INFINIBAND = Path("/sys/class/infiniband")
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
@@ -49,7 +48,7 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
         yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
     locked = machine.resource_limit(resource.RLIMIT_MEMLOCK)
     few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < machine.MIN_MEMLOCK
-    few = few and INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
+    few = few and machine.has_infiniband()
     value = "unlimited" if locked is None else f"{locked // 1024} KiB"
     yield Finding("memlock", "warning" if few else "ok", value)
     files, need = machine.resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * machine.OPEN_FILES_PER_RANK
@@ -103,7 +102,7 @@ def check_interfaces(address: str) -> Finding:
                 network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
                 subnets.setdefault(str(network), set()).add(name)
     said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
-    files = sorted(INFINIBAND.glob("*/ports/*/state"))  # "4: ACTIVE"
+    files = sorted(machine.INFINIBAND.glob("*/ports/*/state"))  # "4: ACTIVE"
     ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
     said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
     interface, mtu = interface_of(address)

@@ -24,7 +24,7 @@ from ddprun.preflight import PreflightReport, Route
 from ddprun.rank_environment import ResourceAllocation
 from ddprun.recovery import Downtime
 from ddprun.requeue import newest_checkpoint
-from ddprun.termination import SAME_REQUEST_S, SLURM_TWICE_S, OomMonitor, Signals, Stop
+from ddprun.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
 from ddprun.workers import Workers
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
@@ -67,8 +67,8 @@ def bring_up(
     node_metrics = NodeMetrics(config, node_dir, journal, heartbeats, environ)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
-    same_s = SLURM_TWICE_S if config.launcher == "slurm" else SAME_REQUEST_S
-    stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log, same_term_s=same_s)
+    same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
+    stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log, same_request_s=same_request_s)
     route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")

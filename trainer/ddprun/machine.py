@@ -22,6 +22,7 @@ from ddpwire.machine import (
     SHM_DIR,
     SHM_PER_RANK,
     devices_of_rank,
+    has_infiniband,
     resource_limit,
     shm_bytes,
     visible_handles,
@@ -236,7 +237,7 @@ def read_health(num_gpus: int) -> MachineHealth:
         memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
         open_files=resource_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
-        has_infiniband=any((SYSFS / "class/infiniband").glob("*")),
+        has_infiniband=has_infiniband(),
         gpus=ask_nvml(_read_gpus, ()) if num_gpus else (),
     )
 

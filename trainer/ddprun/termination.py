@@ -25,8 +25,8 @@ from ddpwire.run_files import Outcome
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.01
-SAME_REQUEST_S = 0.25
-SLURM_TWICE_S = 5.0  # scancel of Slurm 22.05 may send SIGTERM twice (docs/decisions/0009)
+SAME_REQUEST_S = 0.25  # a second signal within this time belongs to the same request as the first one
+SLURM_SAME_REQUEST_S = 5.0  # scancel of Slurm 22.05 may send SIGTERM twice (docs/decisions/0009)
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
@@ -126,11 +126,10 @@ class Stop:
         node: int,
         grace_s: float,
         log: Callable[[str], None],
-        same_term_s: float = SAME_REQUEST_S,
+        same_request_s: float,
     ) -> None:
-        """``same_term_s``: for how long a second SIGTERM belongs to the same request as the first one."""
         self._workers = workers
-        self._same_term_s = same_term_s
+        self._same_request_s = same_request_s
         self._node = node
         self._grace_s = grace_s
         self._log = log
@@ -149,13 +148,12 @@ class Stop:
     def request(self, number: int, *, leaves: bool = False) -> None:
         """Stop the ranks. The first request gives them a grace period. The second request kills them at once.
 
-        A signal within SAME_REQUEST_S of the first one belongs to the same request: a launcher and a process group may
-        deliver one request twice.
+        A second signal within ``same_request_s`` belongs to the same request: Slurm, or a launcher and a process group,
+        may deliver one request twice.
         """
         name = signal.Signals(number).name
         if self.requested:
-            same_s = self._same_term_s if number == signal.SIGTERM else SAME_REQUEST_S
-            if time.monotonic() < self._requested_at + same_s:
+            if time.monotonic() < self._requested_at + self._same_request_s:
                 return
             self._log(f"{name} again: the ranks are killed")
             self.requested_again = True
@@ -171,7 +169,8 @@ class Stop:
         timer.start()
         with self.starting:
             if self._workers.alive:
-                self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name} kills them")
+                later = f" after {self._same_request_s:g} s" if self._same_request_s > 1 else ""
+                self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name}{later} kills them")
             self._signal_ranks(number, self._grace_s)
 
     def forward(self, number: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 MAX_PORT = 65535
 GIB, MIB = 1 << 30, 1 << 20
+INFINIBAND = Path("/sys/class/infiniband")  # has an entry for each card
 SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
 MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
 MIN_OPEN_FILES = 1024
@@ -116,6 +117,11 @@ def resource_limit(which: int) -> int | None:
     """Return a soft limit of this process, or None if it is unlimited."""
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def has_infiniband() -> bool:
+    """Return whether this machine has an InfiniBand card."""
+    return any(INFINIBAND.glob("*"))
 
 
 def shm_bytes() -> int | None:

@@ -109,8 +109,8 @@ tell() {{
   _ddp_telling=1
   while ((_ddp_told < _ddp_wanted)); do
     while [[ ! -s $_ddp_run_dir/step ]] && kill -0 "$_ddp_srun" 2>/dev/null; do sleep 0.2; done
-    # scancel may send TERM to a step twice, so ddprun takes two TERMs within 5 s for one request.
-    ((_ddp_told == 0)) || if [[ $_ddp_signal == INT ]]; then sleep 0.5; else sleep 6; fi
+    # scancel may send TERM to a step twice, so ddprun takes two signals within 5 s for one request.
+    ((_ddp_told == 0)) || sleep 6
     ((_ddp_told += 1))
     [[ ! -s $_ddp_run_dir/step ]] ||
       {{ [[ $_ddp_signal == INT ]] && timeout 30 srun "${{_ddp_step[@]}}" --overlap bash -c "$_ddp_interrupt"; }} ||

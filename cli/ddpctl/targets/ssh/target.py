@@ -521,10 +521,11 @@ def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
     if not silent:
         return state
     message = "; ".join([state.message, *silent])
-    # Node 0 decides how a run ends. Without an answer from it, only the loss of its connection is known.
-    undecided = state.ended and state.outcome and state.outcome.cause == "node_lost" and shown[0] is None
+    # Node 0 decides how a run ends. If it does not answer, it may only be known that others have lost it.
+    is_lost = state.outcome is not None and state.outcome.cause == "node_lost"
+    undecided = state.ended and is_lost and shown[0] is None
     if len(silent) == len(answers) or not (state.alive or state.outcome):
         return RunStatus(run=run.name, state="unknown", message="; ".join(silent), nodes=nodes)
     if undecided and len(silent) >= run.job.min_nodes:  # these nodes may train on without the others
         return RunStatus(run=run.name, state="unknown", message=message, nodes=nodes)
-    return replace(state, message=message, remains=state.remains or bool(undecided))
+    return replace(state, message=message, remains=state.remains or undecided)
