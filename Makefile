@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test e2e check check-types check-others specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
+.PHONY: demo test unit contract e2e check check-types check-others specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -20,11 +20,18 @@ demo: $(VENV)/.train  ## train on handwritten digits with 2 nodes x 2 ranks on t
 	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/your_script.md)"
 	@echo "other machines:     docs/two_boxes.md, docs/slurm.md, docs/kubernetes.md"
 
-test: $(VENV)/.dev  ## the quick tests: they need neither root nor a server
-	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal
+WORKERS := $(shell echo $$(($(CORES) * 3 / 2)))
 
-e2e: $(VENV)/.dev  ## slower tests: complete trainings, restarts, notebooks, small benchmarks
-	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e
+test: unit contract  ## the quick tests: they need neither root nor a server
+
+unit: $(VENV)/.dev  ## each module by itself
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist worksteal
+
+contract: $(VENV)/.dev  ## ddpctl against a stand-in of a node, ddprun against a stand-in of a launcher, without torch
+	$(BIN)/python -m pytest tests/contract -n $(WORKERS) --dist worksteal
+
+e2e: $(VENV)/.dev  ## whole journeys: trainings, restarts, signals, notebooks
+	$(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist worksteal -m ""
 
 wording: $(VENV)/.dev  ## update the golden files of messages, for TESTS="FILE ..." or for the quick tests
 	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))
@@ -45,16 +52,16 @@ check-others:
 	$(BIN)/zizmor --offline --quiet .github/workflows
 	cd ansible && $(abspath $(BIN))/yamllint --strict .
 	cd ansible && PATH="$(abspath $(BIN)):$$PATH" LC_ALL=C.UTF-8 ansible-lint -q
-	$(BIN)/python -m pytest --quiet tests/test_specs.py
+	$(BIN)/python -m pytest --quiet tests/unit/repository/test_specs.py
 
 specs: $(VENV)/.dev  ## update the checked-in specs from examples/
-	PYTHONPATH=.:cli:trainer $(BIN)/python tests/test_specs.py
+	PYTHONPATH=.:cli:trainer $(BIN)/python tests/unit/repository/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests with real servers; a test whose server is missing is skipped
-	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800 -o addopts="--import-mode=importlib --strict-markers -ra"
+	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800 -m ""
 
 cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
-	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"
+	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -m ""
 
 BENCHES := startup signals binding checkpoint restore kills exact deterministic metrics input stragglers random_kills \
   explain explain_cost sync kubernetes

@@ -25,10 +25,10 @@ import measuring
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
-from tests.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
-from tests.ddpctl.kubernetes_judges import VERSIONS, faults  # noqa: E402
-from tests.ddpctl.kubernetes_trial import trial  # noqa: E402
-from tests.ddpctl.test_kubernetes_manifests import CASES, objects  # noqa: E402
+from tests.unit.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
+from tests.unit.ddpctl.kubernetes_judges import VERSIONS, faults  # noqa: E402
+from tests.unit.ddpctl.kubernetes_trial import trial  # noqa: E402
+from tests.unit.ddpctl.test_kubernetes_manifests import CASES, objects  # noqa: E402
 
 
 def generated(number: int) -> collections.Counter[str]:

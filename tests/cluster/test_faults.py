@@ -35,7 +35,7 @@ def weights(once: Callable[[str, Callable[[], str]], str], tmp_path: Path) -> st
     return once("faults", lambda: undisturbed(tmp_path / "calm"))
 
 
-# Whose codes are tests/ddprun/test_restarts.py's and test_exit_codes.py's; here one rank that fails by itself suffices.
+# Whose codes are tests/unit/ddprun/test_restarts.py's and test_exit_codes.py's; here one rank that fails by itself suffices.
 TRIED = [row for row in ROWS if row.title not in ("a rank segfaults", "a rank exits with 78")]
 
 

@@ -19,7 +19,7 @@ import pytest
 from bench import lab
 from tests import forks
 from tests.cluster.operator_environment import Pod, pods_of
-from tests.ddpctl.kubernetes_lab import draft_of
+from tests.unit.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.manifests import WORKLOADS

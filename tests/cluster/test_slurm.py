@@ -16,7 +16,7 @@ import exact
 import pytest
 from tests.cluster import slurm_lab
 from tests.cluster.slurm_site import ROOT, SSHD, STEPS, Site, login_node, until
-from tests.ddpctl.test_profile import check_chrome_trace
+from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import PACED
 
 pytestmark = [

@@ -18,7 +18,7 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
-from tests.ddpctl.test_profile import check_chrome_trace
+from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import PACED, ROOT, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ddpctl.kubernetes_lab import DATA
+from tests.unit.ddpctl.kubernetes_lab import DATA
 
 KUBECTL = """#!/bin/bash
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.ddpctl.kaggle_answers import stand_in
+from tests.unit.ddpctl.kaggle_answers import stand_in
 from tests.e2e.driver import ROOT, SCRIPTS, ddpctl
 from tests.in_process import ddpctl as in_process
 from tests.wording import Wording

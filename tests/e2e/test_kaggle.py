@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from tests.ddpctl.kaggle_answers import asked, stand_in
+from tests.unit.ddpctl.kaggle_answers import asked, stand_in
 from tests.e2e.driver import ddpctl
 from tests.wording import Wording
 

@@ -13,7 +13,7 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
-from tests.ddptrain.formats import write_mnist
+from tests.unit.ddptrain.formats import write_mnist
 from tests.e2e.driver import ROOT, end_of, processes_of
 from tests.e2e.kernel import close_loop
 from tests.wording import Wording

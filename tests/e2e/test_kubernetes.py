@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.ddpctl.test_profile import check_chrome_trace
+from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
 from tests.in_process import ddpctl as in_process

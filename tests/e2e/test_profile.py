@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.ddpctl.test_profile import check_chrome_trace
+from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import ROOT, SCRIPTS, ddpctl, wait_until
 
-PROFILED = ROOT / "tests/ddprun/scripts/profiled.py"
+PROFILED = ROOT / "tests/unit/ddprun/scripts/profiled.py"
 EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has the script's operators
     "own_first": ["not recorded, because the script runs its own profiler", False],
     "own_second": ["", True],

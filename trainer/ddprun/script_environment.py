@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Variables that are read only when they are needed, after the import of torch (tests/ddprun/test_script_environment.py
+# Variables that are read only when they are needed, after the import of torch (tests/unit/ddprun/test_script_environment.py
 # tries those that need no GPU). CUDA, NCCL and cuBLAS read theirs when they are initialised, which only a script does.
 READ_LATER_PREFIXES = ("MASTER_", "DDP_", "GLOO_", "HF_", "HYDRA_", "MLFLOW_", "NCCL_", "TORCH_NCCL_", "WANDB_")
 READ_LATER = (

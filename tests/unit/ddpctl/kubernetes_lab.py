@@ -1,0 +1,84 @@
+"""What the tests of the target kubernetes share: recorded answers, a run, and a verb that is played with them."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddpctl.command import Command, Output, T, Verb, shell_line
+from ddpctl.launch_plan import Plan
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.pod import Draft
+
+DATA = Path(__file__).parents[2] / "data" / "kubernetes"
+JOB = JobSpec(name="digits", nodes="2", gpus=2)
+OK = Output(returncode=0)
+KUBECTL = "kubectl --context lab --namespace ml --request-timeout=30s"
+VIEW = Output(
+    returncode=0,
+    stdout=json.dumps(
+        {"current-context": "lab", "contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
+    ),
+)
+
+
+def plan_of(job: JobSpec = JOB, run: str = "digits-otter", uid: str = "") -> Plan:
+    folder = f"/state/{run}"
+    return Plan(run=run, job=job, cwd="/project", run_dir=folder, checkpoint_dir=f"{folder}/checkpoints", uid=uid)
+
+
+def draft_of(job: JobSpec = JOB, options: KubernetesOptions | None = None, **rest: Any) -> Draft:
+    return Draft(plan=plan_of(job), options=options or KubernetesOptions(), project={}, **rest)
+
+
+def run_of(name: str = "digits-otter", *, job: JobSpec = JOB, workload: str = "pytorchjob", **options: Any) -> Run:
+    return Run(
+        name=name,
+        created=1000.0,
+        target="lab",
+        kind="kubernetes",
+        options=options,
+        job=job,
+        cwd="/project",
+        folder=f"/state/{name}",
+        checkpoint_dir=f"/state/{name}/checkpoints",
+        version="0.1.0",
+        handle={"workload": workload, "context": "lab", "namespace": "ml"},
+    )
+
+
+def recorded(path: str) -> Output:
+    """An answer as it was recorded: what stands in PATH.json or PATH.stdout.txt, or the failure in PATH.stderr.txt."""
+    for ending in (".json", ".stdout.txt"):
+        if (DATA / (path + ending)).exists():
+            return Output(returncode=0, stdout=(DATA / (path + ending)).read_text())
+    return Output(returncode=1, stderr=(DATA / f"{path}.stderr.txt").read_text())
+
+
+def as_run(path: str, run: str, old: str) -> Output:
+    """A recorded list or object, as if it had been of our run: with its label and its name."""
+    output = recorded(path)
+    answer = json.loads(output.stdout.replace(f'"{old}-', f'"{run}-').replace(f': "{old}"', f': "{run}"'))
+    for thing in answer.get("items", [answer]):
+        thing["metadata"].setdefault("labels", {})["ddpctl.run"] = run
+    return replace(output, stdout=json.dumps(answer))
+
+
+def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
+    """What a verb yields when it is sent these answers, and what it returns."""
+    asked = []
+    try:
+        asked.append(next(verb))
+        for answer in answers:
+            asked.append(verb.send(answer))
+    except StopIteration as stop:
+        return asked, stop.value
+    raise AssertionError(f"it wants another answer, to {asked[-1]}")
+
+
+def lines(commands: tuple[Command, ...]) -> list[str]:
+    """Each command on one line: what it reads is told by its kinds."""
+    return [shell_line(replace(command, stdin=None)) for command in commands]

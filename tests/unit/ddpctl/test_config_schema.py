@@ -1,0 +1,63 @@
+"""What is said of a ddpctl.yaml's keys elsewhere: the fields' documentation, and the JSON schema for editors."""
+
+import jsonschema
+import pytest
+import yaml
+from tests.unit.ddpctl.loading import KINDS, Ssh
+
+from ddpctl.schema import json_schema
+from ddpctl.spec import JobSpec, fields_of
+
+
+def test_fields_in_words() -> None:
+    assert [(field.name, field.type_words, field.default, field.doc) for field in fields_of(Ssh).values()] == [
+        ("hosts", "list of strings", None, "Where."),
+        ("user", "text or null", None, "Who; null: you."),
+        ("check", "true or false", True, "Whether to look first."),
+        ("tries", "whole number, at least 1", 1, "How often."),
+    ]
+
+
+def test_schema() -> None:
+    schema = json_schema(KINDS)
+    text, value = {"type": ["string", "number"]}, {"type": ["string", "number", "boolean"]}
+    assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
+    assert schema["properties"]["targets"]["additionalProperties"]["allOf"][1]["then"] == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["kind", "hosts"],
+        "properties": {
+            "kind": {"const": "ssh"},
+            "hosts": {"description": "Where.", "type": ["array", "null"], "items": value},
+            "user": {"description": "Who; null: you.", "anyOf": [text, {"type": "null"}], "default": None},
+            "check": {"description": "Whether to look first.", "type": "boolean", "default": True},
+            "tries": {"description": "How often.", "type": "integer", "minimum": 1, "default": 1},
+        },
+    }
+    job_fields = schema["properties"]["job"]["properties"]
+    assert {name: job_fields[name]["description"] for name in job_fields} == {
+        field.name: field.doc for field in fields_of(JobSpec).values()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("job: {name: digits, nodes: 2, memory: 64Gi, time_limit: ~, env: {DEBUG: true, N: 1}, command: [a, 1]}", None),
+        ("job: {nodes: '1:4', image: reg/me:1}\ntargets: {lab: {kind: ssh, hosts: [a]}, x: {kind: local}}", None),
+        ("job: {memory: 64}", "job.memory"),
+        ("job: {shm: 1GB}", "job.shm"),
+        ("job: {time_limit: 12}", "job.time_limit"),
+        ("job: {nodes: true}", "job.nodes"),
+        ("job: {nodes: 0}", "job.nodes"),
+        ("job: {name: My_Job}", "job.name"),
+        ("profiles: {p: {name: My_Job}}", "profiles.p.name"),
+        ("targets: {lab: {kind: shs}}", "targets.lab.kind"),
+        ("targets: {lab: {kind: ssh, hosts: [a], tries: 0}}", "targets.lab.tries"),
+    ],
+)
+def test_what_an_editor_refuses(text: str, path: str | None) -> None:
+    schema = json_schema(KINDS)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text))
+    assert [".".join(map(str, error.absolute_path)) for error in errors] == ([path] if path else [])

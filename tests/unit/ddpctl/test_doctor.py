@@ -1,0 +1,134 @@
+"""The doctor's job, its table, what a launch does with its findings, and refusals as findings."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.unit.ddpctl.kubernetes_judges import faults
+from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
+
+from ddpctl import check_job, doctor, launcher
+from ddpctl.check_job import CheckRun, NoResultError
+from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.launcher import Request
+from ddpctl.run_status import RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpwire.run_files import Outcome
+
+OPTIONS = SshOptions(hosts=tuple(SshHost(address=f"box{number}") for number in range(4)))
+REQUEST = Request(
+    job=JobSpec(name="digits", nodes="2", gpus=4),
+    target="boxes",
+    kind="ssh",
+    options=OPTIONS,
+    why="",
+    cwd="/",
+    name="n",
+)
+
+
+def finding(node: int, status: str, check: str = "clock", value: str = "x") -> dict[str, Any]:
+    return {"node": node, "check": check, "status": status, "value": value, "expected": "-", "todo": "-"}
+
+
+class Doctor:
+    """In the place of a job: it finds the hosts bad that it is told."""
+
+    def __init__(
+        self, bad: Mapping[str, str], *, outcome: Outcome | None = None, refused: Mapping[str, Any] | None = None
+    ) -> None:
+        self.bad, self.outcome, self.looked_at = bad, outcome, list[tuple[str, ...]]()
+        self.refused = dict(refused or {})
+
+    def __call__(self, _: Any, request: Request, **__: Any) -> CheckRun:
+        assert (request.name, request.job.local_world_size, request.job.env["DDP_ONE_PORT"]) == (None, 1, "1")
+        options = request.options
+        numbers = [n for n, host in enumerate(options.hosts) if host.address not in options.exclude][
+            : request.job.max_nodes
+        ]
+        hosts = tuple(options.hosts[number].address for number in numbers)
+        self.looked_at.append(hosts)
+        if any(self.refused.get(host) for host in hosts):
+            raise UnavailableError("not ready", machines=self.refused)
+        nodes = [{"node": node, "host": host, "address": host} for node, host in enumerate(hosts)]
+        results = [finding(node, self.bad.get(host, "ok")) for node, host in enumerate(hosts)]
+        run = replace(run_of("doctor-otter", job=request.job), kind="ssh", options=asdict(options))
+        run = replace(run, handle={"hosts": numbers})
+        if self.outcome:
+            state = RunStatus(run=run.name, state="failed", message="", outcome=self.outcome)
+            raise NoResultError(run, state, 78)
+        return CheckRun(run=run, result={"nodes": nodes, "results": results})
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> launcher.AppContext:
+    return replace(launcher.open_context(os.environ), root=tmp_path, emit=lambda _: None)
+
+
+def test_bad_hosts_are_left_out_while_there_are_others(monkeypatch, context):
+    there = Doctor({"box0": "bad", "box1": "warning", "box2": "bad"})
+    monkeypatch.setattr(check_job, "run_check", there)
+    request = doctor.only_sound(context, REQUEST)
+    assert there.looked_at == [("box0", "box1"), ("box1", "box2"), ("box1", "box3")]
+    assert request == replace(REQUEST, options=replace(OPTIONS, exclude=("box0", "box2")))
+
+
+def test_too_few_sound_hosts_are_a_refusal(monkeypatch, context):
+    monkeypatch.setattr(check_job, "run_check", Doctor(dict.fromkeys(("box0", "box1", "box2"), "bad")))
+    with pytest.raises(UnavailableError) as error:
+        doctor.only_sound(context, REQUEST)
+    assert error.value.fields == {"nodes": [0]}  # of the last look: box2
+
+
+@pytest.mark.parametrize("ready", [("box0", "box2", "box3"), ("box3",), ()])
+def test_a_host_that_the_target_refuses_is_a_finding_and_the_others_are_examined(monkeypatch, context, ready):
+    refused = {f"box{n}": [] if f"box{n}" in ready else [("SSH", "no answer"), ("disk", "full")] for n in range(4)}
+    there = Doctor({"box3": "bad"}, refused=refused)
+    monkeypatch.setattr(check_job, "run_check", there)
+    result, machines = doctor.examine(context, replace(REQUEST, job=replace(REQUEST.job, nodes="4")))
+    assert machines == ("box0", "box1", "box2", "box3")
+    assert there.looked_at[1:] == ([ready] if ready else [])
+    found = {(machines[one["node"]], one["check"]): one["status"] for one in result["results"]}
+    bad = {(f"box{n}", check): "bad" for n in range(4) if f"box{n}" not in ready for check in ("SSH", "disk")}
+    assert found == bad | {(host, "clock"): "bad" if host == "box3" else "ok" for host in ready}
+    assert {(one["node"], one["host"]) for one in result["nodes"]} == {(n, f"box{n}") for n in range(4)}
+    assert (result["code"], len(result["findings"])) == (69, len(bad) + bool(ready))
+    kept = check_job.last_result(context, "boxes", "doctor")
+    assert kept
+    assert (kept["results"], kept["lines"]) == (result["results"], doctor.lines(result))
+
+
+def test_the_table_has_a_column_for_nodes_that_are_alike():
+    results = [finding(n, "bad" if n == 3 else "ok", "disk") for n in range(64)]
+    results += [finding(n, "not looked at", "Xid", "no GPU") for n in range(64)]
+    lines = doctor.lines({"nodes": [{"node": n} for n in range(64)], "results": results})
+    assert [line.split() for line in lines[:2]] == [["node", "0-2,4-63", "node", "3"], ["disk", "ok", "BAD"]]
+    assert lines[2:] == ["not looked at on node 0-63: Xid (no GPU)", "node 3, disk: bad: x; expected: -; -"]
+
+
+def test_what_ddprun_refuses_is_a_finding_of_its_node(monkeypatch, context):
+    outcome = Outcome(code=78, cause="config", message="the nodes do not match", node=1)
+    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=outcome))
+    result, _ = doctor.examine(context, REQUEST)
+    assert (result["code"], [(one["node"], one["status"]) for one in result["results"]]) == (69, [(1, "bad")])
+    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=replace(outcome, node=None)))
+    with pytest.raises(DdpctlError) as error:
+        doctor.examine(context, REQUEST)
+    assert error.value.code == 78
+
+
+@pytest.mark.parametrize("workload", ["job", "pytorchjob", "trainjob"])
+def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
+    job = doctor.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
+    text = KubernetesTarget(KubernetesOptions(workload=workload)).render(plan_of(job))
+    things = [thing for thing in yaml.safe_load_all(text) if thing]
+    assert [faults(thing) for thing in things] == [[]] * len(things)
+    assert "ddpcheck" in text
+    assert "nvidia.com/gpu: '4'" in text

@@ -1,0 +1,245 @@
+"""Following pods that are replaced: the real program, with a kubectl that plays a cluster's answers from a folder."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
+from tests.wording import Wording
+
+from ddpctl import run_store
+from ddpctl.targets.kubernetes.log_follower import Task
+from ddpwire import log_record
+from ddpwire.events import EVENTS, EventLog
+
+# `get KIND...` prints the file KIND; `logs POD` prints the file POD line by line until POD.done is there.
+KUBECTL = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
+case $1 in
+  get) echo "${@:2}" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  delete) echo "${@:2}" >>"$CLUSTER/deleted" ;;
+  logs)
+    pod=$2
+    [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
+    shown=0
+    [[ $* == *--since-time* ]] && { mapfile -t lines <"$CLUSTER/$pod"; shown=${#lines[@]}; }
+    while :; do
+      done=; [[ -e $CLUSTER/$pod.done ]] && done=1
+      mapfile -t lines <"$CLUSTER/$pod"
+      for ((; shown < ${#lines[@]}; shown++)); do printf '%s\\n' "${lines[shown]}"; done
+      [[ $done ]] && exit
+      sleep 0.05
+    done ;;
+esac
+"""
+
+
+class Cluster:
+    """What kubectl answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "bin").mkdir()
+        (folder / "bin/kubectl").write_text(KUBECTL)
+        (folder / "bin/kubectl").chmod(0o755)
+        self.job("running")
+        self.pods()
+
+    def job(self, state: str) -> None:
+        self.answer("pytorchjobs.kubeflow.org", json.loads((DATA / f"jobs/{state}.json").read_text()))
+
+    def pods(self, *pods: dict[str, Any]) -> None:
+        self.answer("pods", {"kind": "List", "items": pods})
+
+    def emit(self, pod: str, *lines: str) -> None:
+        with (self.folder / pod).open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+    def answer(self, name: str, value: Any) -> None:
+        temporary = self.folder / f".{name}"
+        temporary.write_text(json.dumps(value))
+        temporary.rename(self.folder / name)
+
+
+def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **extra: str) -> dict[str, Any]:
+    what = {"running": {"startedAt": "t"}, "waiting": {"reason": "ContainerCreating"}}[state]
+    return {
+        "metadata": {
+            "name": f"running-worker-{node}",
+            "uid": uid,
+            "creationTimestamp": f"2026-11-20T09:00:0{len(uid)}Z",
+            "labels": {
+                "training.kubeflow.org/replica-index": str(node),
+                "training.kubeflow.org/replica-type": "worker",
+            },
+        },
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": {state: what}}],
+        },
+    }
+
+
+def start(cluster: Cluster, *, uid: str = "", **given: Any) -> "subprocess.Popen[str]":
+    folder = cluster.folder / "running"
+    folder.mkdir(exist_ok=True)
+    run_store.save(replace(run_of("running"), created=0.0, uid=uid, folder=str(folder)))
+    task = {"folder": str(folder), "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1}
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ddpctl.targets.kubernetes.log_follower",
+        json.dumps(asdict(Task(**{**task, **given}))),
+    ]
+    env = {**os.environ, "PATH": f"{cluster.folder}/bin:/usr/bin:/bin", "CLUSTER": str(cluster.folder)}
+    with (cluster.folder / "out").open("w") as out:
+        return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "cluster")
+
+
+def printed(cluster: Cluster) -> list[str]:
+    return sorted((cluster.folder / "out").read_text().splitlines())
+
+
+def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording: Wording) -> None:
+    follower = start(cluster)
+    try:
+        cluster.emit("running-worker-0", "[node0 rank0] a")
+        cluster.emit("running-worker-1", "[node1 rank1] b")
+        cluster.pods(pod(0, "x"), pod(1, "y", state="waiting"))
+        wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
+        cluster.pods(pod(0, "x"), pod(1, "y"))
+        wait_for(lambda: len(printed(cluster)) == 2)
+        (cluster.folder / "running-worker-1.done").touch()
+        (cluster.folder / "running-worker-1").write_text("[node1 rank1] new\n")
+        (cluster.folder / "running-worker-1.previous").write_text("[node1 rank1] last words\n")
+        cluster.pods(pod(0, "x"), pod(1, "yy", restarts=1))
+        wait_for(lambda: "[node1 rank1] new" in printed(cluster))
+        cluster.emit("running-worker-0", "[node0 rank0] the end")
+        (cluster.folder / "running-worker-0.done").touch()
+        cluster.job("succeeded")
+        _, talk = follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0
+    assert printed(cluster) == [
+        "[node0 rank0] a",
+        "[node0 rank0] the end",
+        "[node1 rank1] b",
+        "[node1 rank1] last words",
+        "[node1 rank1] new",
+    ]
+    wording(next(line for line in talk.splitlines() if line.startswith("[running] running: 2 ")))
+
+
+def test_one_node_and_some_ranks(cluster: Cluster) -> None:
+    events = EventLog(cluster.folder / "there" / EVENTS, node=1)
+    (cluster.folder / "there").mkdir()
+    events.emit("node_ended", code=0)
+    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there")]
+    cluster.emit("running-worker-0", "[node0 rank0] a")
+    cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
+    for node in (0, 1):
+        (cluster.folder / f"running-worker-{node}.done").touch()
+    cluster.pods(pod(0, "x"), pod(1, "y"))
+    cluster.job("succeeded")
+    follower = start(cluster, only=r"^\[node[0-9]+ rank(3)\] ", only_nodes=(1,))
+    follower.communicate(timeout=60)
+    assert follower.returncode == 0
+    assert printed(cluster) == ["[node1 rank3] d"]
+    kept = cluster.folder / "running/node-1" / EVENTS
+    assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
+
+
+def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None:
+    cluster.emit("running-worker-0", "[node0 rank0] a")
+    cluster.pods(pod(0, "x"))
+    follower = start(cluster)
+    wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
+    mine = f"CLUSTER={cluster.folder}".encode()
+
+    def alive() -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mine in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(folder.name)
+        return found
+
+    assert len(alive()) >= 2
+    follower.kill()
+    follower.communicate()
+    wait_for(lambda: not alive())
+
+
+def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:
+    lost, ending = pod(0, "x"), pod(1, "y")
+    lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
+    ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
+    cluster.pods(lost, ending)
+    follower = start(cluster, replace_lost=True)
+    try:
+        wait_for((cluster.folder / "deleted").exists)
+        cluster.pods(lost, pod(1, "yyy"))
+        wait_for(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
+        (cluster.folder / "running-worker-0.done").touch()
+        (cluster.folder / "running-worker-1.done").touch()
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
+
+
+@pytest.mark.parametrize("labels", [None, {"ddpctl.uid": "f00dfeed0000"}])
+def test_a_job_that_is_gone_ends_it_also_where_another_has_its_name(
+    cluster: Cluster, labels: dict[str, str] | None
+) -> None:
+    job: dict[str, Any] = json.loads((DATA / "jobs/running.json").read_text())
+    job["metadata"]["labels"] = labels
+    job = job if labels else {"kind": "List"}
+    cluster.answer("pytorchjobs.kubeflow.org", job)
+    follower = start(cluster, uid="4c1f5a1e2b3d")
+    follower.communicate(timeout=60)
+    assert follower.returncode == 0
+    assert "pods --selector ddpctl.run=running,ddpctl.uid=4c1f5a1e2b3d" in (cluster.folder / "asked").read_text()
+
+
+def test_a_cluster_that_does_not_answer_is_waited_for_and_said(cluster: Cluster, wording: Wording) -> None:
+    job = cluster.folder / "pytorchjobs.kubeflow.org"
+    job.rename(cluster.folder / "kept")
+    follower = start(cluster)
+    try:
+        line = follower.stderr.readline() if follower.stderr else ""
+        wording(line)
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0
+    job.unlink()
+    follower = start(cluster, unreachable_s=0.5)
+    _, talk = follower.communicate(timeout=60)
+    assert follower.returncode == 69
+    wording(talk)

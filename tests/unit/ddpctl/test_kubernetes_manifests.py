@@ -1,0 +1,218 @@
+"""Every manifest, of all workloads and many options, before its judges; and each judge finds a planted fault."""
+
+import copy
+import itertools
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from tests.unit.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
+from tests.unit.ddpctl.kubernetes_lab import DATA, JOB, draft_of, plan_of
+
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes import manifests, target
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.pod import Draft, dump
+from ddpctl.targets.kubernetes.target import KubernetesTarget
+
+JOBS = {
+    "plain": JOB,
+    "one": JobSpec(name="one"),
+    "elastic": replace(JOB, nodes="1:4"),
+    "cpu": replace(JOB, device="cpu", cpus=4, memory="16Gi", shm="2Gi"),
+    "sized": replace(JOB, cpus=8, memory="64Gi", port=4000, time_limit="12h", grace=120.5, max_restarts=0),
+    "mounted": replace(
+        JOB, mounts=("pvc=data:/data:ro", "pvc=ckpt:/runs", "secret=s3:/home/.aws", "configmap=c:/etc/c")
+    ),
+    "secret": replace(
+        JOB, secrets=("WANDB_API_KEY",), env={"A": "$(B) $$ x", "EMPTY": ""}, command=("-m", "pkg.train")
+    ),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "queued": {"queue": "team", "keep": "7d", "priority_class": "high", "labels": {"team": "vision", "x.y/z": ""}},
+    "gang": {"gang": True, "queue": "team", "scheduler": "scheduler-plugins-scheduler"},
+    "placed": {
+        "node_selector": {"gpu.example.com/kind": "h200"},
+        "tolerations": ("dedicated=gpu:NoSchedule", "spot"),
+        "spread": "require",
+        "together": "topology.kubernetes.io/zone",
+        "lost_node": 0,
+    },
+    "amd": {"gpu_resource": "amd.com/gpu", "image_pull_secrets": ("registry",), "pull": "Always"},
+    "mig": {"gpu_resource": "nvidia.com/mig-1g.10gb", "env_secrets": {"TOKEN": "wandb/key"}, "network_policy": False},
+    "rdma": {"profile": "rdma"},
+    "master": {"master": True},
+    "exit-code": {"restart": "ExitCode", "failures": 1},
+    "on-failure": {"restart": "OnFailure"},
+    "kept": {"keep": None, "scratch": None},
+    "never": {"restart": "Never", "clean_pods": "All"},
+}
+
+
+def cases() -> list[Any]:
+    found = []
+    for word, (job_name, job), (name, given) in itertools.product(WORKLOADS, JOBS.items(), OPTIONS.items()):
+        options = KubernetesOptions(workload=word, **given)
+        if not list(options.problems(job)):
+            found.append(pytest.param(job, options, id=f"{word}-{job_name}-{name}"))
+    return found
+
+
+CASES = cases()
+
+
+def objects(job: JobSpec, options: KubernetesOptions) -> list[dict[str, Any]]:
+    """All that a launch makes, the bare pod of its dry run too; as it is read back from the text."""
+    draft = replace(draft_of(job, options), project={"000-train.py": "train.py"})
+    workload = WORKLOADS[options.workload]
+    things = [
+        *workload.before(draft),
+        workload.job(draft),
+        target.bare_pod(draft, workload),
+        manifests.config_map(draft, {"train.py": "print('hé')\n\tx = '''on'''\n"}),
+        manifests.secret(draft, {"WANDB_API_KEY": "s3cr:et"}),
+        manifests.network_policy(draft),
+    ]
+    text = dump(things)
+    read = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+    assert read == things
+    return read
+
+
+def test_the_matrix_is_not_small() -> None:
+    assert len(CASES) > 150
+
+
+@pytest.mark.parametrize(("job", "options"), CASES)
+def test_the_schemas_accept_it(job: JobSpec, options: KubernetesOptions) -> None:
+    for thing in objects(job, options):
+        assert faults(thing, ("1.36",)) == [], thing["kind"]
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_every_version_of_kubernetes_accepts_it(word: str) -> None:
+    for thing in objects(JOBS["mounted"], KubernetesOptions(workload=word, **OPTIONS["placed"])):  # type: ignore[arg-type]
+        assert faults(thing) == [], thing["kind"]
+
+
+@pytest.mark.parametrize(("job", "options"), CASES)
+def test_pod_security_restricted_admits_it(job: JobSpec, options: KubernetesOptions) -> None:
+    said = restricted(target.bare_pod(draft_of(job, options), WORKLOADS[options.workload]))
+    if options.profile == "rdma":
+        container = WORKLOADS[options.workload].container
+        assert said == [
+            f"{container}: unrestricted capabilities",
+            f"{container}: runAsNonRoot != true",
+            f"{container}: runAsUser=0",
+        ]
+    else:
+        assert said == []
+
+
+def test_a_path_of_the_machine_is_not_restricted() -> None:
+    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
+    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
+
+
+def test_the_checker_of_pod_security_says_what_the_cluster_said() -> None:
+    pods = {name: yaml.safe_load((DATA / f"psa/psa-{name}-pod.yaml").read_text()) for name in ("ok", "violates")}
+    assert restricted(pods["ok"]) == []
+    assert restricted(pods["violates"]) == [
+        "pytorch: allowPrivilegeEscalation != false",
+        "pytorch: unrestricted capabilities",
+        "pytorch: runAsNonRoot != true",
+        "pytorch: seccompProfile",
+    ]
+
+
+PLANTED = {
+    "a field that is misspelt": lambda pod: pod["spec"].update(terminationGracePeriod=3),
+    "a field of a container that is misspelt": lambda pod: pod["spec"]["containers"][0].update(rezources={}),
+    "a number for a variable": lambda pod: pod["spec"]["containers"][0]["env"][0].update(value=2),
+    "a list for labels": lambda pod: pod["metadata"].update(labels=["a"]),
+}
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_an_evicted_pod_has_more_time_than_its_ranks_need_to_save(word: str) -> None:
+    spec = target.bare_pod(draft_of(JOBS["sized"]), WORKLOADS[word])["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 121 + 30, "the job's grace, and a margin"
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(word: str, fault: str) -> None:
+    workload, draft = WORKLOADS[word], draft_of()
+    good = target.bare_pod(draft, workload)
+    bad = copy.deepcopy(good)
+    bad["spec"]["containers"][0]["env"].insert(0, {"name": "A", "value": "1"})
+    assert faults(bad) == []
+    PLANTED[fault](bad)
+    assert len(faults(bad)) >= len(VERSIONS)
+
+
+def test_a_planted_fault_in_a_job_is_found() -> None:
+    draft = draft_of()
+    job = WORKLOADS["pytorchjob"].job(draft)
+    job["spec"]["nprocPerNode"] = 2
+    assert [line.partition(": ")[2] for line in faults(job)] == ["spec.nprocPerNode: 2 is not of type 'string'"] * 2
+    job["spec"]["nprocPerNode"] = "2"
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["rezources"] = {}
+    assert ["rezources" in line for line in faults(job)] == [True, True]
+    train = WORKLOADS["trainjob"].job(draft)
+    train["spec"]["trainer"]["numProcPerNode"] = "auto"
+    assert len(faults(train)) == 1
+    (runtime,) = WORKLOADS["trainjob"].before(draft)
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimits"] = 1
+    assert len(faults(runtime)) == 1
+
+
+def pod_of(job: JobSpec, **options: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = WORKLOADS["pytorchjob"].pod(draft_of(job, KubernetesOptions(**options)))["spec"]
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("scratch", "reserved"), [("50Gi", "1Gi"), ("512Mi", "512Mi"), (None, None)], ids=["much", "little", "no limit"]
+)
+def test_what_a_pod_writes_has_an_end(scratch: str | None, reserved: str | None) -> None:
+    spec = pod_of(JOB, scratch=scratch)
+    few = spec["containers"][0]["resources"]
+    kept = [few[which].get("ephemeral-storage") for which in ("requests", "limits")]
+    assert kept == [reserved, scratch]
+    volumes = {volume["name"]: volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume}
+    disk = {"sizeLimit": scratch} if scratch else {}
+    assert volumes == {"shm": {"medium": "Memory", "sizeLimit": "8Gi"}, "tmp": disk, "runs": disk}
+
+
+@pytest.mark.parametrize(("keep", "ttl"), [({}, 604800), ({"keep": "1h"}, 3600), ({"keep": None}, None)])
+def test_an_ended_job_goes_after_a_while(keep: dict[str, Any], ttl: int | None) -> None:
+    for word in WORKLOADS:
+        things = yaml.safe_load_all(KubernetesTarget(KubernetesOptions(workload=word, **keep)).render(plan_of()))
+        found = [line for line in dump(list(things)).splitlines() if line.strip().startswith("ttlSecondsAfterFinished")]
+        assert [line.split()[-1] for line in found] == ([str(ttl)] if ttl else []), word
+
+
+def test_rendering_is_pure_and_the_same_each_time() -> None:
+    for word in WORKLOADS:
+        texts = {KubernetesTarget(KubernetesOptions(workload=word)).render(plan_of()) for _ in range(3)}  # type: ignore[arg-type]
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_all_that_a_launch_makes_has_its_uid_and_is_selected_by_its_name(word: str) -> None:
+    job = replace(JOB, secrets=("TOKEN",))
+    options = KubernetesOptions(workload=word, spread="require")  # type: ignore[arg-type]
+    draft = Draft(plan=plan_of(job, uid="4c1f5a1e2b3d"), options=options, project={})
+    before = (manifests.network_policy(draft), manifests.config_map(draft, {}), manifests.secret(draft, {"TOKEN": "x"}))
+    things = (*before, *WORKLOADS[word].before(draft), WORKLOADS[word].job(draft))
+    labels = [thing["metadata"]["labels"] for thing in (*things, WORKLOADS[word].pod(draft))]
+    assert {(one["ddpctl.run"], one["ddpctl.uid"]) for one in labels} == {("digits-otter", "4c1f5a1e2b3d")}
+    text = dump(things)
+    selectors = re.findall(r"(?:matchLabels|selector):\n +(\S+): \S+\n +(\S+)", text)
+    assert selectors
+    assert {key for pair in selectors for key in pair if key.startswith("ddpctl.")} == {"ddpctl.run"}

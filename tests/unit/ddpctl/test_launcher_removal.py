@@ -1,0 +1,227 @@
+"""ddpctl rm: what it runs in each place, what it makes of the answers, and whom it refuses."""
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.ddpctl.ssh_answers import HOSTS, play
+from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
+from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
+from tests.wording import Wording
+
+from ddpctl import removal, run_store, targets
+from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.commands import formatting
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UnavailableError, UsageError
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
+from ddpctl.targets import Target
+from ddpctl.targets.ssh import claims, scripts
+
+GONE = Output(returncode=0, stdout='{"alive": false}\n')
+LOOKED = Output(
+    returncode=0,
+    stdout="./night\tstays\t/big/checkpoints\n./night\tsize\t3000\n./night\tcheckpoints\t2000\n./day\tsize\t7\n",
+)
+
+
+def asked_of(run: Run, answers: tuple[Output, ...], *, dry_run: bool) -> tuple[tuple[Command, ...], Any]:
+    """What is asked about a run, and its folders or the error."""
+    (asked,), (found,) = play(removal._disk_usage([run], dry_run=dry_run), [answers])
+    return asked, found
+
+
+def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
+    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(one) for one in HOSTS]}, folder=str(tmp_path / "night"))
+    asked, left = asked_of(on_hosts, (LOOKED, Output(returncode=0)), dry_run=True)
+    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
+    assert asked == tuple(
+        Command(argv=("/bin/sh",), stdin=text, host=one.host, timeout_s=120.0, probe=True) for one in HOSTS
+    )
+    path = "~/.ddpctl/runs/night"
+    assert left == (
+        DiskUsage(path=path, host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big/checkpoints",)),
+        DiskUsage(path=path, host="box2"),
+        DiskUsage(path=on_hosts.folder),
+    )
+    asked, _ = asked_of(on_hosts, (LOOKED, LOOKED), dry_run=False)
+    text = claims.remove_invalid(scripts.claims_folder("~/.ddpctl"))
+    text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False, outside=text)
+    assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
+    own, other = (run_store.folders_above(f"box1:~/.ddpctl/runs/{name}/checkpoints") for name in ("night", "night-2"))
+    assert left[0].names & own
+    assert left[1].names & own, "one home may be that of many hosts"
+    assert not left[0].names & other
+
+
+def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Path, wording: Wording) -> None:
+    on_slurm = replace(
+        ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
+    )
+    assert asked_of(on_slurm, (), dry_run=False) == ((), (DiskUsage(path=on_slurm.folder),))
+    there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
+    (asked,), left = asked_of(there, (LOOKED,), dry_run=True)
+    assert (asked.host, asked.stdin) == (
+        Host(address="hpc", user="me"),
+        removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
+    )
+    assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
+    _, error = asked_of(replace(there, name="old"), (), dry_run=False)
+    assert isinstance(error, ConfigError)
+    wording(error)
+
+
+@pytest.mark.parametrize("kind", targets.kinds())
+def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
+    target = targets._type(kind)
+    for capability in ("pull", "suspend"):
+        assert (capability in target.capabilities) == (getattr(target, capability) is not getattr(Target, capability))
+    assert ("stop" in target.capabilities) == (target.exit_message is Target.exit_message)
+    assert (target.roots is not Target.roots) == (kind in ("ssh", "slurm"))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        pytest.param(Output(returncode=0, stdout="./r\theld\t\n"), UsageError, id="alive"),
+        pytest.param(
+            Output(returncode=0, stdout="./r\tfailed\trm: cannot remove '/r/a': Permission denied\n"),
+            CannotWriteError,
+            id="denied",
+        ),
+        pytest.param(Output(returncode=255, stderr="the host is gone"), UnavailableError, id="unreachable"),
+        pytest.param(Output(returncode=2), CannotWriteError, id="silent"),
+    ],
+)
+def test_what_went_wrong(said: Output, kind: type[DdpctlError], wording: Wording) -> None:
+    with pytest.raises(DdpctlError) as error:
+        removal.read_disk_usage(said, "", "r", Host(address="box1"))
+    assert type(error.value) is kind
+    wording(error.value)
+
+
+def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
+    text = removal.disk_usage_script(str(folder.parent), [folder.name], dry_run=dry_run)
+    environ = {**os.environ, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
+    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return removal.read_disk_usage(said, str(folder.parent), folder.name)
+
+
+def here(folder: Path, *, dry_run: bool) -> DiskUsage:
+    return run_store.local_disk_usage(str(folder), dry_run=dry_run)
+
+
+@pytest.mark.parametrize("act", [by_script, here])
+def test_no_link_is_followed(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
+    other, run = tmp_path / "other", tmp_path / "it's a run"
+    (other / "deep").mkdir(parents=True)
+    (other / "deep/kept.pt").write_bytes(b"x" * 10_000)
+    (run / "node-0").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "node-0/up").symlink_to("../../other")
+    (run / "node-0/twice").hardlink_to(other / "deep/kept.pt")
+    (run / "checkpoints").symlink_to(other)
+    (run / "-rf").write_text("")
+    looked = act(run, dry_run=True)
+    assert looked == DiskUsage(path=str(run), size=4096, stays=(str(other),))
+    assert run.exists()
+    assert act(run, dry_run=False) == looked
+    assert not run.exists()
+    assert (other / "deep/kept.pt").read_bytes() == b"x" * 10_000
+
+    run.symlink_to(other)
+    assert act(run, dry_run=False) == DiskUsage(path=str(run), stays=(str(other),))
+    assert (run.is_symlink(), (other / "deep/kept.pt").exists()) == (False, True)
+    assert act(run, dry_run=False) == DiskUsage(path=str(run))
+
+
+def test_a_folder_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
+    names = ["one", "stuck", "three"]
+    for name in names:
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / "checkpoints/a b").write_bytes(b"x" * 5000)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rm").write_text(
+        '#!/bin/sh\ncase "$*" in *stuck*) echo note >&2; echo \'rm: busy\' >&2; exit 1 ;; esac\nexec /bin/rm "$@"\n'
+    )
+    (tmp_path / "bin/rm").chmod(0o755)
+    text = removal.disk_usage_script(str(tmp_path / "runs"), [*names, "none"], dry_run=False)
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    one, three, none = (removal.read_disk_usage(said, "/runs", name) for name in ("one", "three", "none"))
+    assert one.size == one.checkpoints == three.size == 8192
+    assert none == DiskUsage(path="/runs/none")
+    with pytest.raises(CannotWriteError, match="/runs/stuck was not removed: rm: busy"):
+        removal.read_disk_usage(said, "/runs", "stuck")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stuck"]
+
+
+@pytest.mark.parametrize("act", [by_script, here])
+def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
+    (tmp_path / "night/node-0").mkdir(parents=True)
+    lock = tmp_path / "night/node-0/ddprun.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="alive"):
+            act(tmp_path / "night", dry_run=False)
+    assert lock.exists()
+
+
+def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(tmp_path: Path) -> None:
+    asked: list[tuple[Command, ...]] = []
+
+    def perform(verb: Verb[object]) -> object:
+        said: list[Output] | None = None
+        while True:
+            try:
+                commands = next(verb) if said is None else verb.send(tuple(said))
+            except StopIteration as stop:
+                return stop.value
+            asked.append(commands)
+            said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
+
+    def remove(run: Run, *, remains: bool) -> list[set[str]]:
+        """The first line of what each round asks."""
+        state = RunStatus(run="", state="lost", message="", remains=remains)
+        made = [removal.Removal(run=replace(run, folder=f"{tmp_path}/{n}"), state=state, left=()) for n in "abc"]
+        asked.clear()
+        executor = cast("Executor", SimpleNamespace(perform=perform))
+        found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
+        assert not [one for one in found if isinstance(one, DdpctlError)]
+        return [
+            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands} for commands in asked if commands
+        ]
+
+    hosts = [{"address": one.address} for one in HOSTS]
+    on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
+    assert remove(on_hosts, remains=False) == [{"dry_run"}]
+    assert len(asked[-1]) == 2, "three runs on two hosts"
+    assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
+    there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
+    assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
+
+
+def test_what_a_person_reads(wording: Wording) -> None:
+    here = DiskUsage(path="/s/night", size=4096)
+    there = DiskUsage(path="~/.ddpctl/runs/night", host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big",))
+    wording("\n".join(formatting.removed_lines(ON_HOSTS, (there, here), dry_run=True)))
+    shared = replace(ON_HOSTS, checkpoint_dir="box1:/data/night")
+    wording("\n".join(formatting.removed_lines(shared, (here,), dry_run=False)))
+
+
+def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    (folder / "node-0").mkdir(parents=True)
+    os.mkfifo(folder / "node-0" / "ddprun.lock")
+    assert run_store.local_disk_usage(str(folder), dry_run=False).path == str(folder)
+    assert not folder.exists()

@@ -1,0 +1,257 @@
+"""What ddptrain does besides training."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.wording import Wording
+
+from ddptrain import export, memory_estimate
+from ddptrain.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
+from ddptrain.errors import TrainError
+from ddptrain.memory_estimate import GIB, TrainingSize, activation_bytes, estimate_message, suggestions
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    for step, accuracy in ((4, 0.9), (8, 0.8), (9, None)):
+        parts = {"model": {"weight": torch.full((3, 2), float(step))}, "optimizer": {}}
+        write_checkpoint(
+            folder / f"step-{step:08d}.pt", Checkpoint(step=step, shaping={}, parts=parts, accuracy=accuracy)
+        )
+    return folder
+
+
+def exported(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert export.main(arguments.split()) == 0
+    return capsys.readouterr().out
+
+
+def test_the_newest_and_the_best_and_a_named_one(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    wording(exported("run weights.pt", capsys))
+    assert torch.equal(torch.load("weights.pt", weights_only=True)["weight"], torch.full((3, 2), 9.0))
+    wording(exported("run/checkpoints --best best.pt", capsys))
+    assert torch.load("best.pt", weights_only=True)["weight"][0, 0] == 4
+    exported("run/checkpoints/step-00000008.pt eight.pt", capsys)
+    assert torch.load("eight.pt", weights_only=True)["weight"][0, 0] == 8
+
+
+def test_averaged_weights_are_taken_where_there_are_any(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    newest = load_checkpoint(checkpoints / "step-00000009.pt")
+    parts = {**newest.parts, "ema": {"weight": torch.zeros(3, 2)}}
+    write_checkpoint(checkpoints / "step-00000009.pt", Checkpoint(step=9, shaping={}, parts=parts, accuracy=0.7))
+    wording(exported("run weights.pt", capsys))
+    assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == 0
+    wording(exported("run weights.pt --part model", capsys))  # without the accuracy, which is the averaged ones'
+    assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == 9
+
+
+def test_the_one_before_a_damaged_one_is_taken_with_a_warning(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    for step, kind, best, taken in ((9, ".pt", "", 8), (4, ".pt", "--best ", 8), (8, ".json", "", 4)):
+        checkpoints.joinpath(f"step-{step:08d}{kind}").write_bytes(b"torn")
+        if taken == 4:
+            with pytest.raises(TrainError) as error:
+                export.main(["run", "weights.pt"])
+            assert error.value.code == 65
+            wording(re.sub("instead of [0-9,]+", "instead of N", str(error.value)))
+            continue
+        assert export.main(f"run {best}weights.pt".split()) == 0
+        wording(capsys.readouterr().err.partition(": it has")[0])
+        assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == taken
+    assert not list(checkpoints.glob("*.bad"))  # a training may be writing here
+
+
+def test_a_resumed_run_s_folder_says_where_its_checkpoints_are(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoints.parent.parent / "run-2" / "checkpoints").mkdir(parents=True)
+    Path("run-2/run.json").write_text(json.dumps({"checkpoint_dir": str(checkpoints)}))
+    assert f" {checkpoints}/step-00000009.pt\n" in exported("run-2 weights.pt", capsys)
+
+
+def test_missing_pretrained_weights_are_refused_before_anything_is_trained(checkpoints: Path, wording: Wording) -> None:
+    command = [sys.executable, "-m", "ddptrain", "--model", "resnet18", "--pretrained", "no.pth"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (66, "")
+    wording(done.stderr)
+
+
+def test_a_training_goes_on_when_its_stdout_is_closed(checkpoints: Path) -> None:
+    options = (
+        "--device=cpu --data=synthetic --synthetic-samples=64 --synthetic-shape=1x8x8 --model=simple --batch-size=16"
+    )
+    command = [sys.executable, "-m", "ddptrain", *options.split(), "--epochs=1", "--checkpoint-dir=unread"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        assert training.stderr is not None
+        training.stdout.close()
+        assert (training.stderr.read(), training.wait(120)) == ("", 0)
+    assert load_checkpoint(max(Path("unread").glob("step-*.pt"))).step == 4
+
+
+def test_safetensors_holds_the_same(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    exported("run weights.safetensors", capsys)
+    assert torch.equal(safetensors.load_file("weights.safetensors")["weight"], torch.full((3, 2), 9.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param("nothing w.pt", 66, id="nothing"),
+        pytest.param("empty w.pt", 66, id="empty"),
+        pytest.param("torn w.pt", 65, id="torn"),
+        pytest.param("run nowhere/w.pt", 73, id="no-folder"),
+        pytest.param("run w.pt --part ema", 78, id="no-part"),
+    ],
+)
+def test_what_cannot_be_exported(checkpoints: Path, arguments: str, code: int, wording: Wording) -> None:
+    Path("empty").mkdir()
+    Path("torn").mkdir()
+    Path("torn/step-00000001.pt").write_bytes(b"torn")
+    with pytest.raises(TrainError) as error:
+        export.main(arguments.split())
+    assert error.value.code == code
+    wording(error.value)
+
+
+def test_a_file_name_of_an_unknown_format_is_refused(tmp_path: Path, wording: Wording) -> None:
+    command = [sys.executable, "-m", "ddptrain", "export", "run", "weights.bin"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    wording(done.stderr)
+
+
+@pytest.mark.parametrize("verb", ["export run weights.pt", "fit --model simple"])
+def test_a_machine_without_torch(verb: str, checkpoints: Path, wording: Wording) -> None:
+    program = "import sys; sys.modules['torch'] = None; from ddptrain.__main__ import main; main()"
+    command = [sys.executable, "-c", program, *verb.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (69, "")
+    wording(done.stderr.replace(sys.executable, "PYTHON"))
+
+
+def test_eight_billion_parameters_do_not_fit(capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+    assert (
+        memory_estimate.main(["--params", "8e9", "--optimizer", "adamw", "--dtype", "fp32", "--memory", "80GB"]) == 78
+    )
+    wording(capsys.readouterr().out)
+
+
+def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+    assert (
+        memory_estimate.main(["--model", "resnet18", "--image", "3x32x32", "--batch-size", "128", "--memory", "16GB"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    first, *table, last = out.splitlines()
+    assert "11,173,962" in first
+    wording(first)
+    wording(next(line for line in table if line.startswith("  DDP's buckets ")))
+    wording(re.sub(r"\d\.\d GiB", "N GiB", next(line for line in table if line.startswith("  activations "))))
+    wording(last.partition(":")[0])
+    plain = ("--dtype", "fp32", "--no-bucket-view", "--memory", "16GB")
+    assert memory_estimate.main(["--model", "resnet18", *plain]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == first.replace("amp", "fp32")
+    wording(next(line for line in out.splitlines() if line.startswith("  DDP's buckets ")))
+
+
+def test_what_is_saved_for_the_backward_pass() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU(), torch.nn.Linear(50, 10))
+        batch = torch.empty(8, 100)
+    # The input of each layer; ReLU's output is the second layer's input, and counted once.
+    assert activation_bytes(model, batch) == 4 * (8 * 100 + 8 * 50)
+
+
+def test_half_of_the_moments_are_elsewhere_with_two_ranks(wording: Wording) -> None:
+    case = TrainingSize(num_parameters=GIB, optimizer="adamw", dtype="fp32", bucket_view=True)
+    assert case.total() == (4 + 4 + 8 + 2) * GIB
+    ideas = dict(suggestions(case, ranks=2))
+    assert ideas["bucket views, and ZeroRedundancyOptimizer on 2 ranks"].total() == (4 + 4 + 4 + 2) * GIB
+    assert ideas["FSDP instead of DDP on 2 ranks"].total() == (2 + 2 + 4 + 2) * GIB
+    wording(estimate_message(case, title="it", memory=18 * GIB, ranks=2).splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("80GB", 80 * GIB), ("80", 80 * GIB), ("512MiB", GIB / 2), ("1.5 TB", 1536 * GIB)]
+)
+def test_a_size(text: str, value: float) -> None:
+    assert memory_estimate.parse_size(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("8e9", 8e9), ("8B", 8e9), ("350M", 350e6), ("12", 12.0)])
+def test_a_number_of_parameters(text: str, value: float) -> None:
+    assert memory_estimate.parse_count(text) == value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param("--params 8e9 --memory much", id="memory"),
+        pytest.param("--params 0 --memory 1GB", id="params"),
+        pytest.param("--memory 1GB", id="neither"),
+    ],
+)
+def test_wrong_arguments_of_fit_are_refused(
+    arguments: str, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        memory_estimate.main(arguments.split())
+    assert left.value.code == 2
+    wording(capsys.readouterr().err)
+
+
+def test_without_a_gpu_the_memory_must_be_given(wording: Wording) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(TrainError) as error:
+        memory_estimate.main(["--params", "8e9"])
+    assert error.value.code == 2
+    wording(error.value)
+
+
+def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/checkpoints.md").read_text()
+    lines = [
+        line.partition("#")[0].split() for line in re.findall(r"^ddptrain ((?:export|fit) .*)$", page, re.MULTILINE)
+    ]
+    codes = {}
+    for verb, *arguments in lines:
+        words = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
+        codes[verb, *arguments] = {"export": export, "fit": memory_estimate}[verb].main(words)
+    assert sorted(codes.values()) == [0, 0, 0, 78]
+    state = torch.load(checkpoints / "step-00000009.pt", weights_only=True)["parts"]["model"]
+    assert state["weight"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param("--seed 99999999999999999999", 2, id="seed"),
+        pytest.param("--spawn 1000000", 2, id="spawn-too-many"),
+        pytest.param("--spawn 2 --rank 0 --world-size 2", 2, id="spawn-and-rank"),
+        pytest.param("--rank 0 --world-size 2 --init-method file:///nodir/x", 66, id="no-folder"),
+    ],
+)
+def test_arguments_with_which_no_training_can_start(
+    tmp_path: Path, arguments: str, code: int, wording: Wording
+) -> None:
+    command = [sys.executable, "-m", "ddptrain", *arguments.split(), "--checkpoint-dir", str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    wording(done.stderr)

@@ -1,0 +1,13 @@
+"""Every module of bench/ can be imported."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[3] / "bench"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCH.glob("*.py")))
+def test_a_benchmark_can_be_imported(name: str) -> None:
+    importlib.import_module(name)

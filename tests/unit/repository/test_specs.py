@@ -1,0 +1,174 @@
+"""The checked-in specs are what ``ddpctl render`` makes of examples/, and the page of the metrics is what the catalogue
+says; ``make specs`` writes them again.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from dashboards import fleet, run
+
+from ddpctl import config, launcher, targets
+from ddpctl.executor import Executor
+from ddpctl.launcher import Request
+from ddpctl.monitoring import alerts, stack
+from ddpctl.monitoring import stack as monitoring_manifests
+from ddpctl.monitoring.alerts import Limits
+from ddpctl.monitoring.prometheus import Scraping
+from ddpwire.events import KINDS
+from ddpwire.metrics import CATALOGUE, Metric
+from ddpwire.series import LoopSeries
+
+ROOT = Path(__file__).parents[3]
+KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle/ddpctl.yaml
+
+
+def render(file: str, target: str, workload: str | None = None) -> str:
+    settings = config.load(
+        file=ROOT / file,
+        profile=None,
+        target=target,
+        overrides={},
+        kinds=targets.kinds(),
+        target_flags={"--kind": ("workload", workload)},
+    )
+    request = Request(
+        job=settings.job,
+        target=settings.target,
+        kind=settings.kind,
+        options=settings.options,
+        why=settings.why,
+        cwd=".",
+    )
+    plan = launcher.plan_of(request, settings.job.name, Path())
+    return targets.make(settings.kind, settings.options).render(plan)
+
+
+def kaggle(profile: str, number: int) -> str:
+    """One of the files that ``ddpctl render --out`` writes: 0 the notebook, 1 its metadata."""
+    file = ROOT / "examples/kaggle/ddpctl.yaml"
+    settings = config.load(file=file, profile=profile, target=None, overrides={}, kinds=targets.kinds())
+    request = Request(
+        job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why="", cwd="."
+    )
+    target = targets.make(settings.kind, settings.options)
+    files, _ = Executor({}).perform(target.files(launcher.plan_of(request, settings.job.name, Path())))
+    return list(files.values())[number]
+
+
+PAGE = """\
+# Metrics
+
+Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make specs`.
+
+Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md)
+explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains which labels exist and which series can be
+summed. ddprun sets the metrics of a node, with any script. ddptrain sets the metrics of a rank, which have the label
+`rank`. A script with [ddpwire.script](script.md) sets only the metrics with "yes" in the column "script". `saved()`
+sets those of checkpoints, and `progress()` sets the others. A script's own metrics (prometheus_client) are exported
+too. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank that
+has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also [events](events.md).
+"""
+BY_RANK_0 = """\
+
+In ddptrain, only rank 0 sets these metrics. With ddpwire.script, each rank sets what it passes to `progress()` or
+`saved()`. So if all ranks call `progress(loss=...)`, `ddp_loss` has one series per rank: the last loss of this rank.
+"""
+
+
+EVENTS_PAGE = """\
+# Events
+
+Generated from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
+
+ddprun and ddptrain's ranks write the events of a run. Each node has its own file, `RUN/node-K/events.jsonl`, with one
+JSON object per line. The events of a run are those of all its nodes, sorted by time.
+
+```json
+{"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
+```
+
+`time` is in seconds since the epoch, by the node's clock. If an event marks the end of something that took time,
+`seconds` is the duration. `attempt` is how often this ddprun has started its ranks: 1 is the first start. Keys without
+a value are left out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training
+continues. When `events.jsonl` reaches 4 MB, it is renamed to `events.1.jsonl` and replaces the earlier file of this
+name.
+
+| event | what happened, and the event's other keys |
+|---|---|
+"""
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    text = PAGE
+    for title, more, of in (
+        ("Of a node", "", lambda metric: metric.set_by == "ddprun"),
+        ("Of a rank", "", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
+        ("Of the training", BY_RANK_0, lambda metric: metric.by_rank_0),
+    ):
+        found = [metric for metric in CATALOGUE if of(metric)]
+        scripts = set_by_scripts() if found[0].set_by == "ddptrain" else None
+        column, line = ("", "") if scripts is None else (" script |", "---|")
+        text += f"\n## {title}\n{more}\n| metric | type | labels |{column} meaning |\n|---|---|---|{line}---|\n"
+        text += "".join(row(metric, scripts) for metric in found)
+    return text
+
+
+def set_by_scripts() -> set[str]:
+    """The metrics of a script that calls all that ddpwire.script has."""
+    with mock.patch("ddpwire.series.series_of") as made:
+        loop = LoopSeries()
+        loop.step(1, samples=1, total=1, loss=0.0, lr=0.1, epoch=1)
+        loop.saved(1, 1)
+    return {call.args[0].name for call in made.call_args_list}
+
+
+def events_page() -> str:
+    """docs/events.md."""
+    return EVENTS_PAGE + "".join(f"| `{name}` | {what} |\n" for name, what in KINDS.items())
+
+
+def row(metric: Metric, scripts: set[str] | None = None) -> str:
+    labels = [f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items()]
+    needs = " Needs a GPU." if metric.needs_gpu else ""
+    script = "" if scripts is None else " yes |" if metric.name in scripts else " - |"
+    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} |{script} {metric.help}{needs} |\n"
+
+
+BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
+SPECS = {
+    "cli/ddpctl/monitoring/run.json": run.board,
+    "cli/ddpctl/monitoring/fleet.json": fleet.board,
+    **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items()},
+    "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
+    "k8s/monitoring/dashboards.yaml": monitoring_manifests.dashboard_config_maps,  # of the JSON above
+    "docs/metrics.md": metrics_page,
+    "docs/events.md": events_page,
+    "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
+    "k8s/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
+    "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),
+    "k8s/indexed-job.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "job"),
+    "k8s/base/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
+    **{f"examples/kaggle/{name}/{name}.ipynb": partial(kaggle, name, 0) for name in KAGGLE},
+    **{f"examples/kaggle/{name}/kernel-metadata.json": partial(kaggle, name, 1) for name in KAGGLE},
+    "slurm/train.sbatch": partial(render, "examples/slurm.yaml", "here"),
+    **{
+        f"slurm/train.{runtime}.sbatch": partial(render, "examples/slurm.yaml", runtime)
+        for runtime in ("pyxis", "apptainer", "podman", "docker")
+    },
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
+    assert (ROOT / spec).read_text() == SPECS[spec](), f"{spec} is old: make specs"
+
+
+if __name__ == "__main__":
+    for spec, made in SPECS.items():
+        (ROOT / spec).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / spec).write_text(made())
+        print(f"wrote {spec}", file=sys.stderr)
