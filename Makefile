@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test unit contract e2e check check-types check-others specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
+.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -33,8 +33,8 @@ contract: $(VENV)/.dev  ## ddpctl against a stand-in of a node, ddprun against a
 e2e: $(VENV)/.dev  ## whole journeys: trainings, restarts, signals, notebooks
 	$(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist worksteal -m ""
 
-wording: $(VENV)/.dev  ## update the golden files of messages, for TESTS="FILE ..." or for the quick tests
-	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))
+golden: $(VENV)/.dev  ## update the snapshots of whole screens in tests/golden, for TESTS="FILE ..." or for the quick tests
+	$(BIN)/python -m pytest -p no:xdist --update-golden $(TESTS)
 
 check: $(VENV)/.dev  ## style, types, import contracts, shell scripts, the checked-in specs
 	$(BIN)/ruff format --check .

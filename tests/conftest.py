@@ -2,14 +2,16 @@
 
 import gc
 import os
+import re
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from tests.wording import Wording, program_of, read, write
 
+GOLDEN = Path(__file__).parent / "golden"
 KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
@@ -71,8 +73,32 @@ def collect_garbage() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--update-wording, as `make wording` gives it."""
+    """--update-golden, as `make golden` gives it."""
+    parser.addoption("--update-golden", action="store_true", help="write the files of tests/golden again")
     parser.addoption("--update-wording", action="store_true", help="write the sentences of tests/golden again")
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """Compare a whole screen or spec with tests/golden/TEST.txt: ``snapshot(text)``. ``make golden`` writes the files.
+
+    The test's folder is written as TMP and the checkout as REPO. ``values`` are what differs from run to run, as
+    ``port=port``: each is written as its name in braces.
+    """
+
+    def compare(text: str, name: str = "", **values: object) -> None:
+        for place, word in ((str(tmp_path), "TMP"), (str(request.config.rootpath), "REPO")):
+            text = text.replace(place, word)
+        for word, value in values.items():
+            text = re.sub(rf"(?<!\w){re.escape(str(value))}(?!\w)", f"{{{word}}}", text)
+        file = re.sub(r"[^\w.-]+", "-", f"{request.node.name}{name and '-' + name}".removeprefix("test_")).strip("-")
+        path = GOLDEN / f"{file}.txt"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert path.exists(), f"no {path}: `make golden` writes it"
+        assert text == path.read_text()
+
+    return compare
 
 
 SENTENCES: dict[str, dict[str, list[str]]] = {}  # by program and test, as they were read
