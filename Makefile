@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
+.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s nightly nightly-changed bench bench-train bench-gpu recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -59,6 +59,12 @@ specs: $(VENV)/.dev  ## update the checked-in specs from examples/
 
 cluster: $(VENV)/.dev  ## the tests with real servers; a test whose server is missing is skipped
 	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800 -m ""
+
+nightly: $(VENV)/.dev  ## everything else: all parts of tests/nightly/parts.yaml, or PART="NAME or PATH ..."
+	$(BIN)/python tests/nightly/run.py $(PART)
+
+nightly-changed: $(VENV)/.dev  ## the parts of nightly whose paths have changed since they passed, within WITHIN seconds
+	$(BIN)/python tests/nightly/run.py --changed --within $(or $(WITHIN),3600)
 
 cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -m ""
