@@ -4,8 +4,8 @@
     python tests/nightly/run.py --changed --within S      the parts whose paths have changed since they last passed, as
                                                           far as they fit into S seconds
 
-``parts.yaml`` lists the parts. A part that passes is recorded in ``verified.json``, with the git hashes of the paths that
-it covers and the seconds that it took. With uncommitted changes in these paths nothing is recorded.
+``parts.yaml`` lists the parts. A part that passes is recorded in ``verified.json``, with the git hashes of the paths
+that it covers and the seconds that it took. With uncommitted changes in these paths nothing is recorded.
 """
 
 import argparse

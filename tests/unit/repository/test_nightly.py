@@ -17,7 +17,8 @@ long: {covers: [cli/ddpctl/targets, slurm], run: [pytest tests/nightly/long -n 2
 @pytest.fixture(scope="module")
 def nightly() -> ModuleType:
     spec = importlib.util.spec_from_file_location("nightly_run", ROOT / "tests/nightly/run.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["nightly_run"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -49,7 +50,7 @@ def test_a_part_is_selected_by_its_name_or_a_path(nightly: ModuleType, name: str
 
 
 def test_an_unknown_part_is_refused_and_the_parts_are_named(nightly: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="shirt.*short, long"):
+    with pytest.raises(SystemExit, match=r"shirt.*short, long"):
         nightly.select(nightly.read_parts(PARTS), ["shirt"])
 
 
