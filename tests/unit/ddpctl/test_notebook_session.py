@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from tests.wording import Wording
 
 from ddpctl import run_store
 from ddpctl.errors import UsageError
@@ -98,7 +97,7 @@ def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, t
 
 
 def test_a_function_of_that_name_in_another_notebook_is_another(
-    context: AppContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording, capsys: Any
+    context: AppContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     train = cells_function("train")
     for name in ("a", "b"):
@@ -109,7 +108,8 @@ def test_a_function_of_that_name_in_another_notebook_is_another(
     (tmp_path / "c.ipynb").touch()
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "c.ipynb"))
     assert newest(context, train) is None
-    wording(capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
+    out = capsys.readouterr().out
+    assert (str(tmp_path / "c.ipynb") in out, "resume='of-a'" in out) == (True, True)
 
 
 def test_a_file_and_a_module_are_where_they_stand(context: AppContext) -> None:
@@ -129,10 +129,10 @@ def test_a_script_is_known_by_its_path_also_where_ddpctl_launched_it(context: Ap
     assert newest(context, "ddptrain") == "digits"
 
 
-def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path, wording: Wording) -> None:
+def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path) -> None:
     write_run(tmp_path, "night", 1.0, kind="slurm")
     record = run_store.load(tmp_path, "night")
     run_store.save(Run(**{**vars(record), "handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}))
     with pytest.raises(UsageError) as refused:
         session._resumed(context, "night", Program("train()", ""))
-    wording(refused.value)
+    assert ("resume='night'" in str(refused.value), "/runs/night/c" in str(refused.value)) == (True, True)

@@ -51,12 +51,12 @@ def slow(rank: int, *, stack: list[list[Any]] = SLEEP) -> dict[str, Any]:
     return recorded(rank, op("aten::mm", 0, 2), op("gloo:all_reduce", 9, 10, cat="user_annotation", tid=9), stack=stack)
 
 
-def test_the_slowest_rank_is_named_with_what_it_does(wording):
+def test_the_slowest_rank_is_named_with_what_it_does():
     found = summarise([*read(waits(0), waits(1)), *read(waits(2), slow(3), node=1)])
     assert (found["seconds"], found["slowest"]) == (10.0, 3)
     assert found["shares"][0] == {"compute": 0.2, "communication": 0.8, "exposed": 0.7, "data": 0.0, "idle": 0.1}
     assert found["shares"][3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
-    wording(found["sentence"])
+    assert [fact in found["sentence"] for fact in ("rank 3 (node 1)", "train.py:7 (dawdle)", "7 of 7")] == [True] * 3
 
 
 @pytest.mark.parametrize(("stack", "share"), [(IN_LOADER, "data"), (IN_ALL_REDUCE, "exposed")])
@@ -83,16 +83,20 @@ def test_with_a_gpu_its_kernels_count():
     assert found["shares"][0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
 
 
-def test_equal_ranks_and_ranks_without_an_answer(wording):
+def test_equal_ranks_and_ranks_without_an_answer():
     unknown = {"rank": 2, "unknown": "not recorded, because the script runs its own profiler"}
     profiles = read(waits(0), waits(1), unknown)
     found = summarise(profiles)
     assert (found["slowest"], sorted(found["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
-    wording("\n".join([found["sentence"], *summary_table(profiles, found["shares"])]))
+    assert [row.split() for row in summary_table(profiles, found["shares"])[1:]] == [
+        ["0", "0", "20%", "80%", "70%", "0%", "10%"],
+        ["1", "0", "20%", "80%", "70%", "0%", "10%"],
+        ["2", "0", "-", "-", "-", "-", "-"],
+    ]
     busy = [recorded(rank, op("aten::mm", 0, 10)) for rank in (3, 4, 5)]
     one_waits = summarise(read(waits(0), *busy))
     assert one_waits["slowest"] is None
-    wording(one_waits["sentence"])
+    assert "0 % to 70 %" in one_waits["sentence"]
     apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
     assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
-from tests.wording import Wording
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, UnavailableError
@@ -105,30 +104,30 @@ def options(*texts: str) -> SshOptions:
 
 
 @pytest.mark.parametrize("name", ["all", "ungrouped", "nodes", "controller", "monitor", "storage"])
-def test_a_host_named_as_a_group_of_ansibles_is_refused(name: str, wording: Wording) -> None:
+def test_a_host_named_as_a_group_of_ansibles_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         inventory_text(options("box1", name), SITE)
-    wording(refused.value)
+    assert repr(name) in str(refused.value)
     with pytest.raises(ConfigError) as refused:
         inventory_text(options("box1"), replace(SITE, places={"monitor": name}))
-    wording(refused.value)
+    assert repr(name) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1", "::1"])
-def test_a_name_that_every_machine_has_for_itself_is_refused_among_others(name: str, wording: Wording) -> None:
+def test_a_name_that_every_machine_has_for_itself_is_refused_among_others(name: str) -> None:
     own = SshHost(address=name)
     with pytest.raises(ConfigError) as refused:
         inventory_text(SshOptions(hosts=(own, SshHost(address="box1"))), SITE)
-    wording(refused.value)
+    assert (name in str(refused.value), "`peer`" in str(refused.value)) == (True, True)
     reached = SshOptions(hosts=(replace(own, peer="10.0.0.1"), SshHost(address="box1")))
     assert list(inventory(reached, SITE)["all"]["children"]["nodes"]["hosts"]) == [name, "box1"]
     assert list(inventory(SshOptions(hosts=(own,)), SITE)["all"]["children"]["nodes"]["hosts"]) == [name]
 
 
-def test_a_port_within_a_name_is_refused(wording: Wording) -> None:
+def test_a_port_within_a_name_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         inventory_text(SshOptions(hosts=(SshHost(address="box1:22"),)), SITE)
-    wording(refused.value)
+    assert ("'box1:22'" in str(refused.value), "`port`" in str(refused.value)) == (True, True)
 
 
 def test_names_that_yaml_might_take_for_values_reach_ansible_as_they_are(tmp_path: Path) -> None:
@@ -154,11 +153,10 @@ def test_who_trains_is_ddp_where_nobody_is_named_and_logs_in_as_ssh_has_it() -> 
     assert re.findall("ddpctl_user: .*", text) == ["ddpctl_user: ddp"]
 
 
-def test_one_address_is_one_machine(wording: Wording) -> None:
+def test_two_hosts_of_one_address_are_refused() -> None:
     hosts = (SshHost(address="box1", port=22), SshHost(address="box1", port=23))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError):
         inventory_text(SshOptions(hosts=hosts), SITE)
-    wording(refused.value)
 
 
 def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
@@ -198,34 +196,35 @@ def test_an_uninstall_looks_first_as_well_and_hands_words_on() -> None:
     ]
 
 
-def test_an_ansible_that_reached_no_machine_is_an_error(wording: Wording) -> None:
-    with pytest.raises(UnavailableError) as error:
+def test_an_ansible_that_reached_no_machine_is_an_error() -> None:
+    with pytest.raises(UnavailableError, match="ansible-playbook"):
         play(provision(WISH), None)
-    wording(error.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code", "cause"),
     [
-        (("--target", "here"), 78),
-        (("--inventory", "no.yaml"), 66),
-        (("--target", "boxes", "--public-key", "no.pub"), 66),
-        (("--target", "boxes", "--login", "a b"), 2),
-        (("--target", "boxes", "--login", "-x"), 2),
-        (("--target", "boxes", "--public-key", "me.pub", "--monitor", "a b"), 2),
-        (("--verify", "--check"), 2),
+        (("--target", "here"), 78, "'here'"),
+        (("--inventory", "no.yaml"), 66, "no.yaml"),
+        (("--target", "boxes", "--public-key", "no.pub"), 66, "no.pub"),
+        (("--target", "boxes", "--login", "a b"), 2, "--login 'a b'"),
+        (("--target", "boxes", "--login", "-x"), 2, "--login '-x'"),
+        (("--target", "boxes", "--public-key", "me.pub", "--monitor", "a b"), 2, "--monitor 'a b'"),
+        (("--verify", "--check"), 2, "--verify"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_refusals_are_one_line(words: tuple[str, ...], code: int, tmp_path: Path, wording: Wording) -> None:
+def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
+    arguments: tuple[str, ...], code: int, cause: str, tmp_path: Path
+) -> None:
     (tmp_path / "ddpctl.yaml").write_text(FILE)
     (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
-    done = ddpctl("provision", *words, cwd=tmp_path)
+    done = ddpctl("provision", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
-    wording(done.stderr)
+    assert cause in done.stderr
 
 
-def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path, wording: Wording) -> None:
+def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
     (tmp_path / "ddpctl.yaml").write_text(FILE)
     (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
     done = ddpctl("provision", "-t", "boxes", "--login", "root", "--public-key", "me.pub", "--dry-run", cwd=tmp_path)
@@ -240,5 +239,5 @@ def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path, wording: Wo
     ]
     options = SshOptions(hosts=(SshHost.from_text("ddp@box1"), SshHost.from_text("ddp@10.0.0.2:2222")), runtime="none")
     first, _, rest = done.stdout.partition("\n")
-    wording(first)
+    assert f"{state}/boxes.yaml" in first
     assert rest.startswith(f"{inventory_text(options, SITE)}\n")

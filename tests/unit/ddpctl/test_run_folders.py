@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import command, ddpctl
-from tests.wording import Wording
 
 from ddpctl import run_folders, run_store
 from ddpctl.commands.arguments import run_arguments
@@ -78,15 +77,14 @@ def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
     assert (launched.target, run_folders.is_by_hand(launched)) == ("here", False)
 
 
-def test_what_is_no_run_is_said(tmp_path: Path, wording: Wording) -> None:
+def test_a_folder_that_has_no_run_is_named(tmp_path: Path) -> None:
     for call in (run_folders.load, run_folders.load_all):
-        with pytest.raises(NoInputError) as raised:
+        with pytest.raises(NoInputError, match=str(tmp_path / "nowhere")):
             call(tmp_path / "nowhere", kind="local")
-        wording(raised.value)
     assert found(tmp_path) == {}
 
 
-def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path, wording: Wording) -> None:
+def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path) -> None:
     node(tmp_path / "far", host="box7")
     node(tmp_path / "near", host=socket.gethostname())
     runs = found(tmp_path)
@@ -94,10 +92,10 @@ def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path, wordi
     assert run_folders.without_guess(replace(runs["far"], handle={}), LOST) == LOST, "a launcher knew better"
     far = run_folders.without_guess(runs["far"], LOST)
     assert (far.state, far.code) == ("unknown", None)
-    wording(far.message)
+    assert "box7" in far.message
 
 
-def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) -> None:
+def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path) -> None:
     path = node(tmp_path / "runs" / "a", ranks=1)
     Outcome(code=0, cause="ok", message="every rank exited with 0").write(path)
     (path / "rank-0.log").write_text("hello\n")
@@ -107,8 +105,7 @@ def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) ->
     assert json.loads(ddpctl("status", "--json", "runs/a", cwd=tmp_path, **env).stdout) == listed
     assert json.loads(ddpctl("timeline", "--json", "runs/a", cwd=tmp_path, **env).stdout)["run"] == "a"
     refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
-    assert refused.returncode == 66
-    wording(refused.stderr)
+    assert (refused.returncode, "--task" in refused.stderr) == (66, True)
     assert sorted(one.name for one in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
     assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"
 
@@ -122,16 +119,19 @@ def test_every_verb_that_takes_a_task_or_a_folder_is_listed(tmp_path: Path) -> N
     assert all(re.search(rf"\b{verb}\b", refused.stderr) for verb in (*with_task, "export")), refused.stderr
 
 
-def test_stop_says_how_to_stop_the_run_of_a_folder(tmp_path: Path, wording: Wording) -> None:
+def test_stop_says_how_to_stop_the_run_of_a_folder(tmp_path: Path) -> None:
     for name in ("longer-25", "by-ddprun", "launched"):
         node(tmp_path / "runs" / name)
     (tmp_path / "runs/longer-25/starts").write_text("slurm 25 0 20 30\n")
     run_store.save(replace(found(tmp_path / "runs")["launched"], handle={"port": "1"}))
-    for name in ("longer-25", "by-ddprun", "launched"):
-        refused = ddpctl("stop", f"runs/{name}", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "state"))
-        assert refused.returncode == 66
-        wording(refused.stderr)
-    wording(ddpctl("stop", "runs/launched", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "runs")).stderr)
+    for name, state, way in (
+        ("longer-25", "state", "scancel 25"),
+        ("by-ddprun", "state", "SIGTERM"),
+        ("launched", "state", f"DDPCTL_STATE_DIR={tmp_path}/runs ddpctl stop launched"),
+        ("launched", "runs", " ddpctl stop launched"),
+    ):
+        refused = ddpctl("stop", f"runs/{name}", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / state))
+        assert (refused.returncode, way in refused.stderr) == (66, True)
 
 
 def typed(text: str, cwd: Path, **env: str) -> list[str]:

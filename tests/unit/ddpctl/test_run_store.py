@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl
-from tests.wording import Wording
 
 from ddpctl import launcher, run_status, run_store
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UsageError
@@ -66,32 +65,27 @@ def test_a_folder_that_was_moved_is_where_it_is_now(tmp_path: Path) -> None:
     assert run_store.load(tmp_path / "b", None) == replace(run, folder=str(tmp_path / "b/digits-otter"))
 
 
-def test_names_of_no_run(tmp_path: Path, wording: Wording) -> None:
-    with pytest.raises(NoInputError) as error:
+def test_a_name_that_is_no_run_or_several_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoInputError, match=str(tmp_path / "no")):
         run_store.load(tmp_path / "no", "x")
-    wording(error.value)
     make(tmp_path, "digits-otter", 1.0)
     make(tmp_path, "digits-oak", 2.0)
-    with pytest.raises(NoInputError) as error:
+    with pytest.raises(NoInputError, match="'digits-o' .*: digits-oak, digits-otter"):
         run_store.load(tmp_path, "digits-o")
-    wording(error.value)
-    with pytest.raises(NoInputError) as error:
+    with pytest.raises(NoInputError, match="'x'.* digits-oak, digits-otter"):
         run_store.load(tmp_path, "x")
-    wording(error.value)
 
 
-def test_a_name_that_is_taken(tmp_path: Path, wording: Wording) -> None:
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "exp", 1.0)
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match="'exp'.*--resume exp"):
         run_store.create(tmp_path, "exp")
-    wording(error.value)
 
 
-def test_a_state_directory_that_is_a_file(tmp_path: Path, wording: Wording) -> None:
+def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    with pytest.raises(CannotWriteError) as error:
+    with pytest.raises(CannotWriteError, match=str(tmp_path / "state")):
         run_store.create(tmp_path / "state", "exp")
-    wording(error.value)
 
 
 def test_names_are_new(tmp_path: Path) -> None:
@@ -123,9 +117,7 @@ def test_where_runs_are_kept() -> None:
     ],
     ids=["nan", "inf", "text-for-a-number", "no-handle", "options-list", "nul", "no-env", "grace"],
 )
-def test_a_record_of_another_kind_is_no_run_and_is_named(
-    tmp_path: Path, key: str, value: object, wording: Wording
-) -> None:
+def test_a_record_of_another_kind_is_no_run_and_is_named(tmp_path: Path, key: str, value: object) -> None:
     whole = make(tmp_path, "digits-oak", 1.0)
     make(tmp_path, "digits-otter", 2.0)
     path = tmp_path / "digits-otter" / "run.json"
@@ -136,7 +128,6 @@ def test_a_record_of_another_kind_is_no_run_and_is_named(
     with pytest.raises(NoInputError) as error:
         run_store.load(tmp_path, "digits-otter")
     assert str(path) in str(error.value)
-    wording(error.value)
 
 
 def test_a_record_that_is_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -146,14 +137,12 @@ def test_a_record_that_is_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
     assert run_store.load_all(tmp_path) == ()
 
 
-def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(
-    tmp_path: Path, wording: Wording
-) -> None:
+def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(tmp_path: Path) -> None:
     odd = replace(make(tmp_path, "odd", 1.0), options={"python": 5})
     context = open_context({"DDPCTL_STATE_DIR": str(tmp_path)})
     (state,) = launcher.status(context, (odd,))
     assert state.state == "unknown"
-    wording(state.message)
+    assert ("'odd'" in state.message, "'python' is 5" in state.message) == (True, True)
     with pytest.raises(ConfigError) as error:
         launcher.target_of(odd)
     assert str(error.value) == state.message
@@ -215,7 +204,7 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
     assert run_store.unfinished_launch(run) is None
 
 
-def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path, wording: Wording) -> None:
+def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path) -> None:
     here = make(tmp_path, "here", 1.0)
     assert run_store.checkpoints_here(here) == Path(here.checkpoint_dir)
     logs = {"logs": "elsewhere"}
@@ -227,7 +216,7 @@ def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path, wording: W
         run_store.save(replace(fetched, kind=kind, job=replace(fetched.job, command=())))
         refused = ddpctl("export", "here", DDPCTL_STATE_DIR=str(tmp_path))
         assert (refused.returncode, refused.stdout) == (66, "")
-        wording(refused.stderr)
+        assert fetched.checkpoint_dir in refused.stderr
     for name in ("first", "here"):
         folder = Path(here.folder, run_store.PULLED, "runs", name, "checkpoints")
         folder.mkdir(parents=True)
