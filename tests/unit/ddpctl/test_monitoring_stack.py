@@ -8,9 +8,9 @@ from threading import Thread
 
 import pytest
 import yaml
-from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
+from tests.unit.ddpctl.kubernetes_judges import faults
 
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
 from ddpctl.monitoring.stack import MARK

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 PLUGINS = Path(__file__).parents[3] / "ansible" / "callback_plugins"
 TASK = "firewall : Write the rules"
 RESULTS: list[tuple[dict[str, Any], str]] = [  # of a task, and the fact that the sentence has

@@ -70,15 +70,15 @@ def test_a_name_that_is_no_run_or_several_is_refused(tmp_path: Path) -> None:
         run_store.load(tmp_path / "no", "x")
     make(tmp_path, "digits-otter", 1.0)
     make(tmp_path, "digits-oak", 2.0)
-    with pytest.raises(NoInputError, match="'digits-o' .*: digits-oak, digits-otter"):
+    with pytest.raises(NoInputError, match=r"'digits-o' .*: digits-oak, digits-otter"):
         run_store.load(tmp_path, "digits-o")
-    with pytest.raises(NoInputError, match="'x'.* digits-oak, digits-otter"):
+    with pytest.raises(NoInputError, match=r"'x'.* digits-oak, digits-otter"):
         run_store.load(tmp_path, "x")
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "exp", 1.0)
-    with pytest.raises(UsageError, match="'exp'.*--resume exp"):
+    with pytest.raises(UsageError, match=r"'exp'.*--resume exp"):
         run_store.create(tmp_path, "exp")
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.in_process import Ended, ddpctl
 from tests.unit.ddpctl.slurm_standins import SYSTEM
 from tests.unit.ddpctl.test_slurm_target import GONE, NONE, OK, PLAN, TESTED, submit
-from tests.in_process import Ended, ddpctl
 from tests.wording import Wording
 
 from ddpctl.command import Command, Host, Output

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from paramiko import PKey, RSAKey
 from paramiko.hostkeys import HostKeys
-from tests.wording import Wording
 
 from ddpctl import ssh
 from ddpctl.command import Host
@@ -36,20 +35,20 @@ def test_openssh_reads_the_configuration(home: Path) -> None:
     (home / ".ssh/conf.d/b.conf").write_text("Host box2\n  HostName 10.0.0.2\n  ProxyJump gate:2222\n")
     (home / ".ssh/late").write_text("IdentityFile /keys/box\nHost other\n  Port 1\n")
     names = ("box1", "box2", "other", "matched", "none")
-    found = {name: read_settings(Host(address=name), home) for name in names}
-    assert {name: (said["hostname"], said["user"], said["port"]) for name, said in found.items()} == {
+    settings = {name: read_settings(Host(address=name), home) for name in names}
+    assert {name: (values["hostname"], values["user"], values["port"]) for name, values in settings.items()} == {
         "box1": ("10.0.0.1", "alice", "2200"),
         "box2": ("10.0.0.2", "alice", "2200"),
         "other": ("other", "bob", "22"),  # a Host inside an Include is one of the block around it
         "matched": ("matched", "carol", "22"),
         "none": ("none", "bob", "22"),
     }
-    assert found["box2"]["proxyjump"] == "gate:2222"
-    assert found["box1"]["identityfile"].splitlines()[0] == "/keys/box"
-    assert found["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
-    assert found["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
-    assert found["none"]["globalknownhostsfile"] == ""
-    assert Connector(home)._expand(found["none"]["identityfile"], Host(address="none"), found["none"]) == str(
+    assert settings["box2"]["proxyjump"] == "gate:2222"
+    assert settings["box1"]["identityfile"].splitlines()[0] == "/keys/box"
+    assert settings["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
+    assert settings["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
+    assert settings["none"]["globalknownhostsfile"] == ""
+    assert Connector(home)._expand(settings["none"]["identityfile"], Host(address="none"), settings["none"]) == str(
         Path("~").expanduser() / "a key"
     )
     given = read_settings(Host(address="box1", user="dave", port=7), home)
@@ -93,19 +92,19 @@ def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
     assert "~/.ssh/id_ed25519" in settings["identityfile"].splitlines()
 
 
-@pytest.mark.parametrize("text", ["Include {home}/.ssh/config\n", "Bogus x\n"], ids=["itself", "unknown"])
-def test_a_wrong_configuration_is_refused(home: Path, text: str, wording: Wording) -> None:
+@pytest.mark.parametrize(
+    ("text", "cause"), [("Include {home}/.ssh/config\n", "recursive"), ("Bogus x\n", "line 1: .*bogus")]
+)
+def test_a_wrong_configuration_is_refused_with_openssh_s_own_error(home: Path, text: str, cause: str) -> None:
     (home / ".ssh/config").write_text(text.format(home=home))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"~/.ssh/config: .*{cause}"):
         read_settings(Host(address="box"), home)
-    wording(error.value)
 
 
-def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="OpenSSH"):
         read_settings(Host(address="box"), home)
-    wording(error.value)
 
 
 def key_line(key: PKey) -> str:

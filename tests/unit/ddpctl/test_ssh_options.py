@@ -8,7 +8,6 @@ import jsonschema
 import pytest
 import yaml
 from tests.unit.ddpctl.ssh_answers import RUN
-from tests.wording import Wording
 
 from ddpctl import config, targets
 from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
@@ -66,12 +65,11 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
         pytest.param("    hosts: [a, b]\n    exclude: [c]\n", ["5:14"], id="exclude"),
     ],
 )
-def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path, wording: Wording) -> None:
+def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(text, tmp_path)
-    found = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
-    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in found] == places
-    wording("\n".join(found))
+    errors = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
+    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in errors] == places
 
 
 def test_an_editor_knows_hosts() -> None:
@@ -83,22 +81,19 @@ def test_an_editor_knows_hosts() -> None:
 
 
 def test_copies_of_checkpoints_are_for_hosts_without_a_shared_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = "job: {nodes: 2, checkpoint_copies: 2}\n"
     hosts = "    hosts: [box1, box2]\n"
     settings = load(f"{hosts}{job}", tmp_path)
     assert settings.job.checkpoint_copies == 2
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"ddpctl\.yaml:6:36: checkpoint_copies: "):
         load(f"{hosts}    checkpoint_dir: /nfs\n{job}", tmp_path)
-    wording(error.value)
     (tmp_path / "ddpctl.yaml").write_text(job)
     monkeypatch.chdir(tmp_path)
     for kind in ("local", "slurm", "kubernetes"):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=f"checkpoint_copies: .*{kind}"):
             request_of_flags(Flags(target=kind))
-        assert "checkpoint_copies" in error.value.message
-    wording(error.value)
 
 
 def test_a_run_with_copies_is_resumed_on_fewer_nodes() -> None:

@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from tests.unit.ddpctl.test_run_store import make
 from tests.in_process import ddpctl
+from tests.unit.ddpctl.test_run_store import make
 
 EVENTS = (
     '{"time": 1790000001, "event": "node_started", "node": 0}',

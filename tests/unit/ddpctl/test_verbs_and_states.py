@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
-from tests.unit.ddpctl.test_kubernetes_cli import KUBECTL
 from tests.in_process import Ended
 from tests.in_process import ddpctl as call
+from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
+from tests.unit.ddpctl.test_kubernetes_cli import KUBECTL
 from tests.wording import Wording
 
 from ddpctl import executor, launcher, run_store

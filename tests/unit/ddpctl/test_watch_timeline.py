@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
 
-
 from ddpctl.commands.timeline import lines
 from ddpctl.run_status import RunStatus, State
 from ddpctl.run_store import Run
