@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.unit.ddpctl.ssh_answers import HOSTS, play
+from tests.unit.ddpctl.answers import perform
+from tests.unit.ddpctl.ssh_answers import HOSTS, by_host
 from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
 from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
 
@@ -32,26 +33,27 @@ LOOKED = Output(
 )
 
 
-def asked_of(run: Run, answers: tuple[Output, ...], *, dry_run: bool) -> tuple[tuple[Command, ...], Any]:
-    """What is asked about a run, and its folders or the error."""
-    (asked,), (found,) = play(removal._disk_usage([run], dry_run=dry_run), [answers])
-    return asked, found
+def disk_usage(run: Run, *answers: Output, dry_run: bool) -> tuple[list[Command], Any]:
+    """What is asked about a run, and its folders or the error. Several answers are those of the hosts."""
+    output = by_host(*answers) if len(answers) > 1 else answers[0] if answers else {}
+    asked, (usage,) = perform(removal._disk_usage([run], dry_run=dry_run), {"": output})
+    return asked, usage
 
 
 def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
     on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(one) for one in HOSTS]}, folder=str(tmp_path / "night"))
-    asked, left = asked_of(on_hosts, (LOOKED, Output(returncode=0)), dry_run=True)
+    asked, left = disk_usage(on_hosts, LOOKED, Output(returncode=0), dry_run=True)
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
-    assert asked == tuple(
+    assert asked == [
         Command(argv=("/bin/sh",), stdin=text, host=one.host, timeout_s=120.0, probe=True) for one in HOSTS
-    )
+    ]
     path = "~/.ddpctl/runs/night"
     assert left == (
         DiskUsage(path=path, host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big/checkpoints",)),
         DiskUsage(path=path, host="box2"),
         DiskUsage(path=on_hosts.folder),
     )
-    asked, _ = asked_of(on_hosts, (LOOKED, LOOKED), dry_run=False)
+    asked, _ = disk_usage(on_hosts, LOOKED, LOOKED, dry_run=False)
     text = claims.remove_invalid(scripts.claims_folder("~/.ddpctl"))
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False, outside=text)
     assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
@@ -65,15 +67,15 @@ def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Pat
     on_slurm = replace(
         ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
     )
-    assert asked_of(on_slurm, (), dry_run=False) == ((), (DiskUsage(path=on_slurm.folder),))
+    assert disk_usage(on_slurm, dry_run=False) == ([], (DiskUsage(path=on_slurm.folder),))
     there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
-    (asked,), left = asked_of(there, (LOOKED,), dry_run=True)
+    (asked,), left = disk_usage(there, LOOKED, dry_run=True)
     assert (asked.host, asked.stdin) == (
         Host(address="hpc", user="me"),
         removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
     )
     assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
-    _, error = asked_of(replace(there, name="old"), (), dry_run=False)
+    _, error = disk_usage(replace(there, name="old"), dry_run=False)
     assert isinstance(error, ConfigError)
     assert "/home/me/runs/night" in str(error)
 

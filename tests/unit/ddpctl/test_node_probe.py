@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl import test_local, test_slurm_target
-from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, play, run_of
-from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
+from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
 
 from ddpctl.command import Output
 from ddpctl.node_probe import Probe, ProbeResult, probe_script, read_probe
@@ -113,7 +114,8 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 def test_local_asks_one_shell_for_all_nodes() -> None:
     probe = Probe(files=("a",), max_bytes=9, request="7")
-    ((command,),), seen = test_local.play(test_local.TARGET.probe(test_local.RUN, probe), [(Output(returncode=1),)])
+    asked, seen = perform(test_local.TARGET.probe(test_local.RUN, probe), {"": Output(returncode=1)})
+    command = only(asked)
     folders = [f"/runs/digits-otter/node-{node}" for node in range(2)]
     assert (command.argv, command.stdin) == (("/bin/sh",), probe_script(probe, folders))
     assert [one.node for one in seen] == [0, 1]
@@ -122,7 +124,7 @@ def test_local_asks_one_shell_for_all_nodes() -> None:
 def test_ssh_asks_every_host_for_its_own() -> None:
     down = Output(returncode=255, stderr="box2: no route\n")
     up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12.5\n\n\x1ehistory.csv\ntime\n")
-    (commands,), seen = play(SshTarget(OPTIONS).probe(RUN, Probe(files=("history.csv",))), [(up, down)])
+    commands, seen = perform(SshTarget(OPTIONS).probe(RUN, Probe(files=("history.csv",))), {"": by_host(up, down)})
     assert [(str(command.host), command.argv) for command in commands] == [
         ("box1", ("/bin/sh",)),
         ("box2", ("/bin/sh",)),
@@ -137,9 +139,10 @@ def test_ssh_asks_every_host_for_its_own() -> None:
 
 
 def test_slurm_asks_the_login_node_once() -> None:
-    said = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
+    output = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
     target = test_slurm_target.SlurmTarget(test_slurm_target.DEFAULTS)
-    (command,), seen = test_slurm_target.play(target.probe(test_slurm_target.RUN, Probe(placed=True)), [(said,)])
+    asked, seen = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
+    command = only(asked)
     assert command.argv == ("sh",)
     assert command.stdin is not None
     assert [line for line in command.stdin.splitlines() if line.startswith("if cd")] == [
@@ -149,7 +152,7 @@ def test_slurm_asks_the_login_node_once() -> None:
     assert seen == (ProbeResult(node=0, time=12.0, placed=(7.0, 9.0)), ProbeResult(node=1, time=13.0))
     shown = replace(test_slurm_target.RUN, handle={"job": "7", "tasks": ["0", "1"]})
     with pytest.raises(test_slurm_target.ConfigError) as error:
-        test_slurm_target.play(target.probe(shown, Probe()), [])
+        perform(target.probe(shown, Probe()), {})
     assert ("--task" in str(error.value), "0, 1" in str(error.value)) == (True, True)
 
 
@@ -158,13 +161,15 @@ def test_kubernetes_asks_in_every_pod_that_runs() -> None:
     running = as_run("pods/running", "digits-otter", "running")
     up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n")
     forbidden = Output(returncode=1, stderr="Error from server (Forbidden): no exec\n")
-    asked, seen = play(target.probe(run, Probe()), [(running,), (up, forbidden)])
-    assert lines(asked[1]) == [
+    pods: dict[str, Answer] = {"worker-0 --container": up, "worker-1 --container": forbidden, "": running}
+    asked, seen = perform(target.probe(run, Probe()), pods)
+    execs = matching(asked, " exec ")
+    assert lines(tuple(execs)) == [
         f"{KUBECTL.removesuffix(' --request-timeout=30s')} exec --stdin digits-otter-worker-{node} "
         "--container pytorch -- sh"
         for node in range(2)
     ]
-    assert [command.stdin for command in asked[1]] == [
+    assert [command.stdin for command in execs] == [
         probe_script(Probe(), (f'"$DDP_RUN_DIR/node-{node}"',)) for node in range(2)
     ]
     assert [(one.node, one.time, one.failure) for one in seen] == [
@@ -179,8 +184,9 @@ def test_of_a_pod_that_has_ended_there_is_its_log() -> None:
     ended = as_run("pods/succeeded", "digits-otter", "succeeded")
     log, gone = Output(returncode=0, stdout="[node0] done\n"), Output(returncode=1, stderr="no such pod\n")
     nothing_kept = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=1\n")
-    asked, seen = play(target.probe(run, Probe(metrics=False)), [(ended,), (log, gone), (nothing_kept,)])
-    assert lines(asked[1]) == [
+    pods = {"logs succ-worker-0": log, "logs succ-worker-1": gone, "kubectl": ended, "": nothing_kept}
+    asked, seen = perform(target.probe(run, Probe(metrics=False)), pods)
+    assert lines(tuple(matching(asked, " logs "))) == [
         f"{KUBECTL} logs succ-worker-{node} --container pytorch --tail=2000" for node in range(2)
     ]
     assert seen[0].files == {"node.log": "[node0] done\n"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.operator_environment import pods_of
 from tests.unit.ddpctl import loading, ssh_answers
+from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl import run_store
@@ -29,7 +30,7 @@ from ddpctl.targets.slurm.target import SlurmTarget
 from ddprun import node_config, options
 
 JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))
-OK, UNSET = Output(returncode=0), Output(returncode=1)
+UNSET = Output(returncode=1)
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
 
@@ -46,10 +47,9 @@ def ranks_of(found: list[str]) -> int | str:
 
 
 def local(job: JobSpec) -> Asked:
-    submit = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
-    next(submit)
-    submit.send((UNSET, EIGHT_GPUS, OK, PORT, OK))
-    nodes = [command.env for command in submit.send((OK,))]
+    verb = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
+    answers: dict[str, Answer] = {"printenv": UNSET, "nvidia-smi": EIGHT_GPUS, "ddprun.nodectl port": PORT}
+    nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
     return ranks_of([env["PET_NPROC_PER_NODE"] for env in nodes]), [env["CUDA_VISIBLE_DEVICES"] for env in nodes]
 
 
@@ -61,7 +61,7 @@ def local_script(job: JobSpec) -> Asked:
 def ssh(job: JobSpec) -> Asked:
     has = [ssh_answers.facts(number, gpu=tuple(f"GPU-{index}" for index in range(4))) for number in (1, 2)]
     asked, _ = ssh_answers.submit(*has, plan=plan_of(replace(job, command=("ddptrain",), image="ddpctl:1")))
-    starts = "".join(command.stdin or "" for command in asked[-1])
+    starts = "".join(command.stdin or "" for command in matching(asked, ssh_answers.START))
     return ranks_of(re.findall("PET_NPROC_PER_NODE=(.*)", starts)), re.findall("--gpus=[^']*", starts)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.slurm_standins import StandIns
 from tests.unit.ddpctl.test_slurm_batch_script import IMAGE, JOB
-from tests.wording import Wording
 
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
@@ -70,11 +69,11 @@ def test_a_machine_with_gpus_and_a_job_without(stand_ins: StandIns) -> None:
     assert given(stand_ins, "docker", **env, SLURM_STEP_GPUS="0,3") == ("--gpus", '"device=0,3"', *memlock)
 
 
-def test_a_pull_that_fails_is_the_outcome(stand_ins: StandIns, wording: Wording) -> None:
+def test_an_image_that_cannot_be_pulled_is_the_outcome(stand_ins: StandIns) -> None:
     extend(stand_ins, "apptainer", "[[ $1 != pull ]] || exit 255\n")
     done = stand_ins.run(JOB, SlurmOptions(runtime="apptainer"))
     assert done.code == 69
-    wording(done.said)
+    assert "apptainer" in done.said
     outcome = json.loads((stand_ins.folder / "runs/train-4711/node-0/outcome.json").read_text())
     assert (outcome["code"], outcome["cause"]) == (69, "unavailable")
     images = stand_ins.folder / "home/.cache/ddpctl/images"
