@@ -40,7 +40,7 @@ TRAINING = RunStatus(
 ENDED = RunStatus(run="night", state="succeeded", message="")
 
 
-def test_a_run_elsewhere_is_there_while_it_lives(tmp_path: Path) -> None:
+def test_a_run_on_other_machines_is_a_target_while_it_lives(tmp_path: Path) -> None:
     path = tmp_path / ".targets" / "night.json"
     launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), TRAINING)])
     assert json.loads(path.read_text()) == [
@@ -54,7 +54,7 @@ def test_a_run_elsewhere_is_there_while_it_lives(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_nodes_that_say_so_themselves_are_only_taken_away(tmp_path: Path) -> None:
+def test_targets_that_nodes_register_themselves_are_only_removed(tmp_path: Path) -> None:
     launcher.update_discovery(
         tmp_path, [(run("night", "local"), TRAINING), (run("night", "kubernetes", logs="x"), TRAINING)]
     )
@@ -75,14 +75,14 @@ def test_nodes_that_say_so_themselves_are_only_taken_away(tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["night-2.json", "nightmare.json", "x.txt"]
 
 
-def test_a_folder_that_cannot_be_written_keeps_nobody_from_a_status(tmp_path: Path) -> None:
+def test_a_targets_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / ".targets").write_text("in the way")
     launcher.update_discovery(
         tmp_path, [(run("night", "ssh", logs="x"), TRAINING), (run("night", "ssh", logs="x"), ENDED)]
     )
 
 
-def test_names_of_files() -> None:
+def test_a_targets_file_is_named_after_its_job_and_node() -> None:
     assert targets_file_name("a/b c") == "a_b_c.json"
     assert targets_file_name("night", 3) == "night.node-3.json"
     assert is_targets_file_of("a_b_c.node-3.json", "a/b c")

@@ -132,7 +132,7 @@ def test_device_cpu_asks_for_no_gpu() -> None:
 
 
 @pytest.mark.parametrize("stdout", ["", "Loading module cuda/12\n", '{"alive": false}\n', "[1]\n"])
-def test_what_is_no_answer_is_an_error(stdout: str) -> None:
+def test_an_answer_that_is_not_the_state_of_the_nodes_is_an_error(stdout: str) -> None:
     with pytest.raises(UnavailableError):
         perform(TARGET.status((RUN,), now=0.0), {"": Output(returncode=0, stdout=stdout)})
 
@@ -222,7 +222,7 @@ def show(*nodes: tuple[bool, dict[str, object] | None, dict[str, object] | None]
     return state
 
 
-def test_status() -> None:
+def test_the_status_of_a_run_follows_from_its_nodes() -> None:
     both = show((True, NODE, None), (True, {**NODE, "state": "rendezvous"}, None))
     assert (both.state, both.code, [node.alive for node in both.nodes]) == ("rendezvous", None, [True, True])
     assert "2 of 2" in both.message
@@ -298,7 +298,7 @@ def test_stop_signals_every_node_and_says_whether_all_have_ended(
     )
 
 
-def test_one_target_that_does_not_answer_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+def test_a_target_that_does_not_answer_leaves_the_status_of_the_others(tmp_path: Path) -> None:
     """A run whose Python was removed is unknown; the other is asked."""
     context = launcher.open_context({"DDPCTL_STATE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
     runs = tuple(

@@ -103,7 +103,7 @@ def test_every_verb_is_in_the_help() -> None:
     assert not [line for line in lines[1:] if line.endswith("...")], "a verb's first sentence is too long for the list"
 
 
-def test_version() -> None:
+def test_version_prints_the_versions_of_python_and_torch() -> None:
     assert in_process("version").stdout == (
         f"ddpctl {metadata.version('ddpctl')}\npython {python_version()}\n"
         f"torch {metadata.version('torch')}\ntorchvision {metadata.version('torchvision')}\n"

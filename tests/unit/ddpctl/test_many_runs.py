@@ -52,7 +52,7 @@ def cost(*words: str, root: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("verb", ["ps --last 0", "status run-7", "rm --older-than 0s --dry-run", "rm --older-than 0s"])
-def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path) -> None:
+def test_ps_of_many_runs_starts_one_process_and_opens_a_few_files_a_run(verb: str, tmp_path: Path) -> None:
     costs = []
     for count in (10, 20, 60):
         root = tmp_path / str(count)

@@ -35,7 +35,7 @@ def expected(case: Case, minute: int) -> dict[str, Any]:
 
 @needs_promtool
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.what}")
-def test_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
+def test_an_alert_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
     minutes = [*case.silent, case.firing, *([case.resolved] if case.resolved is not None else [])]
     test = {
         "interval": "1m",
@@ -58,7 +58,7 @@ def check_rules(test: dict[str, Any], folder: Path) -> None:
 @needs_promtool
 @pytest.mark.e2e
 @pytest.mark.parametrize("life", SILENT_LIVES)
-def test_no_alert_fires_in_half_a_day_of_a_script_that_tells_little(life: str, tmp_path: Path) -> None:
+def test_no_alert_fires_in_half_a_day_of_a_script_that_reports_little(life: str, tmp_path: Path) -> None:
     """In no minute of it, each alert by itself."""
     fired = 'count_over_time(ALERTS{{alertname="{}", alertstate="firing"}}[{}m])'
     times = {"eval_time": f"{HALF_A_DAY}m", "exp_samples": []}
@@ -88,7 +88,7 @@ def test_the_page_says_which_alerts_judge_a_script_that_tells_nothing() -> None:
     assert not everything
 
 
-def test_every_alert_has_a_life_with_an_end() -> None:
+def test_every_alert_has_a_case_in_which_it_resolves() -> None:
     assert {case.alert for case in CASES if case.silent and case.resolved is not None} == set(ALERTS)
 
 
@@ -135,7 +135,7 @@ def test_prometheus_has_the_flags_of_the_guide_and_its_scrape_jobs_are_valid(tmp
 
 
 @pytest.mark.parametrize("rule", [*RECORDINGS, *ALERTS.values()], ids=lambda rule: rule.name)
-def test_asks_for_what_the_catalogue_has(rule: Any) -> None:
+def test_an_alert_asks_only_for_series_of_the_catalogue(rule: Any) -> None:
     assert faults(rule.expr) == []
 
 

@@ -47,7 +47,7 @@ def test_axes_have_round_numbers() -> None:
     assert [short(value) for value in (0.5, 1250, 2_500_000, 0)] == ["0.5", "1.25 k", "2.5 M", "0"]
 
 
-def test_a_line_with_marks_and_tooltips() -> None:
+def test_a_line_chart_has_marks_and_tooltips() -> None:
     drawn = line_chart(
         [Line(name="loss", style="loss", points=[(0, 2.0), (50, 1.0), (100, 0.0)])],
         seconds=100,
@@ -63,7 +63,7 @@ def test_a_line_with_marks_and_tooltips() -> None:
     ]
 
 
-def test_bars_of_phases() -> None:
+def test_each_phase_has_a_bar_of_its_length() -> None:
     drawn = gantt_chart(SPANS, {"start": (10, 0.1), "training": (90, 0.9)}, begin=100, seconds=100)
     assert re.findall(r'<text class="label".*?>(.*?)</text>', drawn) == ["start  10 s  10 %", "training  90 s  90 %"]
     assert re.findall(r'<rect class="(.*?)" x="(.*?)" y=".*?" width="(.*?)"', drawn) == [
@@ -114,7 +114,7 @@ def test_nodes_that_have_the_same_are_one_column() -> None:
     assert '<tr class="other"><th>torch</th><td>2.10</td><td>2.9</td></tr>' in other
 
 
-def test_what_was_asked_for_without_secrets() -> None:
+def test_the_configuration_is_shown_without_secrets() -> None:
     run = replace(
         timeline([], SPANS, DONE).run,
         job=JobSpec(
@@ -139,7 +139,7 @@ def test_what_was_asked_for_without_secrets() -> None:
     ]
 
 
-def test_of_very_many_events_the_first_and_the_last() -> None:
+def test_of_very_many_events_the_first_and_the_last_are_listed() -> None:
     many = [Event(event="checkpoint_saved", time=100.0 + index, node=0, rank=0, step=index) for index in range(1000)]
     rows = re.findall(r"<tr>(.*?)</tr>", events_table(many, 100, ()))
     assert len(rows) == MOST_EVENTS + 1
@@ -148,7 +148,7 @@ def test_of_very_many_events_the_first_and_the_last() -> None:
     assert rows[-1] == "<td>16:39</td><td>node 0, rank 0</td><td>checkpoint saved</td><td>step 999</td>"
 
 
-def test_events_in_words_and_without_what_moves_a_cursor() -> None:
+def test_events_have_their_causes_and_no_control_characters() -> None:
     facts = (
         {"cause": "killed", "status": -9},
         {"cause": "error", "status": 3, "step": None},
@@ -163,7 +163,7 @@ def test_events_in_words_and_without_what_moves_a_cursor() -> None:
     assert "<th>ranks on the node</th><td>2</td>" in environments_table({0: {"host": "a", "number of ranks": "2"}})
 
 
-def test_whatever_a_run_says_is_text() -> None:
+def test_whatever_a_run_writes_is_escaped() -> None:
     failed = RunStatus(run="night", state="failed", message=f"rank 0 said {HOSTILE}", code=1)
     event = Event(event="failed", time=150, node=0, facts={"message": HOSTILE})
     found = replace(

@@ -55,7 +55,7 @@ SECRETS = st.text(st.sampled_from("QXZ9 ,;&'\"\\=:/@-#{}[]%é"), min_size=3, max
         ("step 5: keyword=3", "step 5: keyword=3"),
     ],
 )
-def test_texts(said: str, left: str) -> None:
+def test_a_secret_in_a_text_is_redacted(said: str, left: str) -> None:
     assert secrets.redact_text(said, ["s3cr3tvalue", "ab"]) == left
 
 
@@ -116,7 +116,7 @@ def test_a_long_text_takes_linear_time(piece: str) -> None:
     assert took(200_000) < 40 * max(took(50_000), 0.01), "four times the text, not sixteen times the time"
 
 
-def test_the_word_after_a_flag() -> None:
+def test_the_argument_of_a_secret_flag_is_redacted() -> None:
     command = ("train.py", "--token", "hf_abc", "--api-key=1", "--lr", "0.1", "--auth-token", "--epochs", "3")
     assert secrets.redact_command(command) == (
         "train.py", "--token", "[REDACTED]", "--api-key=[REDACTED]", "--lr", "0.1", "--auth-token", "--epochs", "3",
@@ -126,7 +126,7 @@ def test_the_word_after_a_flag() -> None:
     )  # fmt: skip
 
 
-def test_variables() -> None:
+def test_variables_with_secret_names_are_redacted() -> None:
     env = {"HF_TOKEN": "x", "LR": "0.1", "SECRET_EMPTY": "", "URL": "s3://a:b@c", "MORE": {"token": "a b"}}
     assert secrets.redact_mapping(env) == {
         "HF_TOKEN": "[REDACTED]",

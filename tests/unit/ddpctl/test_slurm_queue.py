@@ -62,7 +62,7 @@ BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
     ids=["Resources", "PartitionNodeLimit", "ReqNodeNotAvail", "requeued", "starting", "training", "COMPLETING",
          "FAILED", "NODE_FAIL", "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
 )  # fmt: skip
-def test_the_state_of_a_job(text: str, state: str, code: int | None, fact: str) -> None:
+def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text: str, state: str, code: int | None, fact: str) -> None:
     found = status(text)
     assert (found.state, found.code, fact in found.message) == (state, code, True)
 
@@ -118,7 +118,7 @@ def test_a_job_that_was_killed_says_the_last_step_of_its_nodes_history() -> None
     assert (going.progress.step, going.progress.steps_per_s) == (9, 0.2)
 
 
-def test_the_state_of_an_array() -> None:
+def test_the_state_of_an_array_is_that_of_its_tasks() -> None:
     run = replace(RUN, handle=RUN.handle | {"tasks": ["0", "1"]})
     going = status(answered("7|0|RUNNING|None|x|n0\n7|1|PENDING|JobArrayTaskLimit|N/A|"), run=run)
     assert going.state == "starting"
@@ -140,7 +140,7 @@ def test_the_state_of_an_array() -> None:
     assert expand("0-6:3,9%2") == ("0", "3", "6", "9")
 
 
-def test_recorded_answers() -> None:
+def test_answers_of_slurm_22_05_are_read() -> None:
     """From the lab's Slurm 22.05: an array at work, a job that waits for it, and one that was never there."""
     answers = read_answers((DATA / "ask-22.05.txt").read_text())
     assert [(job.id, job.task, job.state, job.reason) for job in answers.jobs] == [

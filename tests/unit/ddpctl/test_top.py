@@ -130,7 +130,7 @@ def shown(view: Snapshot, width: int, *, height: int | None = None, plain: bool 
     return [row.rstrip() for row in text.splitlines()]
 
 
-def test_the_whole_screen() -> None:
+def test_top_shows_steps_throughput_loss_goodput_and_ranks() -> None:
     assert shown(snapshot(), 100) == [
         "night  training  2 nodes x 2 ranks of ddptrain on local",
         "step       150 of 1,000  ███░░░░░░░░░░░░░░░░░ 15 %  3 min left  epoch 2",
@@ -161,7 +161,7 @@ def test_a_rank_that_takes_no_step_is_marked() -> None:
     assert "45 s" in shown(view, 100)[-2]
 
 
-def test_narrow_terminals() -> None:
+def test_a_narrow_terminal_shows_less_of_the_screen() -> None:
     assert shown(snapshot(), 60, plain=True) == [
         "night  training  2 nodes x 2 ranks of ddptrain on local",
         "step       150 of 1,000  #....... 15 %  3 min left  epoch 2",
@@ -207,7 +207,7 @@ def test_gpus_have_columns_where_it_is_known_whose_they_are() -> None:
     assert (row.device_share, row.memory_bytes) == (0.9, 2**30)
 
 
-def test_before_and_after() -> None:
+def test_a_run_without_metrics_shows_its_state_alone() -> None:
     waits = empty_snapshot(replace(TRAINING, state="pending", message="job 7 is waiting (Priority)"), 1000)
     assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 is waiting (Priority)"]
     assert line(waits) == "night  pending: job 7 is waiting (Priority)"
@@ -221,7 +221,7 @@ def test_before_and_after() -> None:
     ]
 
 
-def test_a_script_that_tells_its_steps_alone() -> None:
+def test_a_script_that_reports_only_steps_has_a_step_time() -> None:
     def steps(number: int, time: float) -> Reading:
         found = read_metrics(ProbeResult(node=0, time=time, metrics=f'ddp_steps_total{{rank="0"}} {number}\n'))
         assert found is not None
@@ -241,7 +241,7 @@ def of_script(steps: int, *more: str) -> Reading:
     return found
 
 
-def test_of_a_script_there_is_what_it_tells_and_no_more() -> None:
+def test_of_a_script_only_what_it_reports_is_shown() -> None:
     view = replace(empty_snapshot(TRAINING, 1030), **numbers((of_script(30),), (of_script(10),)))  # type: ignore[arg-type]
     assert (view.goodput, view.samples_per_s, view.checkpoint_step) == (None, None, None)
     assert shown(view, 100)[1:] == [
@@ -268,12 +268,12 @@ def test_a_counter_that_was_begun_anew_counts_from_nothing() -> None:
     assert numbers((now,), (before,))["samples_per_s"] == pytest.approx(2 * 50 * 32 / 30)
 
 
-def test_what_cannot_be_read_is_no_reading() -> None:
+def test_metrics_that_cannot_be_read_are_no_reading() -> None:
     assert read_metrics(ProbeResult(node=0, time=1.0, metrics="ddp_loss{")) is None
     assert read_metrics(ProbeResult(node=0, failure="no route")) is None
 
 
-def test_pictures() -> None:
+def test_sparklines_shares_and_meters_fit_their_width() -> None:
     assert sparkline((0, 1, None, 7), 10) == "▁▂ █"
     assert sparkline((5, 5), 10, plain=True) == "__"
     assert sparkline((None,), 10) == ""
@@ -284,7 +284,7 @@ def test_pictures() -> None:
     assert meter(7, 4, plain=True) == "####"
 
 
-def test_numbers_in_words() -> None:
+def test_numbers_and_durations_are_rounded() -> None:
     assert [number(value) for value in (0.3512, 12345.0, 1e-5, float("nan"))] == [
         "0.3512",
         "1.234e+04",

@@ -84,7 +84,7 @@ def test_the_queue_ends_with_the_first_pod_whatever_became_of_the_others() -> No
     assert (found[0].phase, found[0].end) == ("queue", 104)
 
 
-def test_a_launch_until_now() -> None:
+def test_a_launch_has_its_phases_until_now() -> None:
     assert drawn(START) == [
         ("queue", 100, 110),
         ("preflight", 110, 112),

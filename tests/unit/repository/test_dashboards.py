@@ -37,7 +37,7 @@ EACH = [pytest.param(panel, id=f"{name}: {panel['title']}") for name in DASHBOAR
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_grafanas_own_model_reads_it_without_loss(name: str) -> None:
+def test_grafana_s_own_model_reads_a_dashboard_without_loss(name: str) -> None:
     register_default_plugins()
     read = Dashboard.from_json(board(name))
     assert json.loads(JSONEncoder(sort_keys=True).encode(read)) == board(name)
@@ -85,7 +85,7 @@ def test_rows_of_a_table_are_told_apart_by_labels_alone() -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_asks_for_what_the_catalogue_has(name: str) -> None:
+def test_a_dashboard_asks_only_for_series_of_the_catalogue(name: str) -> None:
     assert {expr: found for expr in expressions(name) if (found := faults(expr))} == {}
 
 
@@ -111,5 +111,5 @@ def test_what_is_recorded_and_exported_is_shown() -> None:
         ("a and on (run) (up == 1)", "no series a"),
     ],
 )
-def test_the_judge_finds_what_nobody_sets(expr: str, fault: str) -> None:
+def test_an_unknown_series_or_label_is_found(expr: str, fault: str) -> None:
     assert faults(expr) == [fault]

@@ -57,7 +57,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(dist: Path) -> None:
     assert [name for name in names if "__pycache__" in name] == []
 
 
-def test_the_images_version_is_said_alike() -> None:
+def test_the_version_is_the_same_in_all_files() -> None:
     places = ("docker/Dockerfile", "docker/compose.yaml", "examples/own_image/Dockerfile", "docs/image.md")
     said = {
         place: set(re.findall(r"(?:ARG VERSION=|ddpctl/ddpctl:)([\w.]+)", (ROOT / place).read_text()))
@@ -66,7 +66,7 @@ def test_the_images_version_is_said_alike() -> None:
     assert said == {place: {__version__} for place in places}
 
 
-def test_the_lock_has_all_that_pyproject_asks_for() -> None:
+def test_the_lock_has_all_packages_of_pyproject() -> None:
     """Torch aside, which is a build argument."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

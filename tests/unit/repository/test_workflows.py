@@ -19,7 +19,7 @@ def jobs(file: Path) -> dict[str, Any]:
     return found
 
 
-def test_there_are_two() -> None:
+def test_there_are_two_workflows() -> None:
     assert [file.name for file in FILES] == ["ci.yaml", "release.yaml"]
 
 
