@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster import bare_lab
-from tests.cluster.bare_site import BLOCKS, COMMANDS, GOOD, LAB, RAN, Site
 from tests.cluster.ssh_lab import PACKAGES
 from tests.e2e.driver import ROOT, wait_until
+from tests.nightly.ssh import bare_lab
+from tests.nightly.ssh.bare_site import BLOCKS, COMMANDS, GOOD, LAB, RAN, Site
 
 pytestmark = [
     pytest.mark.skipif(bool(bare_lab.missing()), reason=bare_lab.missing() or "-"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.cluster.prometheus_lab import MISSING, Lab, prometheus
-from tests.unit.ddpctl.expressions import names, plain, selectors_of
 from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
+from tests.unit.ddpctl.expressions import names, plain, selectors_of
 from tests.unit.repository.test_dashboards import expressions
 
 from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts

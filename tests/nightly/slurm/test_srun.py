@@ -14,8 +14,8 @@ from tests.cluster import slurm_lab
 from ddpwire.run_files import Outcome, read_outcome
 
 pytestmark = pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-")
-ROOT = Path(__file__).parents[2]
-ACT, GLOO = (ROOT / "tests" / "ddprun" / "scripts" / name for name in ("act.py", "gloo.py"))
+ROOT = Path(__file__).parents[3]
+ACT, GLOO = (ROOT / "tests" / "unit" / "ddprun" / "scripts" / name for name in ("act.py", "gloo.py"))
 STEP = ("srun", "--nodes=2", "--kill-on-bad-exit=0", "--cpus-per-task=2")
 ONE_A_NODE = (*STEP, "--ntasks-per-node=1", "--wait=60")
 ONE_A_GPU = (*STEP, "--ntasks-per-node=2", "--gpus-per-node=2")

@@ -17,7 +17,7 @@ import pytest
 from bench.lab import Machine, machines
 from tests.cluster.docker_lab import IMAGE, PATH, answers, docker, environ, unmount
 from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box
-from tests.e2e.driver import wait_until
+from tests.e2e.driver import SCRIPTS, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 CLI = (sys.executable, "-P", "-m", "ddpctl")
@@ -177,7 +177,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
     project.mkdir()
     config = (lab.folder / "ddpctl.yaml").read_text().replace("kind: ssh,", "kind: ssh, project: sync,")
     (project / "ddpctl.yaml").write_text(config)
-    shutil.copy(Path(__file__).parents[1] / "e2e/scripts/interrupted.py", project / "script.py")
+    shutil.copy(SCRIPTS / "interrupted.py", project / "script.py")
     argv = lab.laptop.command(*CLI, "launch", "--name", "interrupted", "--", "script.py")
     launched = subprocess.Popen(argv, env=lab.variables, cwd=project, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, start_new_session=True)  # fmt: skip

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.kubernetes_cluster import (
+from tests.e2e.driver import ROOT, ddpctl, start
+from tests.nightly.kubernetes.kubernetes_cluster import (
     DEFAULT_VOLUME,
     Cluster,
     fingerprint,
@@ -32,7 +33,6 @@ from tests.cluster.kubernetes_cluster import (
     wait_until,
     why_not,
 )
-from tests.e2e.driver import ROOT, ddpctl, start
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)), pytest.mark.timeout(1800)]

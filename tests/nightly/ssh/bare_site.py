@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.lab import Machine
-from tests.cluster.bare_lab import Bare
 from tests.cluster.ssh_lab import PACKAGES, Person
 from tests.e2e.driver import ROOT
+from tests.nightly.ssh.bare_lab import Bare
 
 README = (ROOT / "ansible" / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
