@@ -63,7 +63,7 @@ def as_run(path: str, run: str, old: str) -> Output:
     output = recorded(path)
     answer = json.loads(output.stdout.replace(f'"{old}-', f'"{run}-').replace(f': "{old}"', f': "{run}"'))
     for thing in answer.get("items", [answer]):
-        thing["metadata"].setdefault("labels", {})["ddpctl.run"] = run
+        thing.setdefault("metadata", {}).setdefault("labels", {})["ddpctl.run"] = run
     return replace(output, stdout=json.dumps(answer))
 
 
