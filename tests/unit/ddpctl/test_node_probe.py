@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -12,14 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl import test_local, test_slurm_target
-from tests.unit.ddpctl.answers import Answer, matching, only, perform
-from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
+from tests.unit.ddpctl.answers import only, perform
 from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
 
 from ddpctl.command import Output
 from ddpctl.node_probe import Probe, ProbeResult, probe_script, read_probe
-from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.ssh.target import SshTarget
 from ddpwire.run_files import DIAGNOSIS_REQUEST
 
@@ -77,21 +73,6 @@ def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) 
     assert (nowhere.node, nowhere.metrics, nowhere.files, nowhere.failure) == (1, "", {}, "")
 
 
-def test_the_failure_of_a_node_that_does_not_answer(tmp_path: Path) -> None:
-    folder = node(tmp_path / "node-0", "http://127.0.0.1:9/metrics")
-    done = subprocess.run(
-        ["/bin/sh"],
-        input=probe_script(Probe(), [str(folder)]),
-        env={"PATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    (seen,) = read_probe(Output(returncode=0, stdout=done.stdout), (0,))
-    assert seen.metrics == ""
-    assert "http://127.0.0.1:9/metrics" in seen.failure
-
-
 def test_a_machine_that_cannot_be_asked() -> None:
     assert read_probe(Output(returncode=255, stderr="box1: no route\n"), (0, 1)) == (
         ProbeResult(node=0, failure="box1: no route"),
@@ -100,16 +81,6 @@ def test_a_machine_that_cannot_be_asked() -> None:
     (mute,) = read_probe(Output(returncode=0, stdout="motd\n"), (3,))
     assert replace(mute, failure="") == ProbeResult(node=3)
     assert mute.failure
-
-
-def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
-    for name in ("node.json", "history.csv"):
-        os.mkfifo(tmp_path / name)
-    text = probe_script(Probe(files=("history.csv",)), [str(tmp_path)])
-    done = subprocess.run(["/bin/sh"], input=text, capture_output=True, text=True, timeout=30)
-    (seen,) = read_probe(Output(returncode=done.returncode, stdout=done.stdout), (0,))
-    assert (seen.metrics, seen.files, seen.failure) == ("", {}, "")
-    assert seen.time is not None, "also if PATH is empty"
 
 
 def test_local_asks_one_shell_for_all_nodes() -> None:
@@ -154,41 +125,3 @@ def test_slurm_asks_the_login_node_once() -> None:
     with pytest.raises(test_slurm_target.ConfigError) as error:
         perform(target.probe(shown, Probe()), {})
     assert ("--task" in str(error.value), "0, 1" in str(error.value)) == (True, True)
-
-
-def test_kubernetes_asks_in_every_pod_that_runs() -> None:
-    target, run = KubernetesTarget(KubernetesOptions()), run_of()
-    running = as_run("pods/running", "digits-otter", "running")
-    up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n")
-    forbidden = Output(returncode=1, stderr="Error from server (Forbidden): no exec\n")
-    pods: dict[str, Answer] = {"worker-0 --container": up, "worker-1 --container": forbidden, "": running}
-    asked, seen = perform(target.probe(run, Probe()), pods)
-    execs = matching(asked, " exec ")
-    assert lines(tuple(execs)) == [
-        f"{KUBECTL.removesuffix(' --request-timeout=30s')} exec --stdin digits-otter-worker-{node} "
-        "--container pytorch -- sh"
-        for node in range(2)
-    ]
-    assert [command.stdin for command in execs] == [
-        probe_script(Probe(), (f'"$DDP_RUN_DIR/node-{node}"',)) for node in range(2)
-    ]
-    assert [(one.node, one.time, one.failure) for one in seen] == [
-        (0, 12.0, ""),
-        (1, None, "Error from server (Forbidden): no exec"),
-    ]
-    assert all(one.placed for one in seen)
-
-
-def test_of_a_pod_that_has_ended_there_is_its_log() -> None:
-    target, run = KubernetesTarget(KubernetesOptions()), run_of()
-    ended = as_run("pods/succeeded", "digits-otter", "succeeded")
-    log, gone = Output(returncode=0, stdout="[node0] done\n"), Output(returncode=1, stderr="no such pod\n")
-    nothing_kept = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=1\n")
-    pods = {"logs succ-worker-0": log, "logs succ-worker-1": gone, "kubectl": ended, "": nothing_kept}
-    asked, seen = perform(target.probe(run, Probe(metrics=False)), pods)
-    assert lines(tuple(matching(asked, " logs "))) == [
-        f"{KUBECTL} logs succ-worker-{node} --container pytorch --tail=2000" for node in range(2)
-    ]
-    assert seen[0].files == {"node.log": "[node0] done\n"}
-    assert (seen[0].metrics, "ended" in seen[0].failure) == ("", True)
-    assert (seen[1].files, seen[1].failure) == ({}, "no such pod")

@@ -1,6 +1,5 @@
 """Ranks and GPUs of a node on every target: the ranks are what ddprun starts, the GPUs what the target asks for."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,14 +11,10 @@ from tests.unit.ddpctl import loading, ssh_answers
 from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
 
-from ddpctl import run_store
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError
-from ddpctl.launch_plan import Plan, title, unused_gpus
-from ddpctl.notebook import launch
-from ddpctl.run_store import Run
+from ddpctl.launch_plan import Plan, unused_gpus
 from ddpctl.spec import JobSpec
-from ddpctl.targets import LogQuery
 from ddpctl.targets.kaggle.options import KaggleOptions
 from ddpctl.targets.kaggle.target import KaggleTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions
@@ -33,7 +28,6 @@ JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))
 UNSET = Output(returncode=1)
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
-
 Asked = tuple[int | str, list[str]]  # the ranks of each node, and the GPUs that are asked for, in the target's words
 
 
@@ -110,21 +104,6 @@ def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | 
     assert asked(replace(JOB, ranks=ranks)) == (expected_ranks(ranks), gpus)
 
 
-@pytest.mark.parametrize(("ranks", "world_size"), [(1, 2), (2, 4), (4, 8), (None, 8)])
-def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> None:
-    job = replace(JOB, ranks=ranks)
-    assert plan_of(job).job.world_size == world_size
-    assert title(job).startswith(f"2 nodes x {world_size // 2} rank")
-
-
-def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=replace(JOB, ranks=2), cwd="/project",
-        folder="/runs/night", checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
-    assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
-
-
 @pytest.mark.parametrize(
     ("text", "flags", "fact"),
     [
@@ -146,35 +125,5 @@ def test_ranks_that_do_not_divide_the_gpus(
     assert fact in str(raised.value)
 
 
-def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=JOB, cwd="/project",
-        folder=str(tmp_path / "night"), checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
-    run_store.create(tmp_path, "night")
-    run_store.save(run)
-    file = tmp_path / "night" / "run.json"
-    record = json.loads(file.read_text())
-    assert record["job"].pop("ranks", "missing") is None
-    file.write_text(json.dumps(record))
-    assert run_store.load(tmp_path, "night").job == JOB
-
-
 def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
     assert "1 of the 4 GPUs" in unused_gpus(replace(JOB, ranks=1, command=()))
-
-
-@pytest.mark.parametrize(
-    "job",
-    [replace(JOB, ranks=1, command=(), device="cpu"), replace(JOB, ranks=4, command=()), replace(JOB, ranks=1)],
-    ids=["cpu", "a rank a GPU", "a script of one's own"],
-)
-def test_nothing_is_said_of_gpus_that_may_be_used(job: JobSpec) -> None:
-    assert unused_gpus(job) == ""
-
-
-@pytest.mark.parametrize("ranks", [3, 0, "2"])
-def test_a_notebook_s_ranks_divide_its_gpus(ranks: object) -> None:
-    with pytest.raises(UsageError) as raised:
-        launch("train.py", gpus=4, ranks=ranks)  # type: ignore[arg-type]
-    assert (repr(ranks) in str(raised.value), "gpus (4)" in str(raised.value)) == (True, True)

@@ -1,6 +1,5 @@
 """What Slurm and the nodes' files say of a run, as a state of ours."""
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -35,8 +34,6 @@ def answered(squeue: str, *files: tuple[str, str]) -> str:
 NO_CONTROLLER = "Unable to contact slurm controller"
 NODE = '{"run": "night", "node": 0, "pid": 3, "state": "training", "started": 1.0, "metrics": "http://n0:1/metrics"}'
 SAVED = '{"code": 143, "cause": "stopped", "message": "stopped by SIGTERM", "retry": true, "step": 40}'
-
-
 BOTH_RUN = (("node-0/node.json", NODE), ("node-1/node.json", NODE))
 BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
 
@@ -62,7 +59,9 @@ BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
     ids=["Resources", "PartitionNodeLimit", "ReqNodeNotAvail", "requeued", "starting", "training", "COMPLETING",
          "FAILED", "NODE_FAIL", "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
 )  # fmt: skip
-def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text: str, state: str, code: int | None, fact: str) -> None:
+def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
+    text: str, state: str, code: int | None, fact: str
+) -> None:
     found = status(text)
     assert (found.state, found.code, fact in found.message) == (state, code, True)
 
@@ -71,51 +70,6 @@ def test_a_job_that_never_started_has_no_log() -> None:
     cancelled = "7|N/A|CANCELLED|None|x|"
     assert not status(answered(cancelled)).has_logs
     assert status(answered(cancelled, ("starts", "slurm 7 0 20 900\n"))).has_logs
-
-
-def test_who_follows_a_job_reads_why_it_waits(tmp_path: Path) -> None:
-    squeue = """#!/bin/sh
-echo >>asked
-case $(wc -l <asked) in
-  1) echo 'PENDING|Resources|2026-11-20T14:00:00|' ;;
-  2) echo 'PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|2026-11-20T14:00:00|' ;;
-  3) echo 'PENDING|BeginTime|N/A|' ;;
-  *) echo 'COMPLETED|None|2026-11-20T14:00:00|' ;;
-esac
-"""
-    (tmp_path / "squeue").write_text(squeue)
-    (tmp_path / "squeue").chmod(0o755)
-    argv = ["sh", "-c", queue.FOLLOW, "ddpctl", "7", "+1"]
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
-    first, second, third = done.stderr.splitlines()
-    assert ("Resources" in first, "2026-11-20T14:00:00" in first) == (True, True)
-    assert ("node-2" in second, "BeginTime" in third) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("starts", "outcome", "fact"),
-    [
-        ("slurm 7 0 20 900\n", SAVED, "step 40 (requeue 1 of 20)"),
-        ("slurm 7 0 2 900\nslurm 7 1 2 950\n", "", "(requeue 2 of 2)"),
-        ("slurm 7 2 2 900\n", "", "(requeue 3)"),
-        ("", "", "job 7 "),
-    ],
-    ids=["saved", "killed", "by-an-administrator", "never-started"],
-)
-def test_a_job_that_waits_again_tells_its_step_and_its_requeues(starts: str, outcome: str, fact: str) -> None:
-    found = status(answered("7|N/A|PENDING|BeginTime|N/A|", ("starts", starts), ("node-0/outcome.json", outcome)))
-    assert (found.state, fact in found.message, "requeue" in found.message) == ("pending", True, bool(starts))
-
-
-def test_a_job_that_was_killed_says_the_last_step_of_its_nodes_history() -> None:
-    starts = ("starts", "slurm 7 0 20 900\n")
-    history = ("node-0/history.csv", "time,ddp_last_step\n940,7\n950,9\n")
-    assert "step 9 " in status(answered("7|N/A|PENDING|BeginTime|N/A|", starts, history)).message
-    going = status(answered("7|N/A|RUNNING|None|x|n[0-1]", starts, ("node-0/node.json", NODE), history))
-    assert going.progress is not None
-    assert (going.progress.step, going.progress.steps_per_s) == (9, 0.2)
 
 
 def test_the_state_of_an_array_is_that_of_its_tasks() -> None:

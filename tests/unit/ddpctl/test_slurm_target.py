@@ -43,8 +43,6 @@ TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
 )
-
-
 ANSWERS: dict[str, Answer] = {
     "printenv SLURM_JOB_ID": NONE,
     "printenv HOME": Output(returncode=0, stdout="/home/me\n"),
@@ -118,11 +116,6 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
     assert submission.handle["tasks"] == ["0", "1", "2"]
 
 
-def test_a_job_after_a_run_that_has_no_record_is_refused() -> None:
-    with pytest.raises(NoInputError, match=r"'day'.*/r/day/run\.json"):
-        submit({"cat /r/day/run.json": NONE}, options=SlurmOptions(after="day"))
-
-
 def test_inside_of_an_allocation_its_nodes_are_used() -> None:
     asked, submission = submit(
         {"printenv SLURM_JOB_ID": Output(returncode=0, stdout="99\n"), "bash ": Output(returncode=0, stdout="1234\n")}
@@ -178,27 +171,6 @@ def test_logs_are_those_of_the_job_or_of_some_nodes_or_ranks() -> None:
     assert log_files(LogQuery(ranks=(3,))) == ("7", "+1", "[node1 rank3] ", "/r/night/node-1/rank-3.log")
     with pytest.raises(NoInputError, match="'night'"):
         perform(SlurmTarget(DEFAULTS).logs(RUN, LogQuery(ranks=(9,))), {"": Output(returncode=66)})
-
-
-def test_logs_with_timestamps_are_those_of_every_rank() -> None:
-    timed = log_files(LogQuery(ranks=(3,), timestamps=True))
-    assert timed == ("7", "+1", "", "/r/night/node-1/timed/rank-3.log", "", "/r/night/node-1/timed/rank-3.1.log")
-    every = log_files(LogQuery(timestamps=True, tail=5))
-    assert [path.removeprefix("/r/night/") for path in every[3::2]] == [
-        f"node-{node}/timed/{name}.log"
-        for node in (0, 1)
-        for name in ("ddprun", f"rank-{2 * node}", f"rank-{2 * node + 1}")
-    ]
-
-
-def test_logs_of_an_array_are_those_of_its_tasks() -> None:
-    array = replace(RUN, handle=RUN.handle | {"tasks": ["4"]})
-    with pytest.raises(ConfigError):
-        log_files(LogQuery(timestamps=True), array)
-    assert log_files(LogQuery(), array) == ("7", "+1", "[task 4] ", "/r/night/job-4.log")
-    (task,) = SlurmTarget(SlurmOptions()).tasks(array)
-    assert log_files(LogQuery(), task) == ("7_4", "+1", "", "/r/night/job-4.log")
-    assert log_files(LogQuery(ranks=(1,)), task) == ("7_4", "+1", "[node0 rank1] ", "/r/night/task-4/node-0/rank-1.log")
 
 
 def test_a_task_of_an_array_is_a_run_of_its_own() -> None:

@@ -39,10 +39,6 @@ def chosen(plan: Plan, options: SshOptions = OPTIONS, **answers: Output) -> tupl
         return stop.value, asked
 
 
-def nodes(text: str) -> Plan:
-    return replace(PLAN, job=replace(PLAN.job, nodes=text))
-
-
 def test_the_first_hosts_and_no_spare_is_asked() -> None:
     choice, asked = chosen(PLAN)
     assert (choice.numbers, choice.notes, asked) == ((0, 1), (), ["box1", "box2"])
@@ -57,16 +53,6 @@ def test_a_dead_host_is_passed_over() -> None:
     assert choice.numbers == (1, 3)
 
 
-def test_fewer_nodes_where_the_job_may_have_fewer() -> None:
-    choice, _ = chosen(nodes("2:4"), box1=DEAD)
-    assert (choice.numbers, choice.nodes(nodes("2:4").job)) == ((1, 2, 3), "2:3")
-    assert chosen(nodes("2:5"), replace(OPTIONS, exclude=("box1",)))[0].numbers == (1, 2, 3)
-    assert chosen(nodes("3:4"), box1=DEAD)[0].nodes(nodes("3:4").job) == "3"
-    with pytest.raises(UnavailableError) as error:
-        chosen(nodes("3:4"), box1=DEAD, box3=DEAD)
-    assert "2 of 4" in str(error.value).splitlines()[0]
-
-
 AGAIN = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
 COPIES = {"box2": facts(2, checkpoint="z.pt", step="30"), "box4": facts(4, checkpoint="a.pt", step="40")}
 
@@ -77,12 +63,6 @@ def test_a_resumed_run_is_where_its_checkpoints_are() -> None:
     assert chosen(AGAIN, shared, box1=DEAD)[0].numbers == (1, 2)
 
 
-def test_a_resumed_run_whose_host_is_dead_starts_from_another_host_s_checkpoint() -> None:
-    choice, _ = chosen(AGAIN, box1=DEAD, box3=facts(3, checkpoint="step-00000040.pt"))
-    assert choice.numbers == (2, 1)
-    assert [fact in choice.notes[0] for fact in (RUN.checkpoint_dir, "step-00000040.pt", "box3")] == [True] * 3
-
-
 @pytest.mark.parametrize("cut_copy", [False, True])
 def test_a_resumed_run_whose_host_is_dead_starts_from_the_newest_complete_copy(cut_copy: bool) -> None:
     """A copy that was cut has no manifest: it is not a checkpoint, and the steps that it had are named."""
@@ -91,12 +71,6 @@ def test_a_resumed_run_whose_host_is_dead_starts_from_the_newest_complete_copy(c
     assert choice.numbers == (3, 1)
     assert ("step 40" in choice.notes[0], "box4" in choice.notes[0]) == (True, True)
     assert ("41 to 50" in choice.notes[0]) == cut_copy
-
-
-def test_a_resumed_run_whose_folder_is_empty_starts_from_a_copy() -> None:
-    choice, _ = chosen(AGAIN, box3=facts(3, checkpoint="step-00000040.pt", step="40"), box2=DEAD)
-    assert choice.numbers == (2, 0)
-    assert ("step 40" in choice.notes[0], "box3" in choice.notes[0]) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +130,6 @@ def test_a_wait_ends_after_its_time() -> None:
     assert [fact in str(error.value) for fact in ("60 s", "box2", "'you'", "0 of 3", "--wait")] == [True] * 5
 
 
-def test_a_wait_ends_where_the_host_of_a_ticket_is_lost() -> None:
-    with pytest.raises(UnavailableError) as error:
-        wait(BOXES[:2], {"box2": [DEAD]})
-    assert ("box2" in str(error.value), "no route to host" in str(error.value)) == (True, True)
-
-
 def shown(state: str | None) -> Output:
     node = "null" if state is None else f'{{"run": "night", "node": 0, "pid": 1, "state": "{state}", "started": 1.0}}'
     return Output(returncode=0, stdout=f'{{"alive": true, "node": {node}, "outcome": null, "history": ""}}')
@@ -193,11 +161,3 @@ def test_no_node_moves_unless_node_0_waits_for_it(first: Output, second: Output)
     answers = {FACTS: facts(4), **ANSWERS, STATE: by_host(first, second)}
     asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), answers)
     assert (moved.nodes, matching(asked, START)) == ((), [])
-
-
-def test_a_lost_node_without_a_spare_that_is_ready_is_named() -> None:
-    states, spares = by_host(shown("rendezvous"), DEAD), {"box3": DEAD, "box4": DEAD}
-    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), {FACTS: spares, **ANSWERS, STATE: states})
-    assert (moved.nodes, matching(asked, START)) == ((), [])
-    assert [fact in moved.note for fact in ("box2 (node 1)", "box3", "box4", "no route to host")] == [True] * 4
-    assert not SshTarget(replace(OPTIONS, hosts=BOXES[:2])).has_spares(ON_TWO)

@@ -58,7 +58,6 @@ def ranks(alive: str, done: str, node: str = "0") -> tuple[tuple[str, str], ...]
 
 
 MEETING = (s("ddp_world_size_expected", "4x200"), s("ddp_world_size", "0x9 4x200"))  # for ten minutes
-
 CASES = (
     Case(
         alert="DdpNoFirstStep",
