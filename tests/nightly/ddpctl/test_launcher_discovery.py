@@ -1,10 +1,12 @@
 """The files from which a Prometheus learns where the runs are."""
 
+import json
 from pathlib import Path
 
 from tests.unit.ddpctl.test_launcher_discovery import ENDED, TRAINING, run
 
 from ddpctl import launcher
+from ddpwire.run_files import MetricsTarget, is_targets_file_of, targets_file_name, targets_text
 
 
 def test_targets_that_nodes_register_themselves_are_only_removed(tmp_path: Path) -> None:
@@ -33,3 +35,12 @@ def test_a_targets_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> 
     launcher.update_discovery(
         tmp_path, [(run("night", "ssh", logs="x"), TRAINING), (run("night", "ssh", logs="x"), ENDED)]
     )
+
+
+def test_a_targets_file_is_named_after_its_job_and_node() -> None:
+    assert targets_file_name("a/b c") == "a_b_c.json"
+    assert targets_file_name("night", 3) == "night.node-3.json"
+    assert is_targets_file_of("a_b_c.node-3.json", "a/b c")
+    assert not is_targets_file_of("night.json.bak", "night")
+    target = MetricsTarget(url="http://[fd00::1]:9500/metrics", job_id="n", node=1, launcher="ddprun")
+    assert json.loads(targets_text([target]))[0]["targets"] == ["[fd00::1]:9500"]

@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.answers import matching, perform
-from tests.unit.ddpctl.test_local import (
-    EIGHT_GPUS,
-    JOB,
-    NODE,
-    RUN,
-    SLOW,
-    START,
-    TARGET,
-    VISIBLE,
-    show,
-    submit,
-)
+from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, RUN, SLOW, START, TARGET, show, submit
 
 from ddpctl import launcher
-from ddpctl.command import Output
-from ddpctl.errors import ConfigError
+from ddpctl.command import TIMED_OUT, Output
+from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.run_status import RunStatus
 from ddpctl.targets.local import gpus_of, share_gpus
+
+VISIBLE = [
+    ("0,2,-1,1", ("0", "2")), ("-1", ()), ("", ()), ("NoDevFiles", ()), ("1,1", ()), (" 3, 5,", ("3", "5")),
+    ("GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("GPU-a,1", ("GPU-a",)), ("1,GPU-a", ("1",)), ("MIG-a,MIG-b", ("MIG-a",)),
+]  # fmt: skip
 
 
 def test_only_lines_that_name_a_gpu_count() -> None:
@@ -80,3 +74,19 @@ def test_a_target_that_does_not_answer_leaves_the_status_of_the_others(tmp_path:
     assert (gone.run, gone.state) == ("gone", "unknown")
     assert str(tmp_path / "venv/bin/python") in gone.message
     assert (there.run, there.state) == ("there", "lost")
+
+
+@pytest.mark.parametrize("code", [TIMED_OUT, 15])
+def test_a_failing_nvidia_smi_is_not_taken_for_no_gpu(code: int) -> None:
+    with pytest.raises(UnavailableError):
+        gpus_of(NONE, Output(returncode=code, stderr="Unable to determine the device handle"))
+    assert gpus_of(NONE, Output(returncode=6, stdout="No devices were found")) == ()
+
+
+def test_cuda_visible_devices_limits_the_gpus() -> None:
+    assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
+    assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
+
+
+def test_device_cpu_takes_no_gpu() -> None:
+    assert share_gpus(replace(JOB, device="cpu"), tuple("abcd")) == ()

@@ -1,6 +1,7 @@
 """Every alert fires, stays silent and resolves, by promtool; and the pages list all that there is."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
 from tests.unit.ddpctl.expressions import faults, names
-from tests.unit.ddpctl.test_monitoring_alerts import ALERTS, PROMETHEUS, PROMTOOL, ROOT, check_rules, needs_promtool
+from tests.unit.ddpctl.test_monitoring_alerts import ALERTS, PROMTOOL, ROOT, check_rules, needs_promtool
 
 from ddpctl.monitoring.alerts import RECORDINGS, Limits
 from ddpctl.schema import fields_of
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
+PROMETHEUS = shutil.which("prometheus")
 GUIDE = ROOT / "docs/monitoring.md"
 
 

@@ -1,5 +1,6 @@
 """``ddpctl monitor``: what it writes, and what it says where something is missing or in the way."""
 
+import json
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -8,7 +9,8 @@ from threading import Thread
 import pytest
 import yaml
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.test_monitoring_stack import written
+from tests.unit.ddpctl.kubernetes_judges import faults
+from tests.unit.ddpctl.test_monitoring_stack import DASHBOARDS, written
 
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
 from ddpctl.monitoring.stack import MARK
@@ -88,3 +90,15 @@ def test_without_a_docker_daemon_nothing_is_written(verb: str, tmp_path: Path) -
         "docker": docker.read_text(),
         **({"state/.monitoring/compose.yaml": ""} if verb == "down" else {}),
     }
+
+
+def test_a_cluster_gets_its_rules_and_dashboards_as_objects() -> None:
+    done = ddpctl("monitor", "config", "--kubernetes", "--limit", "skew=3")
+    assert done.returncode == 0, done.stderr
+    rules, run, fleet = yaml.safe_load_all(done.stdout)
+    assert (rules["kind"], rules["metadata"]["name"]) == ("PrometheusRule", "ddpctl")
+    assert "> 3" in json.dumps(rules)
+    for thing, name in ((run, "run"), (fleet, "fleet")):
+        assert faults(thing) == []
+        assert thing["metadata"]["labels"] == {"grafana_dashboard": "1"}
+        assert thing["data"] == {f"ddpctl-{name}.json": DASHBOARDS[name]}

@@ -1,18 +1,56 @@
 """What profile says of ranks, and its trace, from recordings as kineto and ddprun write them. Real ranks: tests/e2e."""
 
 import contextlib
+import gzip
 import json
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.test_profile import NOW, check_chrome_trace, op, read, recorded, waits
+from tests.unit.ddpctl.test_profile import NOW, op, read, recorded, waits
 
 from ddpctl.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise
+from ddpwire.events import Event
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
 IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/home/me/train.py", 11, "<module>"]]
 IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "main"]]
+
+
+def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
+    """Hold a trace against the format: names, one clock, slices that nest, flows that match. Return its events."""
+    events = json.loads(gzip.decompress(data))["traceEvents"]
+    named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
+    threads, flows = defaultdict(list), defaultdict(list)
+    for event in events:
+        assert {"ph", "pid", "tid", "name"} <= event.keys()
+        assert event["ph"] in "MXistf"
+        assert ("process_name", event["pid"], 0) in named
+        if event["ph"] == "X":
+            assert ("thread_name", event["pid"], event["tid"]) in named
+            assert event["tid"] != event["pid"], "Perfetto takes such a thread for the main thread"
+            assert event["dur"] >= 0
+            threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+        if event["ph"] == "i":
+            assert event["s"] == "p"
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+    for points in flows.values():
+        assert [event["ph"] for event in points] == ["s", *"t" * (len(points) - 2), "f"]
+        assert points == sorted(points, key=lambda event: event["ts"])
+        assert len({(event["name"], event["cat"], event["bp"]) for event in points}) == 1
+        for event in points:
+            slices = threads[event["pid"], event["tid"]]
+            assert any(ts <= event["ts"] <= ts - minus_dur + 0.01 for ts, minus_dur in slices), event
+    for slices in threads.values():
+        ends: list[float] = []
+        for ts, minus_dur in sorted(slices):
+            while ends and ends[-1] <= ts + 0.01:
+                ends.pop()
+            assert not ends or ts - minus_dur <= ends[-1] + 0.01
+            ends.append(ts - minus_dur)
+    return events
 
 
 @pytest.mark.parametrize(("stack", "share"), [(IN_LOADER, "data"), (IN_ALL_REDUCE, "exposed")])
@@ -83,3 +121,18 @@ def test_a_damaged_answer_is_one_kind_of_error():
     for text in damaged:
         with contextlib.suppress(ValueError):
             read_profile(text, clock_offset_s=0.0)
+
+
+def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
+    events = [
+        Event(event="checkpoint_saved", time=NOW + 4, node=1, rank=2, facts={"bytes": 5}),
+        Event(event="restart", time=NOW + 5, node=1),
+        Event(event="too_old", time=NOW - 5, node=1),
+    ]
+    profiles = [*read(waits(0)), *read(waits(2, late_s=3.5), node=1, offset_s=3.5)]
+    found = check_chrome_trace(chrome_trace(profiles, events))
+    at = {(event["pid"], event["name"]): event["ts"] for event in found if event["ph"] in "Xi"}
+    assert at[0, "gloo:all_reduce"] == at[2, "gloo:all_reduce"] == pytest.approx(1e6, abs=1)
+    assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
+    assert not any(name == "too_old" for _, name in at)
+    assert summarise(profiles)["seconds"] == pytest.approx(10, abs=0.01)

@@ -102,3 +102,17 @@ def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
     done = ddpctl("provision", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert cause in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "recap", "words"),
+    [
+        ({}, fared(0), "/p/site.yaml --check"),  # nothing to do: nothing is done
+        ({}, fared(2, "lost"), "/p/site.yaml --check"),  # nobody is left
+        ({"check": True}, fared(5), "/p/site.yaml --check"),
+        ({"playbook": "verify", "tags": ("user", "slurm")}, fared(0), "/p/verify.yaml --tags=user,slurm"),
+    ],
+)
+def test_one_playbook_is_enough(changes: dict[str, object], recap: dict[str, object], words: str) -> None:
+    lines, _ = play(provision(PlaybookRun(**{**vars(WISH), **changes})), {"box1": recap})  # type: ignore[arg-type]
+    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml {words}"]

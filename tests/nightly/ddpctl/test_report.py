@@ -97,3 +97,17 @@ def test_events_have_their_causes_and_no_control_characters() -> None:
     for cell, fact in zip(cells, shown, strict=True):
         assert (cell.isprintable(), fact in cell) == (True, True)
     assert "<th>ranks on the node</th><td>2</td>" in environments_table({0: {"host": "a", "number of ranks": "2"}})
+
+
+def test_only_what_was_reported_is_plotted() -> None:
+    found = history_plots(history(), begin=100, seconds=100, marks=[])
+    assert [title for title, _, _ in found] == [
+        "Loss",
+        "Throughput, samples per second",
+        "Where the time of a step goes",
+    ]
+    assert found[2][2] == (
+        '<p class="key"><i class="forward"></i>forward<i class="comm_exposed"></i>waiting for the other ranks</p>'
+    )
+    assert history_plots(History(nodes={}), begin=0, seconds=10, marks=[]) == []
+    assert history_plots(history(1), begin=0, seconds=10, marks=[]) == []

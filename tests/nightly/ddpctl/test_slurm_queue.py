@@ -2,11 +2,14 @@
 
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from tests.unit.ddpctl.test_slurm_queue import NODE, SAVED, answered, status
 
+from ddpctl.run_status import State
 from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.queue import STATES, Job
 
 
 def test_who_follows_a_job_reads_why_it_waits(tmp_path: Path) -> None:
@@ -52,3 +55,9 @@ def test_a_job_that_was_killed_says_the_last_step_of_its_nodes_history() -> None
     going = status(answered("7|N/A|RUNNING|None|x|n[0-1]", starts, ("node-0/node.json", NODE), history))
     assert going.progress is not None
     assert (going.progress.step, going.progress.steps_per_s) == (9, 0.2)
+
+
+def test_every_slurm_state_is_one_of_ours() -> None:
+    assert set(STATES.values()) <= set(get_args(State))
+    jobs = [Job(id="7", task=None, word=word) for word in ("CANCELLED by 1000", "CANCELLED+", "NEW")]
+    assert [job.state for job in jobs] == ["stopped", "stopped", "unknown"]

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from tests.unit.ddpctl.test_ssh_claims import FOLDER, OPTIONS, Host
 
 from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.target import SshTarget
+
+
+def _close(session: subprocess.Popen[str]) -> None:
+    assert session.stdin
+    session.stdin.close()  # as when ddpctl, or its connection, is gone
 
 
 @pytest.fixture
@@ -48,3 +54,15 @@ def test_a_ticket_that_is_not_renewed_is_given_up(host: Host) -> None:
     before = path.stat().st_mtime_ns
     assert host.run(claims.renew(FOLDER, 2)).returncode == 0
     assert path.stat().st_mtime_ns > before
+
+
+@pytest.mark.parametrize("end", [_close, subprocess.Popen.kill], ids=["connection", "kill"])
+def test_tickets_are_in_the_order_of_arrival_and_who_dies_loses_his(
+    host: Host, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    first, *_ = [host.wait(run) for run in ("b", "a", "c")]
+    assert host.line() == ["b", "a", "c"]
+    end(first)
+    wait_until(lambda: host.line() == ["a", "c"], "the line without b")
+    host.wait("b")
+    assert host.line() == ["a", "c", "b"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl.ssh_answers import facts, inspected, submit
 
 from ddpctl.command import Output
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -79,3 +80,8 @@ def test_a_host_says_which_checkpoint_it_has(
     found = parse_facts(Output(returncode=0, stdout=done.stdout))
     assert found.failure == ""
     assert (found.get("checkpoint"), found.number("step"), found.number("announced")) == words
+
+
+def test_an_image_is_the_same_by_a_registrys_digest() -> None:
+    digest = "reg/ddpctl@sha256:" + "c" * 64
+    submit(facts(1, image=inspected(digests=(digest,))), facts(2, image=inspected("sha256:bb", (digest,))))

@@ -24,3 +24,19 @@ def test_rows_of_a_table_are_told_apart_by_labels_alone() -> None:
     for panel in (panel for name in DASHBOARDS for panel in panels(name) if panel["type"] == "table"):
         bare = [one["expr"] for one in panel["targets"] if re.fullmatch(r"[\w:]+\{.*?\}", one["expr"])]
         assert len(bare) <= 1, panel["title"]
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_have_numbers_and_places_of_their_own(name: str) -> None:
+    everything = board(name)["panels"]
+    assert [panel["id"] for panel in everything] == list(range(1, len(everything) + 1))
+    titles = [panel["title"] for panel in everything if panel["type"] != "row"]
+    assert len(set(titles)) == len(titles)
+    taken: set[tuple[int, int]] = set()
+    for panel in everything:
+        place = panel["gridPos"]
+        columns, lines = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = {(column, line) for column in columns for line in lines}
+        assert columns.stop <= 24
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        taken |= cells

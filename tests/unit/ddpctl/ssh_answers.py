@@ -1,13 +1,13 @@
 """What hosts answer to the target ssh."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from tests.unit.ddpctl.answers import OK, Answer, perform
 
-from ddpctl.command import Command, Output, T, Verb
+from ddpctl.command import Command, Output
 from ddpctl.errors import NotStartedError
 from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
@@ -96,13 +96,3 @@ def submit(
         return perform(SshTarget(options).submit(plan, attached=True), replies)
     except NotStartedError as error:
         raise error.reason from error
-
-
-def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
-    asked = [next(verb)]
-    try:
-        for answer in answers:
-            asked.append(verb.send(answer))
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(f"it wants another answer, to {asked[-1]}")

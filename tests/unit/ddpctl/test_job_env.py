@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.unit.ddpctl.answers import matching, perform
 from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, facts, play
+from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, facts
 
 from ddpctl.command import Output
 from ddpctl.launch_plan import Plan
@@ -129,10 +130,10 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
     script.touch()
     plan = plan_of(replace(job, command=(str(script),)), folder)
     port = Output(returncode=0, stdout='{"port": 61000}\n')
-    asked, _ = play(LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False),
-                    [(OK, port, OK), (OK,), (OK, OK)])  # fmt: skip
+    verb = LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False)
+    asked, _ = perform(verb, {"ddprun.nodectl port": port})
     given = []
-    for command in asked[2]:
+    for command in matching(asked, "-m ddprun --grace"):
         done = subprocess.run(
             command.argv, env={"PATH": SYSTEM, **theirs, **command.env}, capture_output=True, text=True, timeout=60
         )

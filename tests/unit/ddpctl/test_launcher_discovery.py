@@ -7,7 +7,7 @@ from ddpctl import launcher
 from ddpctl.run_status import NodeReport, RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpwire.run_files import MetricsTarget, NodeState, is_targets_file_of, targets_file_name, targets_text
+from ddpwire.run_files import NodeState
 
 
 def run(name: str, kind: str, **handle: str) -> Run:
@@ -52,12 +52,3 @@ def test_a_run_on_other_machines_is_a_target_while_it_lives(tmp_path: Path) -> N
     assert path.stat().st_mtime_ns == written  # Prometheus need not read it again
     launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), ENDED)])
     assert list(path.parent.iterdir()) == []
-
-
-def test_a_targets_file_is_named_after_its_job_and_node() -> None:
-    assert targets_file_name("a/b c") == "a_b_c.json"
-    assert targets_file_name("night", 3) == "night.node-3.json"
-    assert is_targets_file_of("a_b_c.node-3.json", "a/b c")
-    assert not is_targets_file_of("night.json.bak", "night")
-    target = MetricsTarget(url="http://[fd00::1]:9500/metrics", job_id="n", node=1, launcher="ddprun")
-    assert json.loads(targets_text([target]))[0]["targets"] == ["[fd00::1]:9500"]

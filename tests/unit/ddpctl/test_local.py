@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 
-from ddpctl.command import TIMED_OUT, Command, Output, shell_line
+from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launch_plan import CHECK_PYTHON, Plan
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal, Submission
-from ddpctl.targets.local import LocalOptions, LocalTarget, gpus_of, share_gpus
+from ddpctl.targets.local import LocalOptions, LocalTarget, share_gpus
 
 TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
@@ -106,13 +106,6 @@ def test_each_node_has_its_own_gpus() -> None:
     assert submission.note == ""
 
 
-@pytest.mark.parametrize("code", [TIMED_OUT, 15])
-def test_a_failing_nvidia_smi_is_not_taken_for_no_gpu(code: int) -> None:
-    with pytest.raises(UnavailableError):
-        gpus_of(NONE, Output(returncode=code, stderr="Unable to determine the device handle"))
-    assert gpus_of(NONE, Output(returncode=6, stdout="No devices were found")) == ()
-
-
 def test_device_cpu_asks_for_no_gpu() -> None:
     asked, _ = submit(plan=replace(PLAN, job=replace(JOB, device="cpu")))
     assert matching(asked, "nvidia-smi") == []
@@ -123,17 +116,6 @@ def test_device_cpu_asks_for_no_gpu() -> None:
 def test_an_answer_that_is_not_the_state_of_the_nodes_is_an_error(stdout: str) -> None:
     with pytest.raises(UnavailableError):
         perform(TARGET.status((RUN,), now=0.0), {"": Output(returncode=0, stdout=stdout)})
-
-
-def test_cuda_visible_devices_limits_the_gpus() -> None:
-    assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
-    assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
-
-
-VISIBLE = [
-    ("0,2,-1,1", ("0", "2")), ("-1", ()), ("", ()), ("NoDevFiles", ()), ("1,1", ()), (" 3, 5,", ("3", "5")),
-    ("GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("GPU-a,1", ("GPU-a",)), ("1,GPU-a", ("1",)), ("MIG-a,MIG-b", ("MIG-a",)),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -148,10 +130,6 @@ def test_too_few_gpus_are_counted(job: JobSpec, gpus: int) -> None:
         share_gpus(job, tuple("abcdefgh")[:gpus])
     assert "--device cpu" in str(error.value)
     assert error.value.fields == {"gpus_needed": job.max_nodes * job.gpus, "gpus_found": gpus}
-
-
-def test_device_cpu_takes_no_gpu() -> None:
-    assert share_gpus(replace(JOB, device="cpu"), tuple("abcd")) == ()
 
 
 @pytest.mark.parametrize(

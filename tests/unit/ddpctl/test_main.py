@@ -17,35 +17,10 @@ from tests.in_process import ddpctl as in_process
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
-    "launch",
-    "render",
-    "ps",
-    "status",
-    "logs",
-    "explain",
-    "profile",
-    "stop",
-    "top",
-    "report",
-    "timeline",
-    "rm",
-    "attach",
-    "exec",
-    "shell",
-    "suspend",
-    "resume",
-    "pull",
-    "export",
-    "hosts",
-    "bench",
-    "doctor",
-    "provision",
-    "init",
-    "schema",
-    "version",
-    "image",
-    "monitor",
-)
+    "launch", "render", "ps", "status", "logs", "explain", "profile", "stop", "top", "report", "timeline", "rm",
+    "attach", "exec", "shell", "suspend", "resume", "pull", "export", "hosts", "bench", "doctor", "provision",
+    "init", "schema", "version", "image", "monitor",
+)  # fmt: skip
 
 
 def ddpctl(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from ddpctl.errors import UsageError
 from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts, parse_limits, prometheus_rule, rule_groups
 
 ROOT = Path(__file__).parents[3]
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+PROMTOOL = shutil.which("promtool")
 ALERTS = {alert.name: alert for alert in alerts(Limits())}
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
 

@@ -1,14 +1,11 @@
 """``ddpctl monitor``: what it writes, and what it says where something is missing or in the way."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.kubernetes_judges import faults
 
 DASHBOARDS = {name: (ROOT / f"cli/ddpctl/monitoring/{name}.json").read_text() for name in ("run", "fleet")}
 
@@ -29,18 +26,6 @@ def test_config_is_what_a_prometheus_and_a_grafana_read(tmp_path: Path) -> None:
         "rules.yaml": (ROOT / "docker/monitoring/rules.yaml").read_text(),
         **{f"dashboards/{name}.json": text for name, text in DASHBOARDS.items()},
     }
-
-
-def test_a_cluster_gets_its_rules_and_dashboards_as_objects() -> None:
-    done = ddpctl("monitor", "config", "--kubernetes", "--limit", "skew=3")
-    assert done.returncode == 0, done.stderr
-    rules, run, fleet = yaml.safe_load_all(done.stdout)
-    assert (rules["kind"], rules["metadata"]["name"]) == ("PrometheusRule", "ddpctl")
-    assert "> 3" in json.dumps(rules)
-    for thing, name in ((run, "run"), (fleet, "fleet")):
-        assert faults(thing) == []
-        assert thing["metadata"]["labels"] == {"grafana_dashboard": "1"}
-        assert thing["data"] == {f"ddpctl-{name}.json": DASHBOARDS[name]}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,9 @@
 import base64
 import gzip
 import json
-from collections import defaultdict
 from typing import Any
 
-import pytest
-
-from ddpctl.profile import RankProfile, chrome_trace, read_profile, summarise, summary_table
-from ddpwire.events import Event
+from ddpctl.profile import RankProfile, read_profile, summarise, summary_table
 
 NOW = 1_800_000_000.0
 BASE_NS = 1_790_000_000_000_000_000
@@ -70,53 +66,3 @@ def test_equal_ranks_and_ranks_without_an_answer():
     assert "0 % to 70 %" in one_waits["sentence"]
     apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
     assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)
-
-
-def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
-    """Hold a trace against the format: names, one clock, slices that nest, flows that match. Return its events."""
-    events = json.loads(gzip.decompress(data))["traceEvents"]
-    named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
-    threads, flows = defaultdict(list), defaultdict(list)
-    for event in events:
-        assert {"ph", "pid", "tid", "name"} <= event.keys()
-        assert event["ph"] in "MXistf"
-        assert ("process_name", event["pid"], 0) in named
-        if event["ph"] == "X":
-            assert ("thread_name", event["pid"], event["tid"]) in named
-            assert event["tid"] != event["pid"], "Perfetto takes such a thread for the main thread"
-            assert event["dur"] >= 0
-            threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
-        if event["ph"] == "i":
-            assert event["s"] == "p"
-        if event["ph"] in "stf":
-            flows[event["id"]].append(event)
-    for points in flows.values():
-        assert [event["ph"] for event in points] == ["s", *"t" * (len(points) - 2), "f"]
-        assert points == sorted(points, key=lambda event: event["ts"])
-        assert len({(event["name"], event["cat"], event["bp"]) for event in points}) == 1
-        for event in points:
-            slices = threads[event["pid"], event["tid"]]
-            assert any(ts <= event["ts"] <= ts - minus_dur + 0.01 for ts, minus_dur in slices), event
-    for slices in threads.values():
-        ends: list[float] = []
-        for ts, minus_dur in sorted(slices):
-            while ends and ends[-1] <= ts + 0.01:
-                ends.pop()
-            assert not ends or ts - minus_dur <= ends[-1] + 0.01
-            ends.append(ts - minus_dur)
-    return events
-
-
-def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
-    events = [
-        Event(event="checkpoint_saved", time=NOW + 4, node=1, rank=2, facts={"bytes": 5}),
-        Event(event="restart", time=NOW + 5, node=1),
-        Event(event="too_old", time=NOW - 5, node=1),
-    ]
-    profiles = [*read(waits(0)), *read(waits(2, late_s=3.5), node=1, offset_s=3.5)]
-    found = check_chrome_trace(chrome_trace(profiles, events))
-    at = {(event["pid"], event["name"]): event["ts"] for event in found if event["ph"] in "Xi"}
-    assert at[0, "gloo:all_reduce"] == at[2, "gloo:all_reduce"] == pytest.approx(1e6, abs=1)
-    assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
-    assert not any(name == "too_old" for _, name in at)
-    assert summarise(profiles)["seconds"] == pytest.approx(10, abs=0.01)

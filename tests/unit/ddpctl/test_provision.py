@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def fared(changed: int = 0, failed: str = "") -> dict[str, object]:
     return {"changed": changed, "failed": failed}
 
 
-def test_an_inventory_says_what_the_configuration_says() -> None:
+def test_an_inventory_has_the_hosts_and_values_of_the_configuration(snapshot: Callable[..., None]) -> None:
     hosts = (
         SshHost(address="box1", user="ddp", peer="10.0.0.1"),
         SshHost(address="10.0.0.2", user="ddp", port=2222, key="~/.ssh/boxes"),
@@ -60,40 +61,7 @@ def test_an_inventory_says_what_the_configuration_says() -> None:
         image="ghcr.io/me/train:1",
         places={"controller": "box1", "monitor": "admin@mon1"},
     )
-    assert inventory_text(SshOptions(hosts=hosts), site) == (
-        "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
-        "all:\n"
-        "  vars:\n"
-        "    ddpctl_authorized_keys:\n"
-        "    - ssh-ed25519 AAAA me@laptop\n"
-        "    ddpctl_containers: docker\n"
-        "    ddpctl_image: ghcr.io/me/train:1\n"
-        "  children:\n"
-        "    nodes:\n"
-        "      hosts:\n"
-        "        box1:\n"
-        "          ansible_host: box1\n"
-        "          ansible_user: root\n"
-        "          ddpctl_peer: 10.0.0.1\n"
-        "          ddpctl_user: ddp\n"
-        "        10.0.0.2:\n"
-        "          ansible_host: 10.0.0.2\n"
-        "          ansible_user: root\n"
-        "          ansible_port: 2222\n"
-        "          ansible_ssh_private_key_file: ~/.ssh/boxes\n"
-        "          ddpctl_peer: 10.0.0.2\n"
-        "          ddpctl_user: ddp\n"
-        "    controller:\n"
-        "      hosts:\n"
-        "        box1: {}\n"
-        "    monitor:\n"
-        "      hosts:\n"
-        "        mon1:\n"
-        "          ansible_host: mon1\n"
-        "          ansible_user: root\n"
-        "          ddpctl_peer: mon1\n"
-        "          ddpctl_user: admin\n"
-    )
+    snapshot(inventory_text(SshOptions(hosts=hosts), site))
 
 
 def options(*texts: str) -> SshOptions:
@@ -112,20 +80,6 @@ def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
         "box2": HostResult(changed=3, failed="its disk is full"),
         "box3": HostResult(changed=0, failed="lost"),
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "recap", "words"),
-    [
-        ({}, fared(0), "/p/site.yaml --check"),  # nothing to do: nothing is done
-        ({}, fared(2, "lost"), "/p/site.yaml --check"),  # nobody is left
-        ({"check": True}, fared(5), "/p/site.yaml --check"),
-        ({"playbook": "verify", "tags": ("user", "slurm")}, fared(0), "/p/verify.yaml --tags=user,slurm"),
-    ],
-)
-def test_one_playbook_is_enough(changes: dict[str, object], recap: dict[str, object], words: str) -> None:
-    lines, _ = play(provision(PlaybookRun(**{**vars(WISH), **changes})), {"box1": recap})  # type: ignore[arg-type]
-    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml {words}"]
 
 
 def test_an_ansible_that_reached_no_machine_is_an_error() -> None:

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 from tests.unit.ddpctl.test_watch_timeline import START, timeline
 
 from ddpctl.report.html import configuration_table, render_page
-from ddpctl.report.svg import history_plots
 from ddpctl.run_status import RunStatus
 from ddpctl.spec import JobSpec
 from ddpctl.watch.history import History
@@ -34,20 +33,6 @@ def history(number: int = 50) -> History:
         for index in range(number)
     )
     return History(nodes={0: rows})
-
-
-def test_only_what_was_reported_is_plotted() -> None:
-    found = history_plots(history(), begin=100, seconds=100, marks=[])
-    assert [title for title, _, _ in found] == [
-        "Loss",
-        "Throughput, samples per second",
-        "Where the time of a step goes",
-    ]
-    assert found[2][2] == (
-        '<p class="key"><i class="forward"></i>forward<i class="comm_exposed"></i>waiting for the other ranks</p>'
-    )
-    assert history_plots(History(nodes={}), begin=0, seconds=10, marks=[]) == []
-    assert history_plots(history(1), begin=0, seconds=10, marks=[]) == []
 
 
 def test_the_configuration_is_shown_without_secrets() -> None:

@@ -137,6 +137,23 @@ def test_a_secret_that_is_not_set_is_named(stand_ins: StandIns) -> None:
     assert "TOKEN" in outcome["message"]
 
 
+def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
+    run_dir = stand_ins.folder / "runs" / "train-4711"
+    run_dir.mkdir(parents=True)
+    secrets = run_dir / "secrets"
+    job = replace(JOB, secrets=("TOKEN",))
+    secrets.write_text("export TOKEN=hidden\n")
+    secrets.chmod(0o644)
+    done = stand_ins.run(job, SlurmOptions())
+    assert (done.code, f"{run_dir}/secrets" in done.said) == (78, True)
+    assert not secrets.exists()
+    secrets.write_text("export TOKEN=hidden\n")
+    secrets.chmod(0o600)
+    done = stand_ins.run(job, SlurmOptions())
+    assert [call.env["TOKEN"] for call in done.of("ddprun")[2:]] == ["hidden", "hidden"]
+    assert not secrets.exists()
+
+
 def test_a_missing_script_is_reported_by_every_node(stand_ins: StandIns) -> None:
     done = stand_ins.run(replace(JOB, command=("no such.py",)), SlurmOptions())
     assert done.code == 66

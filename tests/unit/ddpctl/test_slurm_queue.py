@@ -2,18 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from tests.unit.ddpctl.answers import only, perform
 from tests.unit.ddpctl.test_slurm_target import RUN
 
 from ddpctl.command import Output
-from ddpctl.run_status import RunStatus, State
+from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpctl.targets.slurm.queue import STATES, Job, read_answers
+from ddpctl.targets.slurm.queue import read_answers
 from ddpctl.targets.slurm.target import SlurmTarget, expand
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
@@ -104,9 +103,3 @@ def test_answers_of_slurm_22_05_are_read() -> None:
         ("4", None, "pending", "Resources"),
     ]
     assert [Path(path).name for path in answers.files] == ["node.json", "outcome.json"]
-
-
-def test_every_slurm_state_is_one_of_ours() -> None:
-    assert set(STATES.values()) <= set(get_args(State))
-    jobs = [Job(id="7", task=None, word=word) for word in ("CANCELLED by 1000", "CANCELLED+", "NEW")]
-    assert [job.state for job in jobs] == ["stopped", "stopped", "unknown"]

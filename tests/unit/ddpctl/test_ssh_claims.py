@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,20 +120,3 @@ def test_two_runs_share_a_host_and_who_dies_loses_its_gpus(host: Host) -> None:
     wait_until(lambda: host.facts().free_gpus == ("GPU-0",), "the free GPU")
     assert host.start("late", "GPU-0").returncode == 0
     assert not list(host.home.glob(".ddpctl/claims-*/run-night.0"))
-
-
-def _close(session: subprocess.Popen[str]) -> None:
-    assert session.stdin
-    session.stdin.close()  # as when ddpctl, or its connection, is gone
-
-
-@pytest.mark.parametrize("end", [_close, subprocess.Popen.kill], ids=["connection", "kill"])
-def test_tickets_are_in_the_order_of_arrival_and_who_dies_loses_his(
-    host: Host, end: Callable[[subprocess.Popen[str]], None]
-) -> None:
-    first, *_ = [host.wait(run) for run in ("b", "a", "c")]
-    assert host.line() == ["b", "a", "c"]
-    end(first)
-    wait_until(lambda: host.line() == ["a", "c"], "the line without b")
-    host.wait("b")
-    assert host.line() == ["a", "c", "b"]

@@ -4,12 +4,10 @@ import getpass
 from pathlib import Path
 
 import pytest
-from paramiko import PKey, RSAKey
-from paramiko.hostkeys import HostKeys
 
 from ddpctl.command import Host
 from ddpctl.errors import ConfigError
-from ddpctl.ssh import Connector, known_keys, read_settings
+from ddpctl.ssh import Connector, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -67,34 +65,3 @@ def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(ConfigError, match="OpenSSH"):
         read_settings(Host(address="box"), home)
-
-
-def key_line(key: PKey) -> str:
-    return f"{key.get_name()} {key.get_base64()}"
-
-
-def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
-    keys = [RSAKey.generate(1024) for _ in range(4)]
-    one, two, three, bad = keys
-    wide = key_line(two).replace(" ", "  ")
-    path = home / "known_hosts"
-    path.write_text(
-        f"# a comment\n#none,box1 {key_line(three)}\n@other box1 {key_line(three)}\n"
-        f"\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
-        f"*.lab,!evil.lab {key_line(three)}\n[box1]:2222 {key_line(two)}\n"
-        f"@revoked  *   {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
-        f"spaced  {wide}\nbox1 ssh-rsa AAAAB\n"
-    )
-    names = ("box1", "BOX1", "10.0.0.1", "box2", "a.lab", "evil.lab", "[box1]:2222", "box3", "spaced")
-    assert {name: known_keys([path, home / "gone"], name).keys for name in names} == {
-        "box1": (one,),
-        "BOX1": (one,),
-        "10.0.0.1": (one,),
-        "box2": (two,),
-        "a.lab": (three,),
-        "evil.lab": (),
-        "[box1]:2222": (two,),
-        "box3": (),
-        "spaced": (two,),
-    }
-    assert known_keys([path], "box3").revoked == (bad,)

@@ -57,8 +57,3 @@ def test_a_host_that_is_not_ready_is_refused(changes: dict[str, Any], kind: type
     assert [(line.split()[0], line.endswith("not ready")) for line in lines[2:4]] == [("box1", False), ("box2", True)]
     (sentence,) = lines[4:]
     assert (sentence.startswith("box2: "), cause in sentence) == (True, True)
-
-
-def test_an_image_is_the_same_by_a_registrys_digest() -> None:
-    digest = "reg/ddpctl@sha256:" + "c" * 64
-    submit(facts(1, image=inspected(digests=(digest,))), facts(2, image=inspected("sha256:bb", (digest,))))

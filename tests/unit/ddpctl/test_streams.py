@@ -23,7 +23,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-VERBS = (("ps",), ("status",), ("logs",), ("timeline",), ("top",), ("top", "--once"), ("top", "--json"))
+VERBS = (("ps",), ("logs",), ("top", "--once"))
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -116,32 +116,6 @@ def test_a_straggler_is_marked_by_its_own_time() -> None:
     assert ("rank 3 on node 1" in line(view), "3.0 x" in line(view)) == (True, True)
 
 
-def test_a_rank_that_takes_no_step_is_marked() -> None:
-    now = (node(0, 150, own_s=FAST, time=1075), node(1, 150, own_s=FAST, time=1075))
-    view = replace(empty_snapshot(TRAINING, 1075), **numbers(now, now))  # type: ignore[arg-type]
-    assert [row.silent_s for row in view.ranks] == [45.0] * 4
-    assert "45 s" in shown(view, 100)[-2]
-
-
-def test_a_run_without_metrics_shows_its_state_alone() -> None:
-    waits = empty_snapshot(replace(TRAINING, state="pending", message="job 7 is waiting (Priority)"), 1000)
-    assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 is waiting (Priority)"]
-    assert line(waits) == "night  pending: job 7 is waiting (Priority)"
-    ended = replace(TRAINING, state="failed", message="rank 1 on node 0 was killed (SIGKILL)", code=137)
-    view = replace(empty_snapshot(ended, 1000), step=450, loss=0.25, losses=(1.0, 0.25))
-    assert shown(view, 80) == [
-        "night  failed, exit code 137  2 nodes x 2 ranks of ddptrain on local",
-        "rank 1 on node 0 was killed (SIGKILL)",
-        "step       450",
-        "loss       0.2500                █▁",
-    ]
-
-
-def test_metrics_that_cannot_be_read_are_no_reading() -> None:
-    assert read_metrics(ProbeResult(node=0, time=1.0, metrics="ddp_loss{")) is None
-    assert read_metrics(ProbeResult(node=0, failure="no route")) is None
-
-
 class Flaky(Executor):
     """An executor whose target answers, and after the third question no more."""
 

@@ -32,22 +32,6 @@ def expressions(name: str) -> list[str]:
 EACH = [pytest.param(panel, id=f"{name}: {panel['title']}") for name in DASHBOARDS for panel in panels(name)]
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
-def test_panels_have_numbers_and_places_of_their_own(name: str) -> None:
-    everything = board(name)["panels"]
-    assert [panel["id"] for panel in everything] == list(range(1, len(everything) + 1))
-    titles = [panel["title"] for panel in everything if panel["type"] != "row"]
-    assert len(set(titles)) == len(titles)
-    taken: set[tuple[int, int]] = set()
-    for panel in everything:
-        place = panel["gridPos"]
-        columns, lines = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
-        cells = {(column, line) for column in columns for line in lines}
-        assert columns.stop <= 24
-        assert not cells & taken, f"{panel['title']} lies on another panel"
-        taken |= cells
-
-
 @pytest.mark.parametrize("panel", EACH)
 def test_a_panel_asks_a_question_and_explains_itself(panel: dict[str, Any]) -> None:
     assert panel["title"].endswith("?")
