@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.unit.ddpctl.kubernetes_trial import expand
+from tests.unit.ddpctl.kubernetes_lab import expand
 
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import SECRET_DIR

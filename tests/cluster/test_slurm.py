@@ -1,5 +1,6 @@
 """The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
 
+import gzip
 import json
 import re
 import signal
@@ -25,7 +26,6 @@ from tests.cluster.slurm_site import (
     until,
 )
 from tests.e2e.driver import SCRIPTS
-from tests.unit.ddpctl.test_profile import check_chrome_trace
 
 from ddpwire.run_files import read_outcome
 
@@ -99,7 +99,7 @@ def test_life_of_a_run_from_the_queue_to_a_stop(site: Site) -> None:
     assert (explained["fault"], len(explained["evidence"]), explained["unknown"]) == (False, 4, [])
     profile = json.loads(site.ddpctl("profile", "night", "--seconds", "1", "--json"))
     assert (sorted(profile["shares"]), profile["unknown"]) == (["0", "1", "2", "3"], [])
-    events = check_chrome_trace((site.folder / profile["trace"]).read_bytes())
+    events = json.loads(gzip.decompress((site.folder / profile["trace"]).read_bytes()))["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "gloo:all_reduce"} == {0, 1, 2, 3}
     phases = json.loads(site.ddpctl("timeline", "night", "--json"))["seconds"]
     assert [phase for phase in phases if phase != "queue"][:3] == ["start", "preflight", "rendezvous"]

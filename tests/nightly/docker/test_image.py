@@ -97,7 +97,7 @@ def test_a_scripts_exit_code_is_the_containers(docker: Docker, image: str, folde
     assert docker(*line, check=False).returncode == 3
 
 
-def test_your_own_image_is_three_lines(docker: Docker, image: str) -> None:
+def test_own_image_of_three_lines_trains(docker: Docker, image: str) -> None:
     own = ROOT / "examples" / "own_image"
     lines = [line for line in (own / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
     assert [line.split()[0] for line in lines] == ["ARG", "FROM", "COPY"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +162,14 @@ def test_ctrl_c_twice_kills(lab: Lab) -> None:
     for dock in lab.docks:
         for one in docker(dock.env, "ps", "--quiet").stdout.split():  # nobody can save
             wait_until(lambda dock=dock, one=one: is_paused(dock, one), "a paused container", timeout_s=60)
+    assert launched.stdout is not None
     launched.send_signal(signal.SIGINT)
-    time.sleep(1)
+    for line in launched.stdout:  # ddpctl says that it stops the run
+        if "Ctrl-C" in line:
+            break
     launched.send_signal(signal.SIGINT)
-    said, _ = launched.communicate(timeout=90)
-    assert launched.returncode == 130, said
+    output, _ = launched.communicate(timeout=90)
+    assert launched.returncode == 130, output
     assert lab.containers() == ""
 
 
@@ -209,7 +211,7 @@ def refusal(lab: Lab) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_another_image_on_one_host(lab: Lab) -> None:
+def test_another_image_on_one_host_is_refused(lab: Lab) -> None:
     second = lab.docks[1]
     wanted = docker(lab.docks[0].env, "image", "inspect", "--format", "{{.Id}}", IMAGE).stdout.strip()
     docker(second.env, "tag", IMAGE, "ddpctl-test:kept")
@@ -217,15 +219,14 @@ def test_another_image_on_one_host(lab: Lab) -> None:
     subprocess.run(["tar", "cf", source, "-T", "/dev/null"], check=True, env={"PATH": PATH})
     try:
         other = docker(second.env, "import", str(source), IMAGE).stdout.strip()
-        assert refusal(lab)[4:] == [
-            f"{second.box.address}: {IMAGE} is image {other}, but {wanted} was expected, as on "
-            f"{lab.docks[0].box.address}: send the same image to all hosts with ddpctl image ship"
-        ]
+        (reason,) = refusal(lab)[4:]
+        assert reason.startswith(f"{second.box.address}: {IMAGE} ")
+        assert (other in reason, wanted in reason, lab.docks[0].box.address in reason) == (True, True, True)
     finally:
         docker(second.env, "tag", "ddpctl-test:kept", IMAGE)
 
 
-def test_a_full_disk(lab: Lab) -> None:
+def test_full_disk_of_a_host_is_refused(lab: Lab) -> None:
     second = lab.docks[1]
     home = second.box.home / ".ddpctl"
     home.mkdir(exist_ok=True)
@@ -233,22 +234,22 @@ def test_a_full_disk(lab: Lab) -> None:
     inside = ["nsenter", f"--target={second.box.process.pid}", "--mount"]  # sshd's mounts are its own
     subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True, env={"PATH": PATH})
     try:
-        assert refusal(lab)[4:] == [
-            f"{second.box.address}: its disk is full: 1 GiB needed (min_disk), but 0.0 GiB free in ~/.ddpctl"
-        ]
+        (reason,) = refusal(lab)[4:]
+        assert reason.startswith(f"{second.box.address}: ")
+        assert ("min_disk" in reason, "0.0 GiB" in reason, "~/.ddpctl" in reason) == (True, True, True)
     finally:
         subprocess.run([*inside, "umount", home], check=True, env={"PATH": PATH})
 
 
-def test_a_stopped_docker(lab: Lab) -> None:
+def test_stopped_docker_of_a_host_is_refused(lab: Lab) -> None:
     second = lab.docks[1]
     second.stop()
     try:
         done = lab.ddpctl("launch", "--name", "never")
         assert done.returncode == 69
-        assert done.stderr.splitlines()[4].startswith(
-            f"{second.box.address}: docker: Cannot connect to the Docker daemon at unix://{second.folder}/docker.sock."
-        )
+        reason = done.stderr.splitlines()[4]
+        assert reason.startswith(f"{second.box.address}: ")
+        assert f"unix://{second.folder}/docker.sock" in reason
         assert not (lab.folder / "runs/never").exists()
     finally:
         second.start()

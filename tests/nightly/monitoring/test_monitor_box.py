@@ -52,7 +52,7 @@ def boxed(docker_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     docker_lab.docker(docker_env, "image", "rm", "--force", IMAGE, check=False)
 
 
-def test_the_box_sees_a_run(boxed: None, tmp_path: Path) -> None:
+def test_monitor_up_sees_a_run_and_down_removes_the_containers(boxed: None, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     up = ("monitor", "up", "--no-grafana", "--port", port, "--interval", "1")

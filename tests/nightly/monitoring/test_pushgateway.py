@@ -60,14 +60,10 @@ def test_node_0_tells_how_the_run_ended(gateway: str, tmp_path: Path) -> None:
 def test_a_pushgateway_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
     done = run("", environ={"DDP_PUSHGATEWAY": "http://127.0.0.1:9"}, folder=tmp_path)
     assert done.returncode == 0
-    assert re.search(
-        r"^\[node0\] the outcome was not sent to the Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M
-    )
+    assert re.search(r"^\[node0\] .*Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M)
 
 
 def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("", "--pushgateway", "over there", environ={}, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        78,
-        "ddprun: --pushgateway is 'over there': expected an address such as http://pushgateway:9091\n",
-    )
+    assert done.returncode == 78
+    assert "--pushgateway is 'over there'" in done.stderr

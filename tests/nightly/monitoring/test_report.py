@@ -39,7 +39,7 @@ def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(1800)
-def test_a_browser_shows_all_of_it(report: Path) -> None:
+def test_browser_shows_each_chart_of_a_report_without_a_network(report: Path) -> None:
     dom, said = browse(report, "--dump-dom")
     assert said == []
     assert re.search(r"<title>(.*?)</title>", dom)[1] == "read: succeeded"  # type: ignore[index]
@@ -62,7 +62,7 @@ def test_a_browser_shows_all_of_it(report: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_the_console_is_heard(tmp_path: Path) -> None:
+def test_console_shows_what_the_policy_of_a_page_forbids(tmp_path: Path) -> None:
     """So that silence means something: what the page's own policy forbids is said there."""
     page = tmp_path / "page.html"
     page.write_text(

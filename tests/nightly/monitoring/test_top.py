@@ -57,7 +57,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Termin
         opened.run("kill-server")
 
 
-def test_top_in_a_terminal(terminal: Terminal) -> None:
+def test_top_shows_live_numbers_a_straggler_and_the_end(terminal: Terminal) -> None:
     wait_until(lambda: terminal.shows(r"^loss "), "the loss", timeout_s=BUSY_S)
     wait_until(lambda: terminal.shows(r"^throughput [\d,]+ samples"), "the second look", timeout_s=BUSY_S)
     wait_until(

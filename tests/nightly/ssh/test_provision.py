@@ -68,16 +68,18 @@ def test_what_is_broken_is_said_and_the_others_are_done(site: Site) -> None:
     (site.folder / "broken.json").write_text(json.dumps(inventory))
     said = site.run("ddpctl", "provision", "--inventory", str(site.folder / "broken.json"), "--tags", "user,containers",
                     code=69)  # fmt: skip
-    (mebibytes,) = re.findall(r"its disk is full: (\d+) MiB", said.splitlines()[-2])
-    assert said.splitlines()[-5:] == [
-        f"{wrong.address}: it accepts no key for root@{wrong.address}: use ssh-copy-id, or give another user "
-        "(--login) or another key",
-        f"{powerless.address}: eve may not become root there: log in as root (--login root), let the user use sudo "
-        "without a password, or have it asked for (ddpctl provision -- --ask-become-pass)",
-        f"{dockerless.address}: its package sources lack docker.io: check them with apt-get update",
-        f"{full.address}: its disk is full: {mebibytes} MiB are free on /, and 2048 MiB are needed: make room there",
-        f"ddpctl: 4 of 5 hosts are not ready: {', '.join(box.address for box in site.boxes[2:])}",
-    ]
+    *reasons, last = said.splitlines()[-5:]
+    facts = (
+        (wrong, "root@", "ssh-copy-id"),
+        (powerless, "eve", "--ask-become-pass"),
+        (dockerless, "docker.io", "apt-get update"),
+        (full, "MiB are free on /", "2048 MiB"),
+    )
+    for reason, (box, *named) in zip(reasons, facts, strict=True):
+        assert reason.startswith(f"{box.address}: ")
+        assert [fact for fact in named if fact not in reason] == [], reason
+    assert last.startswith("ddpctl: 4 of 5 hosts ")
+    assert last.endswith(", ".join(box.address for box in site.boxes[2:]))
     assert re.search(rf"^{good.address} +done +changed=[1-9]", said, re.M), said
     assert "uid=10001(ddp)" in good.sh("id ddp; docker info --format ok")
     for box in (powerless, dockerless, full):
@@ -94,13 +96,7 @@ def test_fresh_machines_become_nodes(site: Site) -> None:
     assert len(re.findall(rf"^{hosts[0]} +would ", looked, re.M)) == 9, said
     assert len(re.findall(rf"^{hosts[0]} +changed ", made, re.M)) == 13, said
     notes = set(re.findall(rf"^{hosts[0]} +note +(.*)$", said, re.M))
-    assert notes == {
-        "firewall: without systemd, nothing loads the rules at boot: "
-        "run nft --file /etc/nftables.d/ddpctl.nft after each boot",
-        "gpu: no NVIDIA GPU here: driver, toolkit and dcgm-exporter are left out",
-        "clock: a container has its host's clock: chrony is installed and not started",
-        "limits: a container has its host's kernel: sysctls and hugepages are not set",
-    }
+    assert {note.partition(":")[0] for note in notes} == {"firewall", "gpu", "clock", "limits"}
 
 
 def test_a_second_run_by_hand_changes_nothing(site: Site) -> None:
@@ -151,7 +147,7 @@ def test_the_ports_are_the_clusters_own(site: Site) -> None:
     assert monitor == ["connected", closed, "connected", "connected"]
 
 
-def test_a_queue(site: Site) -> None:
+def test_slurms_role_makes_a_queue_that_trains(site: Site) -> None:
     """Slurm's role, then the script that is checked in."""
     lab = f"@{site.folder / 'lab.json'}"
     said = site.shown("ddpctl provision --login root --controller", "--", "-e", lab)
@@ -173,21 +169,21 @@ def test_verify_says_what_would_keep_a_run_from_starting(site: Site) -> None:
     first.sh("nft delete table inet ddpctl")
     second.sh("rm /home/ddp/.ssh/authorized_keys")
     said = site.run("ddpctl", "provision", "--login", "root", "--verify", "--tags", "firewall,user", code=69)
-    assert said.splitlines()[-3:] == [
-        f"{first.address}: no firewall: while this machine trains, anybody who can connect to its ports "
-        "can run code on it: ddpctl provision --tags firewall",
-        f"{second.address}: the user ddp is not there, or lacks a key of yours: ddpctl provision --tags user",
-        f"ddpctl: 2 of 2 hosts are not ready: {first.address}, {second.address}",
-    ]
+    open_ports, no_key, last = said.splitlines()[-3:]
+    assert open_ports.startswith(f"{first.address}: ")
+    assert open_ports.endswith("ddpctl provision --tags firewall")
+    assert no_key.startswith(f"{second.address}: the user ddp ")
+    assert no_key.endswith("ddpctl provision --tags user")
+    assert last.endswith(f"{first.address}, {second.address}")
 
 
-def test_what_needs_a_kernel_of_its_own_is_looked_at(site: Site) -> None:
+def test_storage_is_only_checked_without_a_kernel_of_its_own(site: Site) -> None:
     said = site.shown("ddpctl provision --login root --storage", "--check")
     assert recap(said) == [(box.address, "done") for box in site.good], said
-    assert said.count("shared: a container has its host's kernel: NFS is neither served nor mounted") == GOOD
+    assert len(re.findall(r"shared: .*NFS", said)) == GOOD
 
 
-def test_uninstall(site: Site) -> None:
+def test_uninstall_leaves_nothing_but_the_user(site: Site) -> None:
     said = site.shown("ddpctl provision --login root --uninstall")
     assert recap(said) == [(box.address, "done") for box in site.good] * 2, said
     left = (

@@ -65,7 +65,9 @@ def seen(lab: Lab, run: str, box: int, node: int = 0) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_a_day_with_four_boxes(lab: Lab, record_property: Callable[[str, object], None]) -> None:
+def test_run_of_four_boxes_goes_on_with_three_and_is_removed(
+    lab: Lab, record_property: Callable[[str, object], None]
+) -> None:
     """Launch, look, lose a box, go on with three, pull, stop; the box comes back, and nothing is left anywhere."""
 
     def ddpctl(*words: str, code: int = 0) -> str:
@@ -122,7 +124,7 @@ def test_a_day_with_four_boxes(lab: Lab, record_property: Callable[[str, object]
     assert "day" not in ddpctl("ps")
 
 
-def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
+def test_next_run_in_the_queue_starts_by_itself_when_gpus_are_free(lab: Lab) -> None:
     """Two have two GPUs each; a third and a fourth wait; the third is killed, and the fourth starts by itself."""
     write(lab, 0, job="name: hold, gpus: 2")
     box = lab.boxes[0].address
@@ -158,7 +160,7 @@ def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
     assert holders(lab) == {box: ("one", "one", None, None)}
 
 
-def test_launches_that_want_the_same_hosts_in_opposite_order(lab: Lab) -> None:
+def test_launches_that_want_the_same_hosts_in_opposite_order_do_not_deadlock(lab: Lab) -> None:
     write(lab, 0, 1, job="name: hold, nodes: 2, gpus: 4")
     end(lab, "there", "back")
     assert lab.ddpctl("launch", "--detach", "--name", "now", "--", "hold.py").returncode == 0
