@@ -1,7 +1,8 @@
-"""What a breaker found: each of these once left processes alive, told an untruth, or ran what it should not have."""
+"""Regressions: each of these once left processes alive, reported a false state, or ran what it should not have."""
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,9 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, end_of, node_log, processes_of, start, wait_until
+from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, node_log, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
-from tests.wording import Wording
 
 from ddpctl import run_store
 from ddpctl.errors import CannotWriteError
@@ -36,7 +36,7 @@ def slow_python(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_ctrl_c_during_a_detached_launch_takes_everything_back(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_detached_launch_ends_its_nodes(tmp_path: Path) -> None:
     process = start("launch", "--detach", "--nodes", "4", "--name", "early", "--", IDLE)
     wait_until(lambda: (tmp_path / "runs/early/node-1").exists() or process.poll() is not None, "the second node")
     process.send_signal(signal.SIGINT)
@@ -50,7 +50,7 @@ def test_ctrl_c_during_a_detached_launch_takes_everything_back(tmp_path: Path) -
     assert processes_of("early") == {}
 
 
-def test_ctrl_c_reaches_a_ddprun_that_is_still_to_come(slow_python: str) -> None:
+def test_ctrl_c_reaches_a_ddprun_that_has_not_started(slow_python: str) -> None:
     """Its wrapper, a bash that waits for a program, would pass over SIGINT."""
     process = start("launch", "-f", slow_python, "--nodes", "2", "--name", "late", "--", IDLE)
     assert process.stdout is not None
@@ -65,8 +65,8 @@ def test_ctrl_c_reaches_a_ddprun_that_is_still_to_come(slow_python: str) -> None
     wait_until(lambda: not processes_of("late"), "the end of sleep")
 
 
-@pytest.mark.parametrize("how", [(), ("--kill",)], ids=["asked", "killed"])
-def test_stop_reaches_a_ddprun_that_is_still_to_come(slow_python: str, how: tuple[str, ...], wording: Wording) -> None:
+@pytest.mark.parametrize("how", [(), ("--kill",)], ids=["stop", "kill"])
+def test_stop_reaches_a_ddprun_that_has_not_started(slow_python: str, how: tuple[str, ...]) -> None:
     assert ddpctl("launch", "-f", slow_python, "--detach", "--nodes", "2", "--name", "late", "--", IDLE).returncode == 0
     stopped = ddpctl("stop", "late", *how)
     assert stopped.returncode == 0
@@ -74,7 +74,7 @@ def test_stop_reaches_a_ddprun_that_is_still_to_come(slow_python: str, how: tupl
     state = json.loads(ddpctl("status", "late", "--json").stdout)
     end = killed if how or state["code"] == killed.code else asked  # asked: it came within its grace
     assert (state["state"], state["code"], state["outcome"]["message"]) == ("stopped", end.code, end.message)
-    wording(end_of("late", stopped.stderr), code=end.code)
+    assert re.search(rf"^run 'late' stopped\\b.*\\b{end.code}\\b", stopped.stderr, re.M), stopped.stderr
     time.sleep(2.5)
     assert processes_of("late") == {}
 
@@ -84,17 +84,16 @@ def test_a_slow_start_is_waited_for(slow_python: str) -> None:
     assert done.returncode == 5, done.stderr
 
 
-def test_a_log_that_cannot_be_printed_does_not_change_how_the_run_ends(wording: Wording) -> None:
+def test_a_log_that_cannot_be_printed_does_not_change_how_the_run_ends() -> None:
     command = shlex.join([*DDPCTL, "launch", "--name", "cut", "--", str(SCRIPTS / "exit_with.py"), "0", "5"])
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(shlex.split(command), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 5, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "No space left on device" in line]
-    wording(line)
+    assert len([line for line in done.stderr.splitlines() if "No space left on device" in line]) == 1
     assert "Traceback" not in done.stderr
 
 
-def test_followed_logs_end_with_the_one_who_follows(tmp_path: Path) -> None:
+def test_a_log_follower_ends_with_its_ddpctl(tmp_path: Path) -> None:
     ddpctl("launch", "--detach", "--name", "apart", "--", IDLE)
     following = start("logs", "-f", "apart")
     wait_until(lambda: any("logs" in line for line in processes_of("apart").values()), "the follower")
@@ -104,7 +103,7 @@ def test_followed_logs_end_with_the_one_who_follows(tmp_path: Path) -> None:
     assert ddpctl("stop", "apart", "--kill").returncode == 0
 
 
-def test_kill_sweeps_what_ran_away_from_a_dead_keeper(tmp_path: Path) -> None:
+def test_stop_kill_ends_what_a_killed_ddprun_has_left(tmp_path: Path) -> None:
     """The limit that docs/decisions/0002 names: ddprun and keeper are killed at once, a setsid'ed child is left."""
     ddpctl("launch", "--detach", "--name", "stray", "--", IDLE)
     wait_until(lambda: "idles" in node_log(tmp_path, "stray"), "the rank")
@@ -117,12 +116,13 @@ def test_kill_sweeps_what_ran_away_from_a_dead_keeper(tmp_path: Path) -> None:
     assert processes_of("stray") == {}
 
 
-def test_resuming_a_run_that_goes_on_is_refused(tmp_path: Path, wording: Wording) -> None:
+def test_resuming_a_run_that_continues_is_refused(tmp_path: Path) -> None:
     ddpctl("launch", "--detach", "--name", "goes", "--", IDLE)
     done = ddpctl("launch", "--resume", "goes")
     ddpctl("stop", "goes", "--kill")
     assert done.returncode == 2
-    wording(done.stderr)
+    assert [fact for fact in ("--resume", "'goes'") if fact not in done.stderr] == []
+    assert len(list((tmp_path / "runs").glob("goes*"))) == 1
 
 
 ODD: tuple[dict[str, object], ...] = (
@@ -136,7 +136,7 @@ ODD: tuple[dict[str, object], ...] = (
 )
 
 
-def test_one_odd_record_does_not_hide_the_others(tmp_path: Path, wording: Wording) -> None:
+def test_a_corrupt_record_does_not_hide_other_runs(tmp_path: Path) -> None:
     assert ddpctl("launch", "--name", "good", "--", str(SCRIPTS / "ends.py")).returncode == 0
     record = json.loads((tmp_path / "runs/good/run.json").read_text())
     (tmp_path / "runs/odd").mkdir()
@@ -144,23 +144,23 @@ def test_one_odd_record_does_not_hide_the_others(tmp_path: Path, wording: Wordin
         (tmp_path / "runs/odd/run.json").write_text(json.dumps(record | change))
         readable = change.keys() & {"kind", "name"}  # of another target, of the name of its folder
         listed = in_process("ps")
-        assert (listed.returncode, "odd" in listed.stderr) == (0, not readable), change
+        assert listed.returncode == 0
         assert [line.split()[:2] for line in listed.stdout.splitlines()[1:] if line.startswith("good")] == [
             ["good", "succeeded"]
         ]
         assert in_process("status", "good").returncode == 0
         assert in_process("stop", "--all").returncode == 0
-        wording(listed.stderr)
+        assert ("'odd'" in listed.stderr) == (not readable)
 
 
-def test_a_copied_run_is_another_run(tmp_path: Path) -> None:
+def test_a_renamed_run_folder_is_a_run_of_that_name(tmp_path: Path) -> None:
     assert ddpctl("launch", "--name", "one", "--", str(SCRIPTS / "ends.py")).returncode == 0
     (tmp_path / "runs/one").rename(tmp_path / "runs/two")
     state = json.loads(ddpctl("status", "two", "--json").stdout)
     assert (state["run"], state["state"]) == ("two", "succeeded")
 
 
-def test_a_command_is_no_code(tmp_path: Path) -> None:
+def test_a_scripts_name_is_not_executed_by_the_rendered_script(tmp_path: Path) -> None:
     name = "a.py\ntouch pwned\n#"
     (tmp_path / name).write_text("")
     script = ddpctl("render", "--", name, cwd=tmp_path).stdout
@@ -170,7 +170,7 @@ def test_a_command_is_no_code(tmp_path: Path) -> None:
     assert title(JobSpec(command=("\x1b[31m.py",))) == "1 node x 1 rank of \\x1b[31m.py"
 
 
-def test_a_project_may_have_a_queue_of_its_own(tmp_path: Path) -> None:
+def test_a_projects_queue_module_does_not_replace_pythons(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('the wrong queue')\n")
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text("print('trained')\n")
@@ -179,19 +179,12 @@ def test_a_project_may_have_a_queue_of_its_own(tmp_path: Path) -> None:
     assert "trained\n" in done.stdout
 
 
-def test_a_variable_that_places_a_rank_cannot_be_set(wording: Wording) -> None:
-    done = ddpctl("launch", "--env", "RANK=3")
-    assert done.returncode == 2
-    wording(done.stderr)
-
-
-def test_without_a_home_and_in_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_a_missing_home_and_a_removed_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CannotWriteError) as error:
         run_store.state_dir({})
-    wording(error.value)
+    assert (error.value.code, "HOME" in str(error.value), "DDPCTL_STATE_DIR" in str(error.value)) == (73, True, True)
     gone = tmp_path / "gone"
     gone.mkdir()
     command = f"cd {gone} && rmdir {gone} && exec {shlex.join(DDPCTL)} launch"
     done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 66
-    wording(done.stderr)
+    assert (done.returncode, len(done.stderr.splitlines()), "Traceback" in done.stderr) == (66, 1, False)

@@ -1,8 +1,7 @@
-"""What a script observes under torchrun, under ddprun and under ``ddprun --exec``: docs/torchrun.md.
+"""Launches of scripts under torchrun, under ddprun and under ``ddprun --exec``, and the page docs/torchrun.md of them.
 
 Each case is one launch of a script of torchrun_table/ under each of the three. What the script observes, and what the
-launcher prints and exits with, are the rows. A row that differs needs a reason in REASONS, and no other row has one.
-``--update-wording`` writes the page again.
+launcher prints and exits with, are the rows. A row that differs needs a reason in REASONS.
 """
 
 import compileall
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from tests import forks
 from tests.e2e.driver import ROOT, wait_until
 
@@ -310,9 +308,9 @@ def _cell(value: object) -> str:
 HEAD = """\
 # What a script observes under torchrun and under ddprun
 
-`tests/e2e/test_torchrun_table.py` writes this page. The test runs the same scripts under `torchrun`, `ddprun` and
-`ddprun --exec`, and fails if it finds a difference for which it has no explanation. {same} behaviors are the same
-under all three, {different} differ. To update the page: `make wording TESTS=tests/e2e/test_torchrun_table.py`
+`tests/nightly/e2e/test_torchrun_table.py` writes this page. The test runs the same scripts under `torchrun`, `ddprun`
+and `ddprun --exec`, and fails if it finds a difference for which it has no explanation. {same} behaviors are the same
+under all three, {different} differ. To update the page: `make golden TESTS=tests/nightly/e2e/test_torchrun_table.py`
 
 In the first column, the text before the colon names the launch, and the text after the colon what was observed.
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line. `(text)`, `(value)` and `(values)` replace
@@ -346,27 +344,11 @@ def case_of(row: str) -> str:
     return next(name for name in CASES if row.startswith(f"{name}: "))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_a_script_observes(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    case = CASES[name]
+def observe_all(name: str, case: Case, folder: Path) -> dict[str, list[str]]:
+    """Run a case under all launchers at the same time, and return its rows."""
     with ThreadPoolExecutor(len(LAUNCHERS)) as threads:
-        running = {one: threads.submit(launch, case, one, tmp_path / one.replace(" ", "")) for one in LAUNCHERS}
-        ends = {one: future.result() for one, future in running.items()}
-    rows = rows_of(name, case, ends)
-    old = rows_of_page()
-    if pytestconfig.getoption("--update-wording"):
-        kept = {row: cells for row, cells in old.items() if case_of(row) != name} | rows
-        PAGE.write_text(page_of({row: kept[row] for one in CASES for row in kept if case_of(row) == one}))
-        old = rows_of_page()
-    unexplained = {row: cells for row, cells in rows.items() if not cells[-1]}
-    assert unexplained == {}
-    assert {row: cells for row, cells in old.items() if case_of(row) == name} == rows
-    superfluous = [row for row, cells in rows.items() if len(cells) == 1 and row in REASONS]
-    assert superfluous == []
-
-
-def test_the_page_has_each_reason() -> None:
-    rows = rows_of_page()
-    assert PAGE.read_text() == page_of(rows)
-    assert len(rows) >= 60
-    assert {cells[-1] for cells in rows.values() if len(cells) > 1} == {*REASONS.values()}
+        ends = {
+            launcher: threads.submit(launch, case, launcher, folder / launcher.replace(" ", ""))
+            for launcher in LAUNCHERS
+        }
+        return rows_of(name, case, {launcher: future.result() for launcher, future in ends.items()})
