@@ -1,4 +1,4 @@
-"""One generated configuration from its file to the manifest: refused in plain lines, or rendered exactly.
+"""One generated configuration, from its file to the manifest: refused with a line for each error, or rendered exactly.
 
 For the tests and for bench/kubernetes.py. Raises AssertionError for whatever must not happen.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from tests.unit.ddpctl.kubernetes_judges import faults, restricted
-from tests.unit.ddpctl.kubernetes_lab import plan_of
+from tests.unit.ddpctl.kubernetes_lab import expand, plan_of
 
 from ddpctl import config, targets
 from ddpctl.errors import ConfigError, FileError
@@ -23,8 +23,8 @@ LINE = re.compile(r"ddpctl\.yaml:\d+:\d+: \S.*")
 
 
 def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
-    """What became of it: refused, or the workload that was rendered."""
-    said = {
+    """Return "refused", or the kind of the workload that was rendered."""
+    document = {
         "job": {key: list(value) if isinstance(value, tuple) else value for key, value in job.items()},
         "target": "lab",
         "targets": {
@@ -33,7 +33,7 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
         },
     }
     path = folder / "ddpctl.yaml"
-    path.write_text(yaml.safe_dump(said, allow_unicode=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(document, allow_unicode=False), encoding="utf-8")
     try:
         settings = config.load(file=path, profile=None, target=None, overrides={}, kinds=targets.kinds())
     except FileError as error:
@@ -47,16 +47,15 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
         return "refused"
     assert KubernetesTarget(settings.options).render(plan) == text
     draft = Draft(plan=plan, options=settings.options, project={})
-    word = "pytorchjob" if settings.options.workload == "auto" else settings.options.workload
-    workload = WORKLOADS[word]
+    workload = WORKLOADS["pytorchjob" if settings.options.workload == "auto" else settings.options.workload]
     things = list(yaml.safe_load_all(text))
-    wanted = [*workload.before(draft), workload.job(draft)]
-    assert things[-len(wanted) :] == wanted
-    assert {thing["kind"] for thing in things} <= {"NetworkPolicy", *(thing["kind"] for thing in wanted)}
+    expected = [*workload.before(draft), workload.job(draft)]
+    assert things[-len(expected) :] == expected
+    assert {thing["kind"] for thing in things} <= {"NetworkPolicy", *(thing["kind"] for thing in expected)}
     pod = target.bare_pod(draft, workload)
     for thing in (*things, pod):
         assert faults(thing, ("1.36",)) == [], thing
-    if settings.options.profile == "restricted" and not any("hostPath" in one for one in pod["spec"]["volumes"]):
+    if settings.options.profile == "restricted" and not any("hostPath" in volume for volume in pod["spec"]["volumes"]):
         assert restricted(pod) == []
     _arrives(pod, plan, settings)
     return workload.kind
@@ -66,24 +65,10 @@ def _arrives(pod: dict[str, Any], plan: Any, settings: Any) -> None:
     """The arguments and the variables reach the container as they were given."""
     container = pod["spec"]["containers"][0]
     args = [expand(word) for word in container["args"]]
-    wanted = list(ddprun_args(plan))
-    assert args[-len(wanted) :] == wanted
+    expected = list(ddprun_args(plan))
+    assert args[-len(expected) :] == expected
     assert args[-len(program(settings.job.command)) :] == list(program(settings.job.command))
     env = {entry["name"]: expand(entry["value"]) for entry in container["env"] if "value" in entry}
     for name, value in settings.job.env.items():
         assert env.get(name, value) == value
     assert len({entry["name"] for entry in container["env"]}) == len(container["env"])
-
-
-def expand(text: str) -> str:
-    """As the kubelet does it, where no variable is known (k8s.io/kubernetes third_party/forked/golang/expansion)."""
-    out, at = "", 0
-    while at < len(text):
-        if text[at] == "$" and at + 1 < len(text):
-            if text[at + 1] == "$":
-                out, at = out + "$", at + 2
-                continue
-            if text[at + 1] == "(" and ")" in text[at:]:
-                return out + "EXPANDED"
-        out, at = out + text[at], at + 1
-    return out
