@@ -18,7 +18,7 @@ from ddprun import options
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
 LINKED = [*PAGES, ROOT / "ansible/README.md", ROOT / "k8s/README.md"]
 RESULTS = ("benchmarks.md", "faults.md", "torchrun.md")  # written by programs
-LONGEST_GUIDE, LONGEST_README = 100, 90
+LONGEST_GUIDE, LONGEST_README = 100, 95
 COMMENT = re.compile(r"\s+#.*")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -109,11 +110,11 @@ def test_after_a_killed_rank_and_a_killed_run_the_weights_are_those_of_an_undist
     assert fingerprint(again.stdout) == fingerprint(undisturbed)
 
 
-def test_shards_of_a_killed_two_node_run_resume_on_one_rank(tmp_path: Path) -> None:
+def test_shards_of_a_killed_node_resume_bit_for_bit_and_on_another_number_of_ranks(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(600)))
     options = ("--strategy=fsdp", "--data=text", f"--data-dir={tmp_path}/text.txt", "--layers=2", "--width=32")
     options += ("--context=16", "--batch-size=16", "--epochs=2", "--deterministic", "--checkpoint-every=5")
-    train_undisturbed(tmp_path, *options, ranks=2)
+    undisturbed = train_undisturbed(tmp_path, *options, ranks=2)
 
     (tmp_path / "once.yaml").write_text("job: {max_restarts: 0}\n")
     launch = ("launch", "-d", "-f", f"{tmp_path}/once.yaml", "--nodes", "2", "--gpus", "1", "--name", "cut")
@@ -126,13 +127,18 @@ def test_shards_of_a_killed_two_node_run_resume_on_one_rank(tmp_path: Path) -> N
     assert outcome_of(tmp_path, "cut").code == status_of("cut")["code"] == 137
     assert len(list(checkpoints.glob("step-*.shard-1"))) == len(list(checkpoints.glob("step-*.pt")))
 
-    again = ddpctl("launch", "--resume", "cut", "--nodes", "1", "--gpus", "1", "--name", "again", timeout=600)
+    shutil.copytree(checkpoints, tmp_path / "killed")
+
+    again = ddpctl("launch", "--resume", "cut", "--name", "again", timeout=600)
     assert again.returncode == 0, again.stdout + again.stderr
-    (loaded,) = events_of(tmp_path, "again", "checkpoint_loaded")
-    assert loaded.step is not None
-    assert loaded.step >= 5
+    assert fingerprint(again.stdout) == fingerprint(undisturbed)
+    single = ddpctl("launch", "--name", "single", "--", *options, f"--checkpoint-dir={tmp_path}/killed", timeout=600)
+    assert single.returncode == 0, single.stdout + single.stderr
+    steps = [events_of(tmp_path, run, "checkpoint_loaded")[0].step for run in ("again", "single")]
+    assert steps[0] == steps[1]
+    assert steps[0] >= 5
     weights = []
-    for folder in ("undisturbed", "runs/cut"):  # the checkpoints of a resumed run stay in the folder of the first run
+    for folder in ("undisturbed", "killed"):
         done = forks.run(["-m", "ddptrain", "export", folder, "weights.pt"], env=os.environ, cwd=tmp_path, text=True)
         assert done.returncode == 0, done.stderr
         weights.append(torch.load(tmp_path / "weights.pt", weights_only=True))

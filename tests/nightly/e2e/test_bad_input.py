@@ -37,7 +37,6 @@ TABLE = {
     "--name": Bad(args="launch --name A_b", code=2, names=("--name", "'A_b'")),
     "an unknown verb": Bad(args="lunch", code=2, names=("'lunch'", "'launch'")),
     "resume nothing": Bad(args="launch --resume x", code=66, names=("/runs",)),
-    "a dry run without its script": Bad(args="launch --dry-run -- no.py", code=66, names=("no.py",)),
     **{
         f"a spec for {kind} without its script": Bad(args=f"render -t {kind} -- no.py", code=66, names=("no.py",))
         for kind in ("local", "kubernetes")
@@ -51,6 +50,11 @@ TABLE = {
 @pytest.mark.parametrize("bad", TABLE.values(), ids=TABLE.keys())
 def test_bad_input_is_named_and_starts_nothing(bad: Bad, tmp_path: Path) -> None:
     check_bad_input(bad, tmp_path)
+
+
+def test_a_dry_run_without_its_script_is_refused(tmp_path: Path) -> None:
+    done = in_process("launch", "--dry-run", "--", "no.py", cwd=tmp_path)
+    assert (done.returncode, "no.py" in done.stderr) == (66, True)
 
 
 @pytest.mark.parametrize("verb", ["rm", "status", "logs"])

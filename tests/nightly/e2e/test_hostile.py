@@ -23,6 +23,7 @@ from ddprun.termination import stopped_before_start
 from ddpwire.run_files import KILLED_ON_REQUEST
 
 IDLE = str(SCRIPTS / "idle.py")
+EXIT_WITH = Path(__file__).parent / "scripts/exit_with.py"
 
 
 @pytest.fixture
@@ -74,18 +75,18 @@ def test_stop_reaches_a_ddprun_that_has_not_started(slow_python: str, how: tuple
     state = json.loads(ddpctl("status", "late", "--json").stdout)
     end = killed if how or state["code"] == killed.code else asked  # asked: it came within its grace
     assert (state["state"], state["code"], state["outcome"]["message"]) == ("stopped", end.code, end.message)
-    assert re.search(rf"^run 'late' stopped\\b.*\\b{end.code}\\b", stopped.stderr, re.M), stopped.stderr
+    assert re.search(rf"^run 'late' stopped\b.*\b{end.code}\b", stopped.stderr, re.M), stopped.stderr
     time.sleep(2.5)
     assert processes_of("late") == {}
 
 
 def test_a_slow_start_is_waited_for(slow_python: str) -> None:
-    done = ddpctl("launch", "-f", slow_python, "--name", "late", "--", str(SCRIPTS / "exit_with.py"), "0", "5")
+    done = ddpctl("launch", "-f", slow_python, "--name", "late", "--", str(EXIT_WITH), "0", "5")
     assert done.returncode == 5, done.stderr
 
 
 def test_a_log_that_cannot_be_printed_does_not_change_how_the_run_ends() -> None:
-    command = shlex.join([*DDPCTL, "launch", "--name", "cut", "--", str(SCRIPTS / "exit_with.py"), "0", "5"])
+    command = shlex.join([*DDPCTL, "launch", "--name", "cut", "--", str(EXIT_WITH), "0", "5"])
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(shlex.split(command), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 5, done.stderr

@@ -10,6 +10,7 @@ from tests.e2e.driver import SCRIPTS, ddpctl, node_log, outcome_of, processes_of
 from tests.in_process import ddpctl as in_process
 
 IDLE = str(SCRIPTS / "idle.py")
+EXIT_WITH = Path(__file__).parent / "scripts/exit_with.py"
 
 
 def ranks_up(tmp_path: Path, run: str, nodes: int) -> list[int]:
@@ -71,7 +72,7 @@ def test_each_verb_shows_the_eight_ranks_of_a_detached_run(tmp_path: Path) -> No
 
 
 def test_the_exit_code_of_a_rank_is_that_of_the_run(tmp_path: Path) -> None:
-    script = str(SCRIPTS / "exit_with.py")
+    script = str(EXIT_WITH)
     done = ddpctl("launch", "--nodes", "2", "--gpus", "2", "--name", "three", "--", script, "2", "3")
     assert done.returncode == 3, done.stdout + done.stderr
     outcome = outcome_of(tmp_path, "three")
