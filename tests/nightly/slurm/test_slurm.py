@@ -1,7 +1,6 @@
 """The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import exact
 import pytest
 from tests.cluster import slurm_lab
-from tests.cluster.slurm_site import FILE, LONG, ROOT, Site, assert_trained, clear, start_soon, until
+from tests.cluster.slurm_site import FILE, ROOT, Site, assert_trained, clear, until
 from tests.e2e.driver import SCRIPTS
 
 pytestmark = [
@@ -144,35 +143,6 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
     lines = (site.folder / "job.log").read_text().splitlines()
     assert any(line.startswith(f"node-1: {mine} ") and "RUN_DIR" in line for line in lines)
     assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
-
-
-def phases(site: Site, run: str) -> list[str]:
-    return [span["phase"] for span in json.loads(site.ddpctl("timeline", run, "--json"))["spans"]]
-
-
-def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
-    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", *LONG, "--checkpoint-every", "10")
-    job = site.job("lost")
-    until(lambda: "epoch  2/" in site.log("lost"), 90, lambda: site.log("lost"))
-    dead = site.slurm.folder / "slurmd-node-1.pid"
-    os.kill(int(dead.read_text()), signal.SIGKILL)
-    until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
-    reached = site.checkpoints("lost")[-1]
-    waiting = json.loads(site.ddpctl("status", "lost", "--json"))
-    assert waiting["state"] == "pending"
-    assert re.match(rf"requeued(?: at step \d+)? \(requeue 1 of 20\); job {job} is waiting \(", waiting["message"])
-    assert phases(site, "lost")[-1] == "queue"
-    start_soon(site, job)
-    until(lambda: "continuing at step" in site.log("lost"), 90, lambda: site.log("lost"))
-    again = int(re.findall(r"continuing at step (\d+) of", site.log("lost"))[-1])
-    assert again > reached
-    assert "run 'lost' stopped" in site.ddpctl("stop", "lost")
-    spent = json.loads(site.ddpctl("timeline", "lost", "--json"))
-    assert spent["restarts"] == 1
-    seen = [span["phase"] for span in spent["spans"]]
-    waited = max(index for index, phase in enumerate(seen) if phase == "queue")
-    assert "training" in seen[:waited]
-    assert seen[waited + 1 :][:2] == ["start", "preflight"]
 
 
 def test_the_doctor_is_a_short_job(site: Site) -> None:
