@@ -65,6 +65,11 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
 def test_kubernetes_asks_in_every_pod_that_runs() -> None:
     target, run = KubernetesTarget(KubernetesOptions()), run_of()
     running = as_run("pods/running", "digits-otter", "running")
+    answer = json.loads(running.stdout)
+    for pod in answer["items"]:
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-20T09:07:06Z"}
+        pod["status"]["conditions"] = [scheduled]
+    running = replace(running, stdout=json.dumps(answer))
     up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n")
     forbidden = Output(returncode=1, stderr="Error from server (Forbidden): no exec\n")
     pods: dict[str, Answer] = {"worker-0 --container": up, "worker-1 --container": forbidden, "": running}
@@ -82,7 +87,8 @@ def test_kubernetes_asks_in_every_pod_that_runs() -> None:
         (0, 12.0, ""),
         (1, None, "Error from server (Forbidden): no exec"),
     ]
-    assert all(one.placed for one in seen)
+    placed = datetime.fromisoformat("2026-11-20T09:07:06Z").timestamp()
+    assert [result.placed for result in seen] == [(placed,), (placed,)]
 
 
 def test_of_a_pod_that_has_ended_there_is_its_log() -> None:

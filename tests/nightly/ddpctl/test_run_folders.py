@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import command, ddpctl
-from tests.unit.ddpctl.test_run_folders import found, node
+from tests.unit.ddpctl.test_run_folders import node, runs_in
 
 from ddpctl import run_folders, run_store
 from ddpctl.commands.arguments import run_arguments
@@ -23,7 +23,7 @@ def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) ->
     for task in (0, 3):
         node(tmp_path / "digits-8" / f"task-{task}")
         (tmp_path / "digits-8" / f"task-{task}" / "starts").write_text("slurm 8 0 20 70\n")
-    one, array = (found(tmp_path)[name] for name in ("digits-7", "digits-8"))
+    one, array = (runs_in(tmp_path)[name] for name in ("digits-7", "digits-8"))
     assert (one.kind, one.created, one.handle["job"], one.handle["dir"]) == ("slurm", 30.0, "7", one.folder)
     assert (array.handle["job"], array.handle["tasks"], array.job.nodes) == ("8", ["0", "3"], "1")
     (_, task) = SlurmTarget(SlurmOptions()).tasks(array)
@@ -34,7 +34,7 @@ def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
     node(tmp_path / "a")
     (own,) = run_folders.load_all(tmp_path / "a", kind="local")
     run_store.save(replace(own, handle={"port": "1"}, target="here"))
-    launched = found(tmp_path)["a"]
+    launched = runs_in(tmp_path)["a"]
     assert (launched.target, run_folders.is_by_hand(launched)) == ("here", False)
 
 
@@ -51,7 +51,7 @@ def test_stop_says_how_to_stop_the_run_of_a_folder(tmp_path: Path) -> None:
     for name in ("longer-25", "by-ddprun", "launched"):
         node(tmp_path / "runs" / name)
     (tmp_path / "runs/longer-25/starts").write_text("slurm 25 0 20 30\n")
-    run_store.save(replace(found(tmp_path / "runs")["launched"], handle={"port": "1"}))
+    run_store.save(replace(runs_in(tmp_path / "runs")["launched"], handle={"port": "1"}))
     for name, state, way in (
         ("longer-25", "state", "scancel 25"),
         ("by-ddprun", "state", "SIGTERM"),

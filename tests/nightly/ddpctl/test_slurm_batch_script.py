@@ -66,7 +66,7 @@ def test_pyxis_names_every_variable(stand_ins: StandIns) -> None:
 def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), RUN_DIR="/proc/x")
     assert (done.code, done.calls) == (73, ())
-    assert "/proc/x" in done.said.splitlines()[-1]
+    assert "/proc/x" in done.output.splitlines()[-1]
 
 
 def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(stand_ins: StandIns) -> None:

@@ -31,7 +31,7 @@ def extend(stand_ins: StandIns, program: str, text: str) -> None:
 def given(stand_ins: StandIns, engine: Any, **env: str) -> tuple[str, ...]:
     """What stands between a container's name and what every container gets."""
     done = stand_ins.run(JOB, SlurmOptions(runtime=engine), **env)
-    assert done.code == 0, done.said
+    assert done.code == 0, done.output
     argv = next(call.argv for call in done.of(engine) if call.argv[0] == "run")
     return argv[3 : argv.index("--rm")]
 
@@ -73,7 +73,7 @@ def test_an_image_that_cannot_be_pulled_is_the_outcome(stand_ins: StandIns) -> N
     extend(stand_ins, "apptainer", "[[ $1 != pull ]] || exit 255\n")
     done = stand_ins.run(JOB, SlurmOptions(runtime="apptainer"))
     assert done.code == 69
-    assert "apptainer" in done.said
+    assert "apptainer" in done.output
     outcome = json.loads((stand_ins.folder / "runs/train-4711/node-0/outcome.json").read_text())
     assert (outcome["code"], outcome["cause"]) == (69, "unavailable")
     images = stand_ins.folder / "home/.cache/ddpctl/images"

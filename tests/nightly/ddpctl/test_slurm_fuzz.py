@@ -92,7 +92,7 @@ def test_no_value_escapes(
     done = stand_ins.run(spec, SlurmOptions(**options))
     program = "ddprun" if options["runtime"] in ("none", "pyxis") else options["runtime"]
     calls = [call for call in done.of(program) if call.argv[-len(spec.command) :] == spec.command]
-    assert len(calls) == 2, done.said
+    assert len(calls) == 2, done.output
     for call in calls:
         seen = job_env.unpack(call.env)
         assert {name: seen[name] for name in spec.env} == spec.env

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.ddpctl.answers import matching, perform
 from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, RUN, START, by_host, facts
-from tests.unit.ddpctl.test_ssh_host_choice import AGAIN, BOXES, DEAD, ON_TWO, OPTIONS, PLAN, STATE, chosen, shown, wait
+from tests.unit.ddpctl.test_ssh_host_choice import AGAIN, BOXES, DEAD, ON_TWO, OPTIONS, PLAN, STATE, chosen, shows, wait
 
 from ddpctl.errors import UnavailableError
 from ddpctl.launch_plan import Plan
@@ -45,7 +45,7 @@ def test_a_wait_ends_where_the_host_of_a_ticket_is_lost() -> None:
 
 
 def test_a_lost_node_without_a_spare_that_is_ready_is_named() -> None:
-    states, spares = by_host(shown("rendezvous"), DEAD), {"box3": DEAD, "box4": DEAD}
+    states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": DEAD}
     asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), {FACTS: spares, **ANSWERS, STATE: states})
     assert (moved.nodes, matching(asked, START)) == ((), [])
     assert [fact in moved.note for fact in ("box2 (node 1)", "box3", "box4", "no route to host")] == [True] * 4

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.ddpctl.test_top import FAST, TRAINING, node, shown, snapshot
+from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snapshot
 
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
 from ddpctl.node_probe import ProbeResult
@@ -55,7 +55,7 @@ def test_a_wait_in_the_queue_says_nothing_of_the_pace() -> None:
 
 
 def test_a_narrow_terminal_shows_less_of_the_screen() -> None:
-    assert shown(snapshot(), 60, plain=True) == [
+    assert screen_lines(snapshot(), 60, plain=True) == [
         "night  training  2 nodes x 2 ranks of ddptrain on local",
         "step       150 of 1,000  #....... 15 %  3 min left  epoch 2",
         "throughput 640 samples/s          _*#",
@@ -71,13 +71,13 @@ def test_a_narrow_terminal_shows_less_of_the_screen() -> None:
         "d data  h to the device  f forward  b backward",
         "w waiting for others  o optimizer  . other",
     ]
-    narrow = shown(snapshot(), 36)
+    narrow = screen_lines(snapshot(), 36)
     assert max(map(len, narrow)) <= 36
     assert narrow[-1] == "   3   150     200 ms"
 
 
 def test_where_there_is_no_room_the_slowest_ranks_are_shown() -> None:
-    rows = shown(snapshot(slow_s=0.15), 100, height=10)
+    rows = screen_lines(snapshot(slow_s=0.15), 100, height=10)
     assert [row[:10] for row in rows[6:]] == ["RANK  NODE", "   3     1", "and 3 more", "d data  h "]
 
 
@@ -89,7 +89,7 @@ def test_gpus_have_columns_where_it_is_known_whose_they_are() -> None:
         for index in range(2)
     )
     view = replace(empty_snapshot(TRAINING, 1030), **numbers((node(0, 150, own_s=FAST, more=gpus),), ()))  # type: ignore[arg-type]
-    table = shown(view, 100)[-4:-1]
+    table = screen_lines(view, 100)[-4:-1]
     assert table[0].split() == ["RANK", "NODE", "STEP", "STEP", "TIME", "WHERE", "IT", "GOES", "OWN", "MEMORY"]
     assert [row.split()[-4:] for row in table[1:]] == [["50.0", "ms", "1.0", "GiB"], ["50.0", "ms", "2.0", "GiB"]]
 
@@ -123,7 +123,7 @@ def of_script(steps: int, *more: str) -> Reading:
 def test_of_a_script_only_what_it_reports_is_shown() -> None:
     view = replace(empty_snapshot(TRAINING, 1030), **numbers((of_script(30),), (of_script(10),)))  # type: ignore[arg-type]
     assert (view.goodput, view.samples_per_s, view.checkpoint_step) == (None, None, None)
-    assert shown(view, 100)[1:] == [
+    assert screen_lines(view, 100)[1:] == [
         "step       30",
         "running    2 of 2 ranks   no restart",
         "",
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_a_script_saved_and_none_of_which_it_is_known() -> Non
         told = saved.replace("{}", str(time_s), 1).replace("{}", str(step), 1)
         now = numbers((of_script(30, told),), ())
         assert now["checkpoint_step"] == step
-        assert text in shown(replace(empty_snapshot(TRAINING, 1030), **now), 100)[2]  # type: ignore[arg-type]
+        assert text in screen_lines(replace(empty_snapshot(TRAINING, 1030), **now), 100)[2]  # type: ignore[arg-type]
 
 
 def test_a_counter_that_was_begun_anew_counts_from_nothing() -> None:
@@ -187,16 +187,19 @@ def test_a_rank_that_takes_no_step_is_marked() -> None:
     now = (node(0, 150, own_s=FAST, time=1075), node(1, 150, own_s=FAST, time=1075))
     view = replace(empty_snapshot(TRAINING, 1075), **numbers(now, now))  # type: ignore[arg-type]
     assert [row.silent_s for row in view.ranks] == [45.0] * 4
-    assert "45 s" in shown(view, 100)[-2]
+    assert "45 s" in screen_lines(view, 100)[-2]
 
 
 def test_a_run_without_metrics_shows_its_state_alone() -> None:
     waits = empty_snapshot(replace(TRAINING, state="pending", message="job 7 is waiting (Priority)"), 1000)
-    assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 is waiting (Priority)"]
+    assert screen_lines(waits, 80) == [
+        "night  pending  2 nodes x 2 ranks of ddptrain on local",
+        "job 7 is waiting (Priority)",
+    ]
     assert line(waits) == "night  pending: job 7 is waiting (Priority)"
     ended = replace(TRAINING, state="failed", message="rank 1 on node 0 was killed (SIGKILL)", code=137)
     view = replace(empty_snapshot(ended, 1000), step=450, loss=0.25, losses=(1.0, 0.25))
-    assert shown(view, 80) == [
+    assert screen_lines(view, 80) == [
         "night  failed, exit code 137  2 nodes x 2 ranks of ddptrain on local",
         "rank 1 on node 0 was killed (SIGKILL)",
         "step       450",

@@ -116,7 +116,7 @@ def through_slurm(job: JobSpec, folder: Path, theirs: Env, *, runtime: Any) -> t
         assert all(names.JOB_ENV in call.argv for call in calls)
     if runtime == "apptainer":
         assert all(call.env[f"APPTAINERENV_{names.JOB_ENV}"] == call.env[names.JOB_ENV] for call in calls)
-    assert len(calls) == 2, done.said
+    assert len(calls) == 2, done.output
     return render_script(plan, options), [call.env for call in calls]
 
 

@@ -21,9 +21,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("command", "words"), PROGRAMS.items(), ids=lambda value: " ".join(value) or "nothing")
-def test_a_command_becomes_the_program_that_ddprun_starts(command: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert program(command) == words
+@pytest.mark.parametrize(("command", "arguments"), PROGRAMS.items(), ids=lambda value: " ".join(value) or "nothing")
+def test_a_command_becomes_the_program_that_ddprun_starts(command: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    assert program(command) == arguments
 
 
 def test_a_module_is_no_file() -> None:
@@ -98,8 +98,10 @@ def test_the_nodes_are_told_which_run_they_resume_if_only_they_see_its_checkpoin
     assert ddprun_args(launcher.plan_of(request, "night-2", Path("/r/night-2")))[-len(resumes) - 2 : -2] == resumes
 
 
-@pytest.mark.parametrize("words", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr)
-def test_a_command_without_a_program_is_refused(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr
+)
+def test_a_command_without_a_program_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"empty|module|NUL"):
-        check_command(words)
+        check_command(command)
     assert check_command(("-m", "train", "")) == ("-m", "train", "")

@@ -34,11 +34,11 @@ def disk_usage(run: Run, *answers: Output, dry_run: bool) -> tuple[list[Command]
 
 
 def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
-    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(one) for one in HOSTS]}, folder=str(tmp_path / "night"))
+    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(host) for host in HOSTS]}, folder=str(tmp_path / "night"))
     asked, left = disk_usage(on_hosts, LOOKED, Output(returncode=0), dry_run=True)
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
     assert asked == [
-        Command(argv=("/bin/sh",), stdin=text, host=one.host, timeout_s=120.0, probe=True) for one in HOSTS
+        Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=120.0, probe=True) for host in HOSTS
     ]
     path = "~/.ddpctl/runs/night"
     assert left == (
@@ -57,7 +57,7 @@ def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "cause"),
+    ("output", "kind", "cause"),
     [
         pytest.param(Output(returncode=0, stdout="./r\theld\t\n"), UsageError, "live node", id="alive"),
         pytest.param(
@@ -73,10 +73,10 @@ def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_was_not_removed_is_named_with_its_cause(
-    said: Output, kind: type[DdpctlError], cause: str
+    output: Output, kind: type[DdpctlError], cause: str
 ) -> None:
     with pytest.raises(DdpctlError) as error:
-        removal.read_disk_usage(said, "", "r", Host(address="box1"))
+        removal.read_disk_usage(output, "", "r", Host(address="box1"))
     assert type(error.value) is kind
     assert ("box1:/r " in str(error.value), cause in str(error.value)) == (True, True)
 
@@ -85,8 +85,8 @@ def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
     text = removal.disk_usage_script(str(folder.parent), [folder.name], dry_run=dry_run)
     environ = {**os.environ, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
-    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-    return removal.read_disk_usage(said, str(folder.parent), folder.name)
+    output = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return removal.read_disk_usage(output, str(folder.parent), folder.name)
 
 
 def here(folder: Path, *, dry_run: bool) -> DiskUsage:

@@ -57,8 +57,8 @@ print(json.dumps(found), file=sys.stderr)
 """
     line = [sys.executable, "-c", code, "", *VERBS]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
-    found: dict[str, list[str]] = json.loads(done.stderr)
-    return found
+    modules: dict[str, list[str]] = json.loads(done.stderr)
+    return modules
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -91,8 +91,8 @@ def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
     assert "for this machine: no GPU, " in text
     rendered = in_process("render", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
-    found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
-    assert {name: target["kind"] for name, target in found["targets"].items()} == {
+    document = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
+    assert {name: target["kind"] for name, target in document["targets"].items()} == {
         "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes", "t4s": "kaggle"
     }  # fmt: skip
     (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))

@@ -72,7 +72,7 @@ def test_an_alert_fires_while_no_step_is_taken_and_resolves(tmp_path: Path) -> N
             },
         ],
         "promql_expr_test": [
-            {"expr": fires, "eval_time": f"{minute}m", "exp_samples": found} for minute, found in samples.items()
+            {"expr": fires, "eval_time": f"{minute}m", "exp_samples": expected} for minute, expected in samples.items()
         ],
     }
     check_rules(test, tmp_path)

@@ -17,11 +17,11 @@ def written(folder: Path) -> dict[str, str]:
 def test_config_is_what_a_prometheus_and_a_grafana_read(tmp_path: Path) -> None:
     done = ddpctl("monitor", "config", "here", "--interval", "5", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-    found = written(tmp_path / "here")
+    files = written(tmp_path / "here")
     targets = os.environ["DDPCTL_STATE_DIR"] + "/.targets"
     assert Path(targets).is_dir()  # else Prometheus does not see the files of the first run
     boxed = (ROOT / "docker/monitoring/prometheus.yml").read_text()
-    assert found == {
+    assert files == {
         "prometheus.yml": boxed.replace("/targets/", f"{targets}/").replace("interval: 10s", "interval: 5s"),
         "rules.yaml": (ROOT / "docker/monitoring/rules.yaml").read_text(),
         **{f"dashboards/{name}.json": text for name, text in DASHBOARDS.items()},
@@ -65,11 +65,11 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A docker whose compose takes every command, and writes down which."""
     program = tmp_path / "bin" / "docker"
     program.parent.mkdir()
-    said = tmp_path / "said"
-    program.write_text(f'#!/bin/sh\necho "$PWD: $*" >>{said}\n')
+    calls = tmp_path / "said"
+    program.write_text(f'#!/bin/sh\necho "$PWD: $*" >>{calls}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    return said
+    return calls
 
 
 def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monk
     box = state / ".monitoring"
     assert done.returncode == 69
     assert ("http://127.0.0.1:39090" in done.stderr, str(box) in done.stderr) == (True, True)
-    found = written(box)
-    env = dict(line.split("=", 1) for line in found.pop(".env").splitlines())
+    files = written(box)
+    env = dict(line.split("=", 1) for line in files.pop(".env").splitlines())
     assert env == {
         "TARGETS": f"{state}/.targets",
         "OWNER": f"{os.getuid()}:{os.getgid()}",
@@ -94,7 +94,7 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monk
     }
     assert (state / ".targets").is_dir()
     checked_in = written(ROOT / "docker" / "monitoring")
-    assert found == checked_in | {f"dashboards/{name}.json": text for name, text in DASHBOARDS.items()}
+    assert files == checked_in | {f"dashboards/{name}.json": text for name, text in DASHBOARDS.items()}
     project = f"compose -p ddpctl-monitor-{os.getuid()} -f {box}/compose.yaml"
     *_, last = compose.read_text().splitlines()
     assert last == f"{box}: {project} up -d --force-recreate prometheus grafana"

@@ -85,17 +85,17 @@ def test_a_machine_that_cannot_be_asked() -> None:
 
 def test_local_asks_one_shell_for_all_nodes() -> None:
     probe = Probe(files=("a",), max_bytes=9, request="7")
-    asked, seen = perform(test_local.TARGET.probe(test_local.RUN, probe), {"": Output(returncode=1)})
+    asked, results = perform(test_local.TARGET.probe(test_local.RUN, probe), {"": Output(returncode=1)})
     command = only(asked)
     folders = [f"/runs/digits-otter/node-{node}" for node in range(2)]
     assert (command.argv, command.stdin) == (("/bin/sh",), probe_script(probe, folders))
-    assert [one.node for one in seen] == [0, 1]
+    assert [result.node for result in results] == [0, 1]
 
 
 def test_ssh_asks_every_host_for_its_own() -> None:
     down = Output(returncode=255, stderr="box2: no route\n")
     up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12.5\n\n\x1ehistory.csv\ntime\n")
-    commands, seen = perform(SshTarget(OPTIONS).probe(RUN, Probe(files=("history.csv",))), {"": by_host(up, down)})
+    commands, results = perform(SshTarget(OPTIONS).probe(RUN, Probe(files=("history.csv",))), {"": by_host(up, down)})
     assert [(str(command.host), command.argv) for command in commands] == [
         ("box1", ("/bin/sh",)),
         ("box2", ("/bin/sh",)),
@@ -103,7 +103,7 @@ def test_ssh_asks_every_host_for_its_own() -> None:
     assert [command.stdin for command in commands] == [
         probe_script(Probe(files=("history.csv",)), (f'"$HOME"/.ddpctl/runs/night/node-{node}',)) for node in range(2)
     ]
-    assert seen == (
+    assert results == (
         ProbeResult(node=0, time=12.5, files={"history.csv": "time"}),
         ProbeResult(node=1, failure="box2: no route"),
     )
@@ -112,7 +112,7 @@ def test_ssh_asks_every_host_for_its_own() -> None:
 def test_slurm_asks_the_login_node_once() -> None:
     output = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
     target = test_slurm_target.SlurmTarget(test_slurm_target.DEFAULTS)
-    asked, seen = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
+    asked, results = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
     command = only(asked)
     assert command.argv == ("sh",)
     assert command.stdin is not None
@@ -120,8 +120,8 @@ def test_slurm_asks_the_login_node_once() -> None:
         "if cd /r/night/node-0 2>/dev/null; then",
         "if cd /r/night/node-1 2>/dev/null; then",
     ]
-    assert seen == (ProbeResult(node=0, time=12.0, placed=(7.0, 9.0)), ProbeResult(node=1, time=13.0))
-    shown = replace(test_slurm_target.RUN, handle={"job": "7", "tasks": ["0", "1"]})
+    assert results == (ProbeResult(node=0, time=12.0, placed=(7.0, 9.0)), ProbeResult(node=1, time=13.0))
+    array = replace(test_slurm_target.RUN, handle={"job": "7", "tasks": ["0", "1"]})
     with pytest.raises(test_slurm_target.ConfigError) as error:
-        perform(target.probe(shown, Probe()), {})
+        perform(target.probe(array, Probe()), {})
     assert ("--task" in str(error.value), "0, 1" in str(error.value)) == (True, True)

@@ -13,7 +13,7 @@ def row(step: int, **values: float) -> dict[str, float]:
 
 
 def write(folder: Path, *rows: dict[str, float]) -> None:
-    (folder / HISTORY).write_text("\n".join([HEADER, *(line(one["time"], one) for one in rows), ""]))
+    (folder / HISTORY).write_text("\n".join([HEADER, *(line(values["time"], values) for values in rows), ""]))
 
 
 class Shown:
@@ -28,23 +28,23 @@ class Shown:
 
 
 def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tmp_path: Path) -> None:
-    shown = Shown()
-    progress = Progress(tmp_path, shown)
+    cell = Shown()
+    progress = Progress(tmp_path, cell)
     progress.update()  # there is no history yet
     write(tmp_path, row(30, loss=2.0))
     progress.update()  # it is not time yet
     write(tmp_path, row(30, loss=2.0), row(90, loss=1.0))
     progress.update(last=True)
-    assert shown.steps == [(90, True)]
+    assert cell.steps == [(90, True)]
 
 
 def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
-    shown = Shown()
-    progress = Progress(tmp_path, shown)
+    cell = Shown()
+    progress = Progress(tmp_path, cell)
     write(tmp_path, {"time": 1000.0})
     progress.update()
     progress.update(last=True)
-    assert shown.steps == []
+    assert cell.steps == []
 
 
 def test_the_line_says_how_far_it_is() -> None:

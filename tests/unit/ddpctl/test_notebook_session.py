@@ -50,9 +50,9 @@ def cells_function(name: str) -> Callable[..., Any]:
     """A function as a cell defines it: of __main__, its file not on disk."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(f"def {name}():\n    pass", "/tmp/ipykernel_1/2.py", "exec"), namespace)  # noqa: S102
-    found = namespace[name]
-    assert isinstance(found, FunctionType)
-    return found
+    function = namespace[name]
+    assert isinstance(function, FunctionType)
+    return function
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     return AppContext(executor=Executor({}), root=tmp_path, emit=print)
 
 
-def newest(context: AppContext, what: Callable[..., Any] | str) -> str | None:
-    found = session._newest(context, session.program_of(what))
-    return found.name if found else None
+def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None:
+    run = session._newest(context, session.program_of(program))
+    return run.name if run else None
 
 
 def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, tmp_path: Path) -> None:

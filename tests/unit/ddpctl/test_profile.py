@@ -43,19 +43,19 @@ def slow(rank: int, *, stack: list[list[Any]] = SLEEP) -> dict[str, Any]:
 
 
 def test_the_slowest_rank_is_named_with_what_it_does():
-    found = summarise([*read(waits(0), waits(1)), *read(waits(2), slow(3), node=1)])
-    assert (found["seconds"], found["slowest"]) == (10.0, 3)
-    assert found["shares"][0] == {"compute": 0.2, "communication": 0.8, "exposed": 0.7, "data": 0.0, "idle": 0.1}
-    assert found["shares"][3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
-    assert [fact in found["sentence"] for fact in ("rank 3 (node 1)", "train.py:7 (dawdle)", "7 of 7")] == [True] * 3
+    summary = summarise([*read(waits(0), waits(1)), *read(waits(2), slow(3), node=1)])
+    assert (summary["seconds"], summary["slowest"]) == (10.0, 3)
+    assert summary["shares"][0] == {"compute": 0.2, "communication": 0.8, "exposed": 0.7, "data": 0.0, "idle": 0.1}
+    assert summary["shares"][3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
+    assert [fact in summary["sentence"] for fact in ("rank 3 (node 1)", "train.py:7 (dawdle)", "7 of 7")] == [True] * 3
 
 
 def test_equal_ranks_and_ranks_without_an_answer():
     unknown = {"rank": 2, "unknown": "not recorded, because the script runs its own profiler"}
     profiles = read(waits(0), waits(1), unknown)
-    found = summarise(profiles)
-    assert (found["slowest"], sorted(found["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
-    assert [row.split() for row in summary_table(profiles, found["shares"])[1:]] == [
+    summary = summarise(profiles)
+    assert (summary["slowest"], sorted(summary["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
+    assert [row.split() for row in summary_table(profiles, summary["shares"])[1:]] == [
         ["0", "0", "20%", "80%", "70%", "0%", "10%"],
         ["1", "0", "20%", "80%", "70%", "0%", "10%"],
         ["2", "0", "-", "-", "-", "-", "-"],

@@ -35,8 +35,8 @@ def plan_of(job: JobSpec) -> Plan:
     return Plan(run="night", job=job, cwd="/project", run_dir="/runs/night", checkpoint_dir="/runs/night/checkpoints")
 
 
-def ranks_of(found: list[str]) -> int | str:
-    (only,) = set(found)
+def ranks_of(values: list[str]) -> int | str:
+    (only,) = set(values)
     return int(only) if only.isdecimal() else only
 
 

@@ -63,7 +63,7 @@ def test_the_configuration_is_shown_without_secrets() -> None:
 def test_whatever_a_run_writes_is_escaped() -> None:
     failed = RunStatus(run="night", state="failed", message=f"rank 0 said {HOSTILE}", code=1)
     event = Event(event="failed", time=150, node=0, facts={"message": HOSTILE})
-    found = replace(
+    report = replace(
         timeline([*START, event], SPANS, failed),
         history=history(),
         last_lines=f"Traceback\n{HOSTILE}\n",
@@ -71,7 +71,7 @@ def test_whatever_a_run_writes_is_escaped() -> None:
         environments={0: {"host": HOSTILE}},
     )
     check = {"check": "doctor", "lines": ["node 0  node 1", f"{HOSTILE} s3cret-value"], "time": 140}
-    text = render_page(found, checks=[check], values=["s3cret-value"])
+    text = render_page(report, checks=[check], values=["s3cret-value"])
     assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
     assert "s3cret-value" not in text
     parser = Tags()

@@ -29,7 +29,7 @@ def node(folder: Path, number: int = 0, *, ranks: int = 2, started: float = 50.0
     return path
 
 
-def found(folder: Path) -> dict[str, Run]:
+def runs_in(folder: Path) -> dict[str, Run]:
     return {run.name: run for run in run_folders.load_all(folder, kind="local")}
 
 
@@ -41,7 +41,7 @@ def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path
     (tmp_path / "a" / "node-99999999").mkdir()
     (tmp_path / "b" / "node-0" / "environment.json").write_text("[" * 99999)
     (tmp_path / "file").touch()
-    runs = found(tmp_path)
+    runs = runs_in(tmp_path)
     assert list(runs) == ["b", "a"], "newest first"
     (alone,) = run_folders.load_all(tmp_path / "a", kind="local")
     assert alone == runs["a"] == run_folders.load(tmp_path / "a", kind="local")
@@ -54,13 +54,13 @@ def test_a_folder_that_has_no_run_is_named(tmp_path: Path) -> None:
     for call in (run_folders.load, run_folders.load_all):
         with pytest.raises(NoInputError, match=str(tmp_path / "nowhere")):
             call(tmp_path / "nowhere", kind="local")
-    assert found(tmp_path) == {}
+    assert runs_in(tmp_path) == {}
 
 
 def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path) -> None:
     node(tmp_path / "far", host="box7")
     node(tmp_path / "near", host=socket.gethostname())
-    runs = found(tmp_path)
+    runs = runs_in(tmp_path)
     assert run_folders.without_guess(runs["near"], LOST) == LOST
     assert run_folders.without_guess(replace(runs["far"], handle={}), LOST) == LOST, "a launcher knew better"
     far = run_folders.without_guess(runs["far"], LOST)
@@ -79,5 +79,5 @@ def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path) -> None:
     assert json.loads(ddpctl("timeline", "--json", "runs/a", cwd=tmp_path, **env).stdout)["run"] == "a"
     refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
     assert (refused.returncode, "--task" in refused.stderr) == (66, True)
-    assert sorted(one.name for one in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
     assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"

@@ -132,10 +132,13 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
 
 
 def test_progress_is_what_all_nodes_tell_together() -> None:
-    told = (run_status.Progress(step=4, planned=9, loss=1.0, checkpoint_step=2), run_status.Progress(step=5, loss=2.0))
+    reports = (
+        run_status.Progress(step=4, planned=9, loss=1.0, checkpoint_step=2),
+        run_status.Progress(step=5, loss=2.0),
+    )
     nodes = tuple(
-        run_status.NodeReport(node=node, alive=True, state=None, outcome=None, progress=one)
-        for node, one in enumerate(told)
+        run_status.NodeReport(node=node, alive=True, state=None, outcome=None, progress=progress)
+        for node, progress in enumerate(reports)
     )
     status = run_status.RunStatus(run="night", state="training", message="", nodes=nodes)
     assert status.progress == run_status.Progress(step=5, planned=9, loss=2.0, checkpoint_step=2)

@@ -6,7 +6,7 @@ from ddpctl import secrets
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
+    ("text", "redacted"),
     [
         ("+ WANDB_API_KEY=abc123 python", "+ WANDB_API_KEY=[REDACTED] python"),
         ("WANDB_API_KEY=correct horse", "WANDB_API_KEY=[REDACTED]"),
@@ -43,8 +43,8 @@ from ddpctl import secrets
         ("step 5: keyword=3", "step 5: keyword=3"),
     ],
 )
-def test_a_secret_in_a_text_is_redacted(said: str, left: str) -> None:
-    assert secrets.redact_text(said, ["s3cr3tvalue", "ab"]) == left
+def test_a_secret_in_a_text_is_redacted(text: str, redacted: str) -> None:
+    assert secrets.redact_text(text, ["s3cr3tvalue", "ab"]) == redacted
 
 
 def test_the_argument_of_a_secret_flag_is_redacted() -> None:

@@ -44,8 +44,8 @@ def contract(env: dict[str, str]) -> dict[str, str]:
 
 def config(call: Recorded) -> NodeConfig:
     """What the real ddprun makes of what it is given."""
-    words = call.argv[call.argv.index("--grace") :]
-    return read_config(parse(words), call.env, lambda _: 0)
+    arguments = call.argv[call.argv.index("--grace") :]
+    return read_config(parse(arguments), call.env, lambda _: 0)
 
 
 def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: StandIns) -> None:
@@ -53,8 +53,8 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     step = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--export=ALL", "--input=none", "--mpi=none",
             f"--chdir={stand_ins.folder}", "--cpus-per-task=4", "--kill-on-bad-exit=0")  # fmt: skip
-    assert done.code == 0, done.said
-    assert [fact in done.said for fact in ("4711", "nodes: 2", "10.0.0.1", run_dir)] == [True] * 4
+    assert done.code == 0, done.output
+    assert [fact in done.output for fact in ("4711", "nodes: 2", "10.0.0.1", run_dir)] == [True] * 4
     assert [call.argv[:10] for call in done.of("srun")] == [(*step, "--wait=60"), (*step, "--wait=0")]
     assert "SLURM_NTASKS" not in done.of("srun")[1].env
     nodes = done.of("ddprun")[2:]  # the first two answered whether it is there
@@ -81,8 +81,12 @@ def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NUM_NODES="3", SLURM_GPUS_ON_NODE="1", SLURM_JOB_ID="9072")
     nodes = done.of("ddprun")[3:]
     read = [config(call) for call in nodes]
-    assert [(one.max_nodes, one.node_rank, one.local_world_size) for one in read] == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
-    assert {one.master_port for one in read} == {61000}
+    assert [(node.max_nodes, node.node_rank, node.local_world_size) for node in read] == [
+        (3, 0, 1),
+        (3, 1, 1),
+        (3, 2, 1),
+    ]
+    assert {node.master_port for node in read} == {61000}
     assert done.code == 0
 
 
@@ -132,7 +136,7 @@ def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engin
 def test_a_secret_that_is_not_set_is_named(stand_ins: StandIns) -> None:
     done = stand_ins.run(replace(JOB, secrets=("TOKEN",)), SlurmOptions())
     outcome = json.loads((stand_ins.folder / "runs/train-4711/node-0/outcome.json").read_text())
-    assert (done.code, done.said) == (78, f"slurm: {outcome['message']}\n")
+    assert (done.code, done.output) == (78, f"slurm: {outcome['message']}\n")
     assert outcome == {"code": 78, "cause": "config", "message": outcome["message"]}
     assert "TOKEN" in outcome["message"]
 
@@ -145,7 +149,7 @@ def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
     secrets.write_text("export TOKEN=hidden\n")
     secrets.chmod(0o644)
     done = stand_ins.run(job, SlurmOptions())
-    assert (done.code, f"{run_dir}/secrets" in done.said) == (78, True)
+    assert (done.code, f"{run_dir}/secrets" in done.output) == (78, True)
     assert not secrets.exists()
     secrets.write_text("export TOKEN=hidden\n")
     secrets.chmod(0o600)
@@ -157,7 +161,7 @@ def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
 def test_a_missing_script_is_reported_by_every_node(stand_ins: StandIns) -> None:
     done = stand_ins.run(replace(JOB, command=("no such.py",)), SlurmOptions())
     assert done.code == 66
-    assert [f"node-{node}: no such.py" in done.said for node in (0, 1)] == [True, True]
+    assert [f"node-{node}: no such.py" in done.output for node in (0, 1)] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def test_the_outcome_decides_on_a_requeue(
     done = stand_ins.run(JOB, SlurmOptions(), CODE=code, OUTCOME=outcome, SAVES=saves)
     assert [call.argv for call in done.of("scontrol")[2:]] == [("requeue", "4711")] * requeued
     assert done.code == int(code)
-    assert [line for line in done.said.splitlines() if "requeued" in line and "requeues" not in line] == (
+    assert [line for line in done.output.splitlines() if "requeued" in line and "requeues" not in line] == (
         ["slurm: requeued"] if requeued else []
     )
 
@@ -186,7 +190,7 @@ def test_no_requeue_beyond_the_cap_or_outside_of_a_batch_job(stand_ins: StandIns
     env = {"CODE": "143", "OUTCOME": RETRY}
     capped = [stand_ins.run(JOB, SlurmOptions(requeues=2), **env, SLURM_RESTART_COUNT=str(n)) for n in range(3)]
     assert [len(done.of("scontrol")) for done in capped] == [3, 3, 2]
-    assert "limit of 2" in capped[2].said.splitlines()[-1]
+    assert "limit of 2" in capped[2].output.splitlines()[-1]
     inside = stand_ins.run(JOB, SlurmOptions(), **env, ENVIRONMENT="")
     assert (inside.code, len(inside.of("scontrol"))) == (143, 2)
 
@@ -194,8 +198,8 @@ def test_no_requeue_beyond_the_cap_or_outside_of_a_batch_job(stand_ins: StandIns
 @contextlib.contextmanager
 def start(stand_ins: StandIns) -> Iterator["subprocess.Popen[bytes]"]:
     """A job of one node, whose srun or ddprun a test has replaced; what scancel is asked is in the file ``told``."""
-    told = stand_ins.folder / "told"
-    (stand_ins.folder / "bin" / "scancel").write_text(f'#!/bin/bash\necho "$*" >>{told}\n')
+    signalled = stand_ins.folder / "told"
+    (stand_ins.folder / "bin" / "scancel").write_text(f'#!/bin/bash\necho "$*" >>{signalled}\n')
     script = stand_ins.folder / "job.sh"
     script.write_text(render_script(stand_ins.plan(replace(JOB, nodes="1")), SlurmOptions()))
     env = stand_ins.environ | {"SLURM_JOB_NUM_NODES": "1"}
@@ -221,7 +225,7 @@ def until(ready: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signals", "times_told", "requeued"),
+    ("signals", "num_signals", "requeued"),
     [
         pytest.param(["USR1"], 1, True, id="warning"),
         pytest.param(["USR2"], 1, False, id="stop"),
@@ -231,9 +235,9 @@ def until(ready: Callable[[], bool]) -> None:
     ],
 )
 def test_a_signal_is_handed_on_to_the_step(
-    stand_ins: StandIns, signals: list[str], times_told: int, requeued: bool
+    stand_ins: StandIns, signals: list[str], num_signals: int, requeued: bool
 ) -> None:
-    told, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+    signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
     (stand_ins.folder / "bin" / "ddprun").write_text(
         f'#!/bin/bash\n[[ " $* " != *" -c "* ]] || exit 0\nwhile [[ ! -e {go} ]]; do sleep 0.05; done\nexit 143\n'
     )
@@ -245,9 +249,9 @@ def test_a_signal_is_handed_on_to_the_step(
             job.send_signal(getattr(signal, f"SIG{name}"))
             if name != "TERM":
                 lines.append(job.stderr.readline())  # it was heard
-        until(lambda: told.exists() and len(told.read_text().splitlines()) == times_told)
+        until(lambda: signalled.exists() and len(signalled.read_text().splitlines()) == num_signals)
         go.touch()
         assert job.wait(30) == 143
-    assert set(told.read_text().splitlines()) == {"--quiet --signal=TERM 4711.1"}
-    assert len(told.read_text().splitlines()) == times_told
+    assert set(signalled.read_text().splitlines()) == {"--quiet --signal=TERM 4711.1"}
+    assert len(signalled.read_text().splitlines()) == num_signals
     assert was_requeued(stand_ins) == requeued

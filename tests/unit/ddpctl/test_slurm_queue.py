@@ -19,11 +19,11 @@ DATA = Path(__file__).parents[2] / "data" / "slurm"
 
 
 def status(text: str, *, run: Run = RUN, now: float = 5000.0) -> RunStatus:
-    asked, (found,) = perform(
+    asked, (state,) = perform(
         SlurmTarget(SlurmOptions()).status((run,), now=now), {"": Output(returncode=0, stdout=text)}
     )
     assert only(asked).argv[:5] == ("sh", "-c", queue.ASK, "ddpctl", run.handle["job"])
-    return found
+    return state
 
 
 def answered(squeue: str, *files: tuple[str, str]) -> str:
@@ -61,8 +61,8 @@ BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
 def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
     text: str, state: str, code: int | None, fact: str
 ) -> None:
-    found = status(text)
-    assert (found.state, found.code, fact in found.message) == (state, code, True)
+    job = status(text)
+    assert (job.state, job.code, fact in job.message) == (state, code, True)
 
 
 def test_a_job_that_never_started_has_no_log() -> None:

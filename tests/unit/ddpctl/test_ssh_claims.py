@@ -85,9 +85,9 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(tmp_path)
-    yield made
-    for session in made.sessions:
+    home = Host(tmp_path)
+    yield home
+    for session in home.sessions:
         with session:
             session.kill()
     for path in tmp_path.glob("pid-*"):

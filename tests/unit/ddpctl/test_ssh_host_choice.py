@@ -130,7 +130,7 @@ def test_a_wait_ends_after_its_time() -> None:
     assert [fact in str(error.value) for fact in ("60 s", "box2", "'you'", "0 of 3", "--wait")] == [True] * 5
 
 
-def shown(state: str | None) -> Output:
+def shows(state: str | None) -> Output:
     node = "null" if state is None else f'{{"run": "night", "node": 0, "pid": 1, "state": "{state}", "started": 1.0}}'
     return Output(returncode=0, stdout=f'{{"alive": true, "node": {node}, "outcome": null, "history": ""}}')
 
@@ -140,7 +140,7 @@ STATE = "node.json"  # a part of the script that shows the state of a node
 
 
 def test_a_lost_node_starts_on_a_spare() -> None:
-    states, spares = by_host(shown("rendezvous"), DEAD), {"box3": DEAD, "box4": facts(4)}
+    states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": facts(4)}
     asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), {FACTS: spares, **ANSWERS, STATE: states})
     assert (moved.nodes, moved.handle["hosts"], moved.handle["lost_hosts"]) == ((1,), [0, 3], [1])
     start = only(asked, START)
@@ -152,9 +152,9 @@ def test_a_lost_node_starts_on_a_spare() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(shown("training"), DEAD, id="only-we-do-not-reach-it"),
-        pytest.param(DEAD, shown("rendezvous"), id="node-0"),
-        pytest.param(shown("rendezvous"), shown(None), id="starting"),
+        pytest.param(shows("training"), DEAD, id="only-we-do-not-reach-it"),
+        pytest.param(DEAD, shows("rendezvous"), id="node-0"),
+        pytest.param(shows("rendezvous"), shows(None), id="starting"),
     ],
 )
 def test_no_node_moves_unless_node_0_waits_for_it(first: Output, second: Output) -> None:

@@ -16,7 +16,7 @@ from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.target import SshTarget
 
 
-def shown(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
+def shows(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
     node = {"run": "night", "node": 0, "pid": 1, "state": state, "started": 1.0} if state else None
     outcome = (
         {"code": code, "cause": "error" if code else "ok", "message": f"code {code}"} if code is not None else None
@@ -36,9 +36,9 @@ GONE = Output(returncode=255, stderr="the connection was lost (the host is gone)
 
 def status(*answers: Output, run: Run = RUN) -> RunStatus:
     """The status of a run whose hosts answer so."""
-    asked, (found,) = perform(SshTarget(OPTIONS).status((run,), now=1001.0), {"": by_host(*answers)})
+    asked, (state,) = perform(SshTarget(OPTIONS).status((run,), now=1001.0), {"": by_host(*answers)})
     assert [command.stdin for command in asked] == [scripts.show(OPTIONS, [("night", node)]) for node in (0, 1)]
-    return found
+    return state
 
 
 LOST_HOST = "does not answer: the connection was lost"
@@ -47,15 +47,15 @@ LOST_HOST = "does not answer: the connection was lost"
 @pytest.mark.parametrize(
     ("first", "second", "state", "code", "facts"),
     [
-        pytest.param(shown(True, "training"), shown(True, "rendezvous"), "rendezvous", None, "2 of 2", id="rendezvous"),
+        pytest.param(shows(True, "training"), shows(True, "rendezvous"), "rendezvous", None, "2 of 2", id="rendezvous"),
         pytest.param(
-            shown(False, "succeeded", 0), shown(False, "succeeded", 0), "succeeded", 0, "code 0", id="succeeded"
+            shows(False, "succeeded", 0), shows(False, "succeeded", 0), "succeeded", 0, "code 0", id="succeeded"
         ),
         pytest.param(
-            shown(True, "training"), GONE, "running", None, f"box2 (node 1) {LOST_HOST}", id="running-and-gone"
+            shows(True, "training"), GONE, "running", None, f"box2 (node 1) {LOST_HOST}", id="running-and-gone"
         ),
         pytest.param(
-            shown(True, "training", steps="1.0,5"),
+            shows(True, "training", steps="1.0,5"),
             GONE,
             "training",
             None,
@@ -63,28 +63,28 @@ LOST_HOST = "does not answer: the connection was lost"
             id="training-and-gone",
         ),
         pytest.param(
-            shown(True, "training", steps="1.0,5\n2.0,"),
-            shown(True, "training"),
+            shows(True, "training", steps="1.0,5\n2.0,"),
+            shows(True, "training"),
             "running",
             None,
             "2 of 2",
             id="restarted",
         ),
         pytest.param(
-            shown(False, "failed", 3), GONE, "failed", 3, f"code 3; box2 (node 1) {LOST_HOST}", id="failed-and-gone"
+            shows(False, "failed", 3), GONE, "failed", 3, f"code 3; box2 (node 1) {LOST_HOST}", id="failed-and-gone"
         ),
         pytest.param(GONE, lost(0), "failed", 137, f"node 0 was lost; box1 (node 0) {LOST_HOST}", id="node-0-gone"),
         pytest.param(lost(1), GONE, "failed", 137, f"node 1 was lost; box2 (node 1) {LOST_HOST}", id="node-1-gone"),
-        pytest.param(shown(True, "training", steps="1.0,5"), lost(0), "training", None, "1 of 2", id="goes-on-alone"),
+        pytest.param(shows(True, "training", steps="1.0,5"), lost(0), "training", None, "1 of 2", id="goes-on-alone"),
         pytest.param(GONE, GONE, "unknown", None, f"box1 (node 0) {LOST_HOST}", id="gone"),
-        pytest.param(shown(False), shown(False), "lost", 137, "node.log", id="silent"),
+        pytest.param(shows(False), shows(False), "lost", 137, "node.log", id="silent"),
     ],
 )
 def test_the_status_of_a_run_follows_from_what_its_hosts_show(
     first: Output, second: Output, state: str, code: int | None, facts: str
 ) -> None:
-    found = status(first, second)
-    assert (found.state, found.code, facts in found.message) == (state, code, True)
+    run = status(first, second)
+    assert (run.state, run.code, facts in run.message) == (state, code, True)
 
 
 ELASTIC = replace(RUN, job=replace(RUN.job, nodes="1:2"), options=asdict(OPTIONS))

@@ -30,8 +30,8 @@ def test_a_duration_is_formatted_by_its_length() -> None:
 def test_no_escape_sequence_passes_however_it_comes(size: int) -> None:
     text = "a\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[2J\x1bcb\x9b5m\t\r\b\x07ä\n".encode()
     keep = EscapeFilter()
-    shown = b"".join(keep(text[start : start + size]) for start in range(0, len(text), size))
-    assert shown == "aredb5m\t\r\bä\n".encode()
+    output = b"".join(keep(text[start : start + size]) for start in range(0, len(text), size))
+    assert output == "aredb5m\t\r\bä\n".encode()
 
 
 def test_what_looks_like_a_sequence_is_not_kept_for_ever() -> None:

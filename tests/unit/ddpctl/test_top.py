@@ -31,7 +31,7 @@ from ddpwire.metrics import STEP_PHASES
 TRAINING = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
 
 
-def said(rank: int, *, steps: int, own_s: float, step_s: float = 0.2) -> str:
+def rank_metrics(rank: int, *, steps: int, own_s: float, step_s: float = 0.2) -> str:
     """What a rank exports after so many steps, each with this much of its own time, of which half is forward."""
     phases = dict.fromkeys(STEP_PHASES, 0.0) | {
         "data": 0.1 * own_s,
@@ -58,12 +58,12 @@ def said(rank: int, *, steps: int, own_s: float, step_s: float = 0.2) -> str:
 
 
 def node(number: int, steps: int, *, own_s: tuple[float, float], time: float | None = None, more: str = "") -> Reading:
-    ranks = "\n".join(said(2 * number + local, steps=steps, own_s=own_s[local]) for local in range(2))
+    ranks = "\n".join(rank_metrics(2 * number + local, steps=steps, own_s=own_s[local]) for local in range(2))
     of_node = 'ddp_ranks_alive 2\nddp_world_size 4\nddp_restarts_total{reason="killed"} 1\nddp_steps_lost_total 7\n'
     at = 1000 + steps * 0.2 if time is None else time
-    found = read_metrics(ProbeResult(node=number, time=at, metrics=f"{of_node}{more}\n{ranks}\n"))
-    assert found is not None
-    return found
+    reading = read_metrics(ProbeResult(node=number, time=at, metrics=f"{of_node}{more}\n{ranks}\n"))
+    assert reading is not None
+    return reading
 
 
 OF_RANK_0 = """\
@@ -85,7 +85,7 @@ def snapshot(slow_s: float = 0.05) -> Snapshot:
     return replace(empty_snapshot(TRAINING, 1030), **numbers(now, before), **history)  # type: ignore[arg-type]
 
 
-def shown(view: Snapshot, width: int, *, height: int | None = None, plain: bool = False) -> list[str]:
+def screen_lines(view: Snapshot, width: int, *, height: int | None = None, plain: bool = False) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
     console.print(screen(view, title="2 nodes x 2 ranks of ddptrain on local", width=width, height=height, plain=plain))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ def shown(view: Snapshot, width: int, *, height: int | None = None, plain: bool 
 
 
 def test_top_shows_steps_throughput_loss_goodput_and_ranks() -> None:
-    assert shown(snapshot(), 100) == [
+    assert screen_lines(snapshot(), 100) == [
         "night  training  2 nodes x 2 ranks of ddptrain on local",
         "step       150 of 1,000  ███░░░░░░░░░░░░░░░░░ 15 %  3 min left  epoch 2",
         "throughput 640 samples/s          ▁▆█",
@@ -112,7 +112,7 @@ def test_top_shows_steps_throughput_loss_goodput_and_ranks() -> None:
 def test_a_straggler_is_marked_by_its_own_time() -> None:
     view = snapshot(slow_s=0.15)
     assert [row.slow and round(row.slow, 2) for row in view.ranks] == [None, None, None, 3.0]
-    assert shown(view, 100)[10].split()[-4:] == ["3.0", "x", "the", "others"]
+    assert screen_lines(view, 100)[10].split()[-4:] == ["3.0", "x", "the", "others"]
     assert ("rank 3 on node 1" in line(view), "3.0 x" in line(view)) == (True, True)
 
 
@@ -130,7 +130,7 @@ class Flaky(Executor):
         answers = iter(
             (
                 '{"dir": "", "alive": true, "node": null, "outcome": null}\n',
-                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{said(0, steps=5, own_s=0.1)}\n",
+                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{rank_metrics(0, steps=5, own_s=0.1)}\n",
             )[2 - self.left - 1 :]
         )
         return super().perform(Answered(verb, next(answers)))  # type: ignore[arg-type]
@@ -174,16 +174,16 @@ def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
         throughput=(None, 10.0, float("inf")),
         losses=(float("nan"), None, 0.5),
     )
-    said = document(view)
-    assert "\n" not in said
-    found = json.loads(said, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert (found["run"], found["loss"], found["ranks"][0]["step_s"]) == ("night", None, None)
-    assert found["throughput"] == [{"time": 2.0, "value": 10.0}]
-    assert found["losses"] == [{"time": 3.0, "value": 0.5}]
-    assert "moments" not in found
+    text = document(view)
+    assert "\n" not in text
+    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (values["run"], values["loss"], values["ranks"][0]["step_s"]) == ("night", None, None)
+    assert values["throughput"] == [{"time": 2.0, "value": 10.0}]
+    assert values["losses"] == [{"time": 3.0, "value": 0.5}]
+    assert "moments" not in values
 
 
 def test_what_a_run_says_moves_no_cursor() -> None:
     view = empty_snapshot(RunStatus(run="night", state="lost", message="\x1b[2Jgone"), 0)
-    assert shown(view, 80)[1] == "\\x1b[2Jgone"
+    assert screen_lines(view, 80)[1] == "\\x1b[2Jgone"
     assert line(view) == "night  lost: \\x1b[2Jgone"

@@ -30,9 +30,9 @@ def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: 
     assert display.line(2.0, 0) == "   38%  150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
     out, plain = Terminal(), io.StringIO()
     for stream in (out, plain):
-        one = Display(transfers[:1], stream)
-        one.end(0, whole=True)
-        one.close()
+        single = Display(transfers[:1], stream)
+        single.end(0, whole=True)
+        single.close()
     assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
     assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
     assert plain.getvalue() == ""  # it was over before a line was due
@@ -48,17 +48,17 @@ def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"abcDEFGHlost")
     os.close(write)
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     with os.fdopen(read, "rb") as pipe, (tmp_path / "b").open("rb") as stdin:
         pump(
             Transfer(num_bytes=8, num_files=3, writes=parts),
             stdin.fileno(),
             pipe.fileno(),
             5.0,
-            lambda *n: seen.append(n),
+            lambda *n: progress.append(n),
         )
     assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
-    assert seen[-1] == (8, 3)
+    assert progress[-1] == (8, 3)
 
 
 def pull_from(listing: str, into: Path) -> None:
@@ -83,5 +83,5 @@ def test_a_file_has_its_name_only_with_its_content(tmp_path: Path) -> None:
     done = finish(tmp_path, [(name, 5, 1_700_000_000, sums[name]) for name in sums])
     assert done == {"whole": ["good"], "wrong": ["bad"]}
     assert [path.name for path in tmp_path.iterdir()] == ["good"]
-    found = survey(tmp_path, ["good", "bad", "checkpoints/step-00000001.pt"])
-    assert (found["files"], found["parts"]) == ({"good": [5, 1_700_000_000]}, {})
+    listing = survey(tmp_path, ["good", "bad", "checkpoints/step-00000001.pt"])
+    assert (listing["files"], listing["parts"]) == ({"good": [5, 1_700_000_000]}, {})

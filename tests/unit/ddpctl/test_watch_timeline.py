@@ -51,7 +51,7 @@ def drawn(
     queued: bool = True,
     state: State = "training",
 ) -> list[tuple[str, float, float]]:
-    found = phase_spans(
+    spans = phase_spans(
         events,
         created=100,
         placed=dict.fromkeys((0, 1), placed),
@@ -61,8 +61,8 @@ def drawn(
         nodes=2,
         history=history,
     )
-    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
-    return [(one.phase, one.begin, one.end) for one in found]
+    assert [span.end for span in spans[:-1]] == [span.begin for span in spans[1:]], "no gap, nothing twice"
+    return [(span.phase, span.begin, span.end) for span in spans]
 
 
 def test_a_launch_has_its_phases_until_now() -> None:
@@ -90,8 +90,8 @@ def test_a_failure_costs_the_time_until_the_ranks_are_where_they_had_been() -> N
         event(149, "training_began", node=1, rank=1),
         *both(150, "first_step"),
     ]
-    found = drawn(events, history=History(nodes={0: rows}))
-    assert found[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
+    phases = drawn(events, history=History(nodes={0: rows}))
+    assert phases[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
 
 
 def test_a_stop_that_was_asked_for_is_no_loss() -> None:
@@ -104,7 +104,7 @@ def test_a_stop_that_was_asked_for_is_no_loss() -> None:
     assert ["failed" in text for text in (asked_for, lost)] == [False, True]
 
 
-def timeline(events: list[Event], found: tuple[Span, ...], status: RunStatus) -> Timeline:
+def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) -> Timeline:
     run = Run(
         name="night",
         created=100,
@@ -123,7 +123,7 @@ def timeline(events: list[Event], found: tuple[Span, ...], status: RunStatus) ->
         now=200,
         events=tuple(events),
         history=NOBODY,
-        spans=found,
+        spans=spans,
         environments=MappingProxyType({}),
     )
 
@@ -131,7 +131,7 @@ def timeline(events: list[Event], found: tuple[Span, ...], status: RunStatus) ->
 def test_each_phase_has_a_bar_and_its_share_of_the_time() -> None:
     failed = event(140, "failed", message="rank 1 on node 0 was killed (SIGKILL)")
     events = [*START, failed, event(150, "recovered", seconds=10.0, steps_lost=4)]
-    found = (
+    spans = (
         Span(phase="start", begin=100, end=110),
         Span(phase="import", begin=110, end=120),
         Span(phase="training", begin=120, end=140),
@@ -139,8 +139,8 @@ def test_each_phase_has_a_bar_and_its_share_of_the_time() -> None:
         Span(phase="training", begin=150, end=200),
     )
     status = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
-    assert phase_totals(found) == {"start": 10, "import": 10, "training": 70, "lost": 10}
-    title, *bars, first, second = lines(timeline(events, found, status), 78, plain=True)
+    assert phase_totals(spans) == {"start": 10, "import": 10, "training": 70, "lost": 10}
+    title, *bars, first, second = lines(timeline(events, spans, status), 78, plain=True)
     assert bars == [
         "",
         "start         10 s   10 %  #####",
@@ -152,15 +152,15 @@ def test_each_phase_has_a_bar_and_its_share_of_the_time() -> None:
     assert ("training" in title, "100 s" in title) == (True, True)
     assert (first.split()[:2], "rank 1 on node 0 was killed (SIGKILL)" in first) == (["40", "s"], True)
     assert (second.split()[:2], "10.0 s" in second, "4 steps" in second) == (["50", "s"], True, True)
-    without_steps = tuple(replace(span, phase="running") if span.phase == "training" else span for span in found)
+    without_steps = tuple(replace(span, phase="running") if span.phase == "training" else span for span in spans)
     assert lines(timeline(events, without_steps, status), 78, plain=True)[-1].startswith("unknown: ")
 
 
 def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
     failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
     status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
-    found = (Span(phase="training", begin=100, end=200),)
-    drawn_in = {plain: lines(timeline([failed], found, status), 60, plain=plain)[-1] for plain in (True, False)}
+    spans = (Span(phase="training", begin=100, end=200),)
+    drawn_in = {plain: lines(timeline([failed], spans, status), 60, plain=plain)[-1] for plain in (True, False)}
     assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
     for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
         assert line.isprintable()

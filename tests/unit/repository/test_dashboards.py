@@ -15,8 +15,8 @@ UNITS = {value for name, value in vars(units).items() if name[0].isupper() and i
 
 
 def board(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(dashboard(name))
-    return found
+    document: dict[str, Any] = json.loads(dashboard(name))
+    return document
 
 
 def panels(name: str) -> list[dict[str, Any]]:
@@ -25,8 +25,8 @@ def panels(name: str) -> list[dict[str, Any]]:
 
 def expressions(name: str) -> list[str]:
     """Of the panels, and of the lines across them."""
-    found = [target["expr"] for panel in panels(name) for target in panel["targets"]]
-    return found + [one["expr"] for one in board(name).get("annotations", {}).get("list", [])]
+    queries = [target["expr"] for panel in panels(name) for target in panel["targets"]]
+    return queries + [annotation["expr"] for annotation in board(name).get("annotations", {}).get("list", [])]
 
 
 EACH = [pytest.param(panel, id=f"{name}: {panel['title']}") for name in DASHBOARDS for panel in panels(name)]
@@ -39,8 +39,11 @@ def test_a_panel_asks_a_question_and_explains_itself(panel: dict[str, Any]) -> N
     assert len(panel["description"]) > 10
     assert panel["description"].endswith(".")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    overrides = [entry for one in panel["fieldConfig"]["overrides"] for entry in one["properties"]]
-    used = [panel["fieldConfig"]["defaults"]["unit"], *(one["value"] for one in overrides if one["id"] == "unit")]
+    overrides = [entry for override in panel["fieldConfig"]["overrides"] for entry in override["properties"]]
+    used = [
+        panel["fieldConfig"]["defaults"]["unit"],
+        *(override["value"] for override in overrides if override["id"] == "unit"),
+    ]
     assert [unit for unit in used if unit not in UNITS and not unit.startswith("suffix:")] == []
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
     assert (
@@ -59,8 +62,8 @@ def test_what_is_recorded_and_exported_is_shown() -> None:
     """A series that no panel asks for is one that nobody looks at: those are named here."""
     asked = set().union(*(names(expr) for board_ in DASHBOARDS for expr in expressions(board_)))
     asked |= set().union(*(names(rule.expr) for rule in RECORDINGS if rule.name in asked))
-    shown = {name.removesuffix("_sum").removesuffix("_count") for name in asked}
-    unseen = {metric.name for metric in CATALOGUE} - shown
+    metrics = {name.removesuffix("_sum").removesuffix("_count") for name in asked}
+    unseen = {metric.name for metric in CATALOGUE} - metrics
     assert unseen == {
         "ddp_training_info",
         "ddp_preflight_duration_seconds",  # ddpctl timeline

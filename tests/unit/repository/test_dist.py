@@ -11,18 +11,21 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_version_is_the_same_in_all_files() -> None:
     places = ("docker/Dockerfile", "docker/compose.yaml", "examples/own_image/Dockerfile", "docs/image.md")
-    said = {
+    versions = {
         place: set(re.findall(r"(?:ARG VERSION=|ddpctl/ddpctl:)([\w.]+)", (ROOT / place).read_text()))
         for place in places
     }
-    assert said == {place: {__version__} for place in places}
+    assert versions == {place: {__version__} for place in places}
 
 
 def test_the_lock_has_all_packages_of_pyproject() -> None:
     """Torch aside, which is a build argument."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = {re.split(r"[><=~\[]", one)[0] for one in [*project["dependencies"], *extras["train"], *extras["digits"]]}
+    asked = {
+        re.split(r"[><=~\[]", requirement)[0]
+        for requirement in [*project["dependencies"], *extras["train"], *extras["digits"]]
+    }
     files = [(ROOT / "docker" / "requirements" / name).read_text() for name in ("torch.txt", "ddpctl.txt")]
     locked = {name for text in files for name in re.findall(r"^([\w-]+)==", text, re.M)}
     assert asked - locked == {"torch", "torchvision"}

@@ -15,8 +15,8 @@ SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
 def jobs(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
-    return found
+    workflow: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
+    return workflow
 
 
 def test_there_are_two_workflows() -> None:
