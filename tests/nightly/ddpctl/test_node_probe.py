@@ -1,10 +1,13 @@
 """A look into nodes: the shell's text, run by real shells against a real endpoint, and every target's command lines."""
 
 import http.server
+import json
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
