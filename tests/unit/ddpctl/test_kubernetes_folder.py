@@ -105,8 +105,8 @@ SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
 def test_a_command_on_the_page_renders(line: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text("")
-    words = [word for word in shlex.split(line) if word != "--dry-run"]
-    done = ddpctl("render", *words, cwd=tmp_path)
+    options = [option for option in shlex.split(line) if option != "--dry-run"]
+    done = ddpctl("render", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}
 

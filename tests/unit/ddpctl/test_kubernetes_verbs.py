@@ -82,12 +82,12 @@ def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
     ids=["gone", "young", "unreachable", "interrupted launch"],
 )
 def test_the_state_of_a_run_without_objects(run: Run, answers: dict[str, Answer], now: float, state: str) -> None:
-    _, seen = status(answers, run=run, now=now)
-    assert (seen.state, seen.ended) == (state, state == "lost")
+    _, status_ = status(answers, run=run, now=now)
+    assert (status_.state, status_.ended) == (state, state == "lost")
     if state == "lost":
-        assert (seen.has_logs, seen.has_files) == (False, False)
+        assert (status_.has_logs, status_.has_files) == (False, False)
     if state == "unknown":
-        assert "127.0.0.1:16999" in seen.message
+        assert "127.0.0.1:16999" in status_.message
 
 
 FILTER = 'sh -c \'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true\' sh'
