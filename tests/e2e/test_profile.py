@@ -1,12 +1,12 @@
 """ddpctl profile: all ranks of a run at the same time, while it runs."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.driver import SCRIPTS, ddpctl, wait_until
 from tests.in_process import ddpctl as in_process
-from tests.unit.ddpctl.test_profile import check_chrome_trace
 
 
 def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -
         assert (result["slowest"], result["unknown"], sorted(result["shares"])) == (3, [], ["0", "1", "2", "3"])
         assert "uneven.py:14 (dawdle)" in result["sentence"]
         assert result["shares"]["3"]["idle"] > 0.5 > result["shares"]["3"]["exposed"]
-        events = check_chrome_trace(Path(result["trace"]).read_bytes())
+        events = json.loads(gzip.decompress(Path(result["trace"]).read_bytes()))["traceEvents"]
         names = {(event["pid"], event["name"]) for event in events if event["ph"] == "X"}
         assert {(rank, name) for rank in range(4) for name in ("aten::linear", "gloo:all_reduce")} <= names
         flows = {event["name"].partition(" ")[0]: event["pid"] for event in events if event["ph"] == "f"}
