@@ -50,11 +50,11 @@ def assigned(script: str) -> set[str]:
     text = re.sub(
         r"^#SBATCH .*|--(env|ulimit) \S+|\s#\s.*|=~ .*|<<'END_OF_FILE'[^']*END_OF_FILE$", "", script, flags=re.MULTILINE
     )
-    found = re.findall(
+    matches = re.findall(
         r"(?:^|[\s;&|('])([A-Za-z_]\w*)\+?=(?!=)|\bfor (?:\(\()?([A-Za-z_]\w*) (?:in|=)"
         r"|\b(?:read|mapfile) ((?:-\w+ |'' )*(?:[A-Za-z_]\w* ?)+)", text, re.MULTILINE,
     )  # fmt: skip
-    names_ = {word for match in found for part in match for word in part.split() if word[0] not in "-'"}
+    names_ = {word for match in matches for part in match for word in part.split() if word[0] not in "-'"}
     theirs = ("PET_", "DDP_", "SLURM_", "APPTAINERENV_", "SINGULARITYENV_")
     return {name for name in names_ if not name.startswith(theirs)} - {"CUDA_VISIBLE_DEVICES", "IFS", "_"}
 
@@ -143,16 +143,16 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
 
 def through_kubernetes(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list[Env]]:
     text = KubernetesTarget(KubernetesOptions(workload="job")).render(plan_of(job, folder))
-    (workload,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
+    (workload,) = [thing for thing in yaml.safe_load_all(text) if thing and thing["kind"] == "Job"]
     (container,) = workload["spec"]["template"]["spec"]["containers"]
-    seen = dict(theirs)
-    for one in container["env"]:  # as the kubelet expands it: a name that is known by then, and $$ is $
-        seen[one["name"]] = re.sub(
+    environ = dict(theirs)
+    for variable in container["env"]:  # as the kubelet expands it: a name that is known by then, and $$ is $
+        environ[variable["name"]] = re.sub(
             r"\$\$|\$\(([^)]*)\)",
-            lambda found: "$" if found[1] is None else seen.get(found[1], found[0]),
-            str(one.get("value", "")),
+            lambda match: "$" if match[1] is None else environ.get(match[1], match[0]),
+            str(variable.get("value", "")),
         )
-    return "", [seen]
+    return "", [environ]
 
 
 SECRETS = ("UID", "PS4", "HOME", "IFS")
@@ -191,9 +191,9 @@ def test_a_rank_sees_a_variable_of_any_name(target: str, tmp_path: Path) -> None
     _, given = THROUGH[target](replace(job, env=env), tmp_path / "after", theirs)
     assert given
     for environ in given:
-        seen = job_env.unpack(environ)
-        assert {name: seen.get(name) for name in expected} == expected
-        assert names.JOB_ENV not in seen
+        unpacked = job_env.unpack(environ)
+        assert {name: unpacked.get(name) for name in expected} == expected
+        assert names.JOB_ENV not in unpacked
 
 
 @pytest.mark.parametrize("name", ["UID", "EUID", "PPID", "BASHPID", "SHELLOPTS"])

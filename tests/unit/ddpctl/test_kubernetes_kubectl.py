@@ -119,7 +119,7 @@ def _warnings(events: dict[str, list[Any]], job: dict[str, Any], pods: list[Any]
 
 def status_of(name: str, now: float = RECORDED, **changes: Any) -> RunStatus:
     """The status of a recorded run; ``changes``: its job, pods or events, where they are others."""
-    recording = dict(zip(("job", "pods", "events"), states()[name], strict=True))
+    recording: dict[str, Any] = dict(zip(("job", "pods", "events"), states()[name], strict=True))
     roles = recording["job"]["spec"].get("pytorchReplicaSpecs", {})
     run = run_of(recording["job"]["metadata"]["name"], job=JobSpec(nodes="2"), master="Master" in roles)
     return fold(run, PYTORCHJOB, **{**recording, **changes}, now=now)
