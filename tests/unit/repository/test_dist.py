@@ -1,4 +1,4 @@
-"""What a release holds: the wheel's files, by name, and what must be said the same in several places."""
+"""What several places of the repository must have alike: the version, and the packages of the image."""
 
 import re
 import tomllib
@@ -22,10 +22,8 @@ def test_the_lock_has_all_packages_of_pyproject() -> None:
     """Torch aside, which is a build argument."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = {
-        re.split(r"[><=~\[]", requirement)[0]
-        for requirement in [*project["dependencies"], *extras["train"], *extras["digits"]]
-    }
+    required = [*project["dependencies"], *extras["train"], *extras["digits"]]
+    asked = {re.split(r"[><=~\[]", requirement)[0] for requirement in required}
     files = [(ROOT / "docker" / "requirements" / name).read_text() for name in ("torch.txt", "ddpctl.txt")]
     locked = {name for text in files for name in re.findall(r"^([\w-]+)==", text, re.M)}
     assert asked - locked == {"torch", "torchvision"}
