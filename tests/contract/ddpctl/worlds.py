@@ -133,7 +133,8 @@ class World:
         return answer
 
     def node_pids(self) -> list[int]:
-        return [pid for pid, line in self.processes().items() if " ddprun " in line]
+        """The pids of the nodes' ddprun, as they have written them."""
+        return [json.loads((self.node_dir(node) / "node.json").read_text())["pid"] for node in (0, 1)]
 
     def processes(self) -> dict[int, str]:
         """pid → command line of everything alive that has the state directory, or the folder of the cluster."""
@@ -258,7 +259,7 @@ class Slurm(World):
     kind = "slurm"
 
     def prepare(self) -> None:
-        self.options = {"python": str(self.bin / "python")}
+        self.options = {"python": str(self.bin / "python"), "requeues": 0}
         (self.folder.parent / "slurm/jobs").mkdir(parents=True)
         self.env["SLURM_WORLD"] = str(self.folder.parent / "slurm")
         for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun"):
