@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddpwire.events import read_events
 from ddpwire.heartbeat import read_beat
@@ -71,10 +71,10 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert round(values["ddp_eval_accuracy_ratio", "test"], 4) == round(accuracy, 4)
 
 
-def test_a_folder_that_is_not_there_stops_no_training(train: Callable[..., list], wording: Wording) -> None:
+def test_a_folder_that_is_not_there_stops_no_training(train: Callable[..., list]) -> None:
     ended = train(*TINY, "--epochs=1", environ={"PROMETHEUS_MULTIPROC_DIR": "/nonexistent"})[0]
     assert ended.code == 0
-    wording(re.sub(r"_\d+\.db", "_PID.db", ended.err))
+    assert_names(re.sub(r"_\d+\.db", "_PID.db", ended.err), "2", "/nonexistent/counter_PID.db")
 
 
 @pytest.mark.parametrize("path", ["device", "loader"])

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.wording import Wording
-
-pytestmark = pytest.mark.e2e
+from tests.facts import assert_names
 
 Train = Callable[..., list]
 DETERMINISTIC = ("--deterministic", "--epochs", "4")
@@ -34,13 +32,13 @@ def fingerprint(train: Train, undisturbed: dict[str, str]) -> str:
 
 
 def test_three_ranks_learn_the_digits_the_same_way_twice(
-    train: Train, undisturbed: dict[str, str], tmp_path: Path, wording: Wording
+    train: Train, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     rank_0, *others = train("--deterministic", "--epochs=8", size=3)
     assert (rank_0.code, rank_0.err) == (0, "")
     assert [(one.code, one.out, one.err) for one in others] == [(0, "", "")] * 2
     lines = rank_0.out.splitlines()
-    wording(lines[0])
+    assert_names(lines[0], "39,250", "1,437", "360", "32")
     assert sum(line.startswith("epoch ") for line in lines) == 8  # a busy machine adds lines about stragglers
     assert lines[-5] == "world size     3"
     assert lines[-2] == "checkpoint     checkpoints/step-00000360.pt"
@@ -52,11 +50,11 @@ def test_three_ranks_learn_the_digits_the_same_way_twice(
     assert again[0].fingerprint == fingerprint(train, undisturbed)
 
 
-def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train, wording: Wording) -> None:
+def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train) -> None:
     options = ("--data=synthetic", "--synthetic-samples=808", "--synthetic-shape=1x8x8", "--epochs=1", "--lr=0.002")
     ends = [train(*options, size=size)[0] for size in (2, 1, 3)]  # 101 images to test: uneven on 2 and on 3
     for end in ends[1:]:
-        wording(end.out.splitlines()[1])
+        assert_names(end.out.splitlines()[1], "checkpoints/step-00000013.pt", "--epochs", "--checkpoint-dir")
     assert len({(end.right, end.fingerprint) for end in ends}) == 1
     assert 15 < ends[0].right < 95  # neither guessing nor all
 
@@ -71,7 +69,7 @@ def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train
 
 
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
-    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path, wording: Wording
+    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     options = (*DETERMINISTIC, "--checkpoint-every", "5", "--keep", "0")
     world = start(*options, size=3)
@@ -84,12 +82,12 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
     rank_0, *others = train(*options, size=3)
     assert [(one.code, one.err) for one in (rank_0, *others)] == [(0, "")] * 3
     epoch = newest // STEPS_PER_EPOCH + 1
-    wording(rank_0.out.splitlines()[1], newest=f"{newest:08d}", next=newest + 1, epoch=epoch)
+    assert_names(rank_0.out.splitlines()[1], "checkpoints/step-", f"{newest:08d}", newest + 1, "180", epoch)
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
 
 
 def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(
-    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path, wording: Wording
+    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     world = start(*DETERMINISTIC, size=3)
     world.wait_for("epoch  1/4")
@@ -99,22 +97,22 @@ def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(
     assert [(one.code, one.out, one.err) for one in others] == [(143, "", "")] * 2
     newest = max((tmp_path / "checkpoints").glob("step-*.pt"))
     step = int(newest.name[5:13])
-    wording(rank_0.out.splitlines()[-1], step=step, newest=newest.name)
+    assert_names(rank_0.out.splitlines()[-1], "SIGTERM", "rank 1", step, "180", newest.name)
     again = train(*DETERMINISTIC, size=3)
     assert [one.code for one in again] == [0, 0, 0]
-    wording(again[0].out.splitlines()[1].partition(" of ")[0], next=step + 1, newest=newest.name)
+    assert_names(again[0].out.splitlines()[1].partition(" of ")[0], newest.name, step + 1)
     assert again[0].fingerprint == fingerprint(train, undisturbed)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)], ids=["usr1", "int"])
-def test_the_other_signals_save_too(start: Callable, tmp_path: Path, number: int, code: int, wording: Wording) -> None:
+def test_the_other_signals_save_too(start: Callable, tmp_path: Path, number: int, code: int) -> None:
     world = start("--epochs", "50")
     world.wait_for("epoch  1/50")
     world.ranks[0].send_signal(number)
     ended = world.end()[0]
     newest = max((tmp_path / "checkpoints").glob("step-*.pt")).name
     assert (ended.code, ended.err) == (code, "")
-    wording(ended.out.splitlines()[-1], step=int(newest[5:13]), newest=newest)
+    assert_names(ended.out.splitlines()[-1], int(newest[5:13]), "2250", newest)
 
 
 def test_a_signal_during_start_up_ends_it_at_once(start: Callable) -> None:
@@ -134,33 +132,33 @@ def test_a_signal_during_start_up_ends_it_at_once(start: Callable) -> None:
     assert alone.ranks[0].communicate() == ("", "")
 
 
-def test_ranks_that_do_not_come_are_waited_for_no_longer_than_asked(start: Callable, wording: Wording) -> None:
+def test_ranks_that_do_not_come_are_waited_for_no_longer_than_asked(start: Callable) -> None:
     world = start("--timeout", "1", size=2)
     world.ranks[1].kill()
     ended = world.ranks[0].communicate(timeout=60)
     assert world.ranks[0].returncode == 142
     assert ended[0] == ""
-    wording(ended[1].splitlines()[-1].partition(" at ")[0])
+    assert_names(ended[1].splitlines()[-1].partition(" at ")[0], "rank 0", "2", "1", "--timeout")
 
 
-def test_an_error_of_every_rank_is_reported_by_one(train: Train, tmp_path: Path, wording: Wording) -> None:
+def test_an_error_of_every_rank_is_reported_by_one(train: Train, tmp_path: Path) -> None:
     fake = tmp_path / "sklearn"  # in the current folder: a scikit-learn without the file
     fake.mkdir()
     (fake / "__init__.py").touch()
     ended = train(size=2)
     assert [(one.code, one.out) for one in ended] == [(66, "")] * 2
     assert ended[1].err == ""
-    wording(ended[0].err)
+    assert_names(ended[0].err, "scikit-learn")
 
 
-def test_a_lost_rank_ends_the_others_in_one_line(start: Callable, tmp_path: Path, wording: Wording) -> None:
+def test_a_lost_rank_ends_the_others_in_one_line(start: Callable, tmp_path: Path) -> None:
     world = start("--epochs", "50", size=2)
     world.wait_for("epoch  2/50")
     world.ranks[1].kill()
     rank_0, _ = world.end()
     assert rank_0.code == 142
     assert rank_0.err.count("\n") == 1
-    wording(": ".join(rank_0.err.split(": ")[:2]))  # the reason is torch's
+    assert_names(": ".join(rank_0.err.split(": ")[:2]), "rank 0")
     shutil.rmtree(tmp_path / "checkpoints")
 
 
@@ -180,18 +178,18 @@ runpy.run_module("ddptrain", run_name="__main__")
 """
 
 
-def test_a_rank_without_a_gpu_among_others_is_refused_by_all(train: Train, wording: Wording) -> None:
+def test_a_rank_without_a_gpu_among_others_is_refused_by_all(train: Train) -> None:
     rank_0, rank_1 = train("gpu", "--timeout=20", size=2, command=("-c", MIXED))
     assert [(one.code, one.out) for one in (rank_0, rank_1)] == [(78, "")] * 2
     assert rank_1.err == ""
-    wording(rank_0.err)
+    assert_names(rank_0.err, "rank 1", "rank 0", "--device")
 
 
-def test_ranks_of_different_machines_compute_in_the_same_precision(train: Train, wording: Wording) -> None:
+def test_ranks_of_different_machines_compute_in_the_same_precision(train: Train) -> None:
     rank_0, rank_1 = train("precision", "--precision=auto", "--epochs=1", size=2, command=("-c", MIXED))
     assert (rank_0.code, rank_1.code, rank_1.err) == (0, 0, "")
     assert "; fp32, " in rank_0.out.splitlines()[0]
-    wording(rank_0.err)
+    assert_names(rank_0.err, "rank 1", "--precision")
 
 
 SEND = """

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ddptrain.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.e2e
-
 KILLS = 3  # bench/kills.py does 20
 
 

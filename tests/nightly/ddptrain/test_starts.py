@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddpwire.run_files import read_node, read_outcome
-
-pytestmark = pytest.mark.e2e
 
 TINY = (
     "--data=synthetic",
@@ -106,16 +104,16 @@ def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
     assert "world size     1" in output
 
 
-def test_a_master_that_no_name_server_knows(train: Train, wording: Wording) -> None:
+def test_a_master_that_no_name_server_knows(train: Train) -> None:
     environ = {"MASTER_ADDR": "nowhere.invalid"}
     ended = train("--timeout=1", size=2, environ=environ)
     for one in ended:
         reason = one.err.partition("; ")[0].rpartition(": ")[2]  # the resolver's
         assert one.code == 69
-        wording(one.err.replace(f": {reason}; ", ": REASON; "))
+        assert_names(one.err.replace(f": {reason}; ", ": REASON; "), "2", "MASTER_ADDR", "1", "--timeout")
 
 
-def test_a_master_where_nobody_listens(wording: Wording) -> None:
+def test_a_master_where_nobody_listens() -> None:
     """One line after ten seconds, and one at the end, without torch's stacks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -123,18 +121,18 @@ def test_a_master_where_nobody_listens(wording: Wording) -> None:
     environ = {**os.environ, **rank_info, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = forks.run(["-m", "ddptrain", "--timeout=12"], env=environ, text=True, timeout=120)
     first, last = done.stderr.splitlines()
-    wording(first, port=port)
+    assert_names(first, "rank 1", "--timeout", "127.0.0.1", port)
     last, reason = last.split(f":{port}: ")
     assert reason
-    wording(last)
+    assert_names(last, "rank 1", "--timeout", "127.0.0.1")
     assert (done.returncode, done.stdout) == (142, "")
 
 
-def test_mpi_is_refused_where_torch_has_none(train: Train, wording: Wording) -> None:
+def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
     ended = train("--backend=mpi", size=2)
     assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
     assert ended[1].err == ""
-    wording(ended[0].err)
+    assert_names(ended[0].err, "--backend")
 
 
 def spawned(cwd: Path) -> subprocess.Popen[str]:
@@ -153,7 +151,7 @@ def spawned(cwd: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path, wording: Wording) -> None:
+def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path) -> None:
     process = spawned(tmp_path)
     try:
         process.send_signal(signal.SIGTERM)
@@ -161,11 +159,11 @@ def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path,
     finally:
         process.kill()
     assert (process.returncode, err) == (143, "")
-    wording(re.sub(r"(?<=step[ -])\d+", "N", out.splitlines()[-1]))
+    assert_names(re.sub(r"(?<=step[ -])\d+", "N", out.splitlines()[-1]), "SIGTERM", "13500", "checkpoints/step-N.pt")
     assert list((tmp_path / "checkpoints").glob("step-*.pt"))
 
 
-def test_a_signal_to_one_rank_is_reported_as_a_stop_of_that_rank(tmp_path: Path, wording: Wording) -> None:
+def test_a_signal_to_one_rank_is_reported_as_a_stop_of_that_rank(tmp_path: Path) -> None:
     command = ["-m", "ddprun", "--nproc-per-node=2", f"--run-dir={tmp_path}", "-m", "ddptrain", "--epochs=300"]
     with (tmp_path / "out").open("w") as out:
         process = forks.start(command, cwd=tmp_path, env=os.environ, stdout=out, stderr=out)
@@ -181,8 +179,8 @@ def test_a_signal_to_one_rank_is_reported_as_a_stop_of_that_rank(tmp_path: Path,
     finally:
         process.kill()
     stopped, said = (tmp_path / "out").read_text().splitlines()[-2:]
-    wording(re.sub(r"(?<=step[ -])\d+", "N", stopped))
-    wording(said)
+    assert_names(re.sub(r"(?<=step[ -])\d+", "N", stopped), "SIGTERM", "rank 1", "13500", "step-N.pt")
+    assert_names(said, "rank 1", "SIGTERM", "143", "node 0", "node-0")
     outcome = read_outcome((tmp_path / "node-0/outcome.json").read_text())
     assert (outcome.cause, outcome.rank, outcome.retry) == ("stopped", 1, True)
     assert outcome.message in said

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.wording import Wording
+from tests.facts import assert_names
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 
@@ -39,37 +39,35 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
     assert re.search(r"^weights sha256 [0-9a-f]{16}$", text, re.MULTILINE)
 
 
-def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path, wording: Wording) -> None:
+def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path) -> None:
     ended = train(*TINY, "--epochs=3", "--profile=3", size=2)
     assert [one.code for one in ended] == [0, 0]
     for rank, one in enumerate(ended):
         path = f"profile/rank-{rank}.json"
         assert path in one.err
-        wording(one.err)
+        assert_names(one.err, "3", "//ui.perfetto.dev")
         events = json.loads((tmp_path / path).read_text())["traceEvents"]
         names = [event["name"] for event in events if event.get("ph") == "X"]
         assert sum(name.startswith("ProfilerStep#") for name in names) == 3
         assert any("allreduce" in name or "all_reduce" in name for name in names)
 
 
-def test_no_trace_of_a_training_that_is_too_short(train: Callable[..., list], wording: Wording) -> None:
+def test_no_trace_of_a_training_that_is_too_short(train: Callable[..., list]) -> None:
     ended = train(*TINY, "--epochs=1", "--profile=3")[0]
     assert ended.code == 0
-    wording(ended.err)
+    assert_names(ended.err, "--profile", "5")
 
 
-def test_a_training_stops_after_the_given_time(train: Callable[..., list], tmp_path: Path, wording: Wording) -> None:
+def test_a_training_stops_after_the_given_time(train: Callable[..., list], tmp_path: Path) -> None:
     began = time.monotonic()
     ended = train("--epochs=1000", "--stop-after=0.04", size=2)
     assert time.monotonic() - began >= 2.4
     assert [(one.code, one.err) for one in ended] == [(143, "")] * 2
     newest = max((tmp_path / "checkpoints").glob("step-*.pt")).name
-    wording(ended[0].out.splitlines()[-1], step=int(newest[5:13]), newest=newest)
+    assert_names(ended[0].out.splitlines()[-1], "--stop-after", int(newest[5:13]), "45000", newest)
 
 
-def test_debugging_trains_and_keeps_a_record_of_a_lost_rank(
-    train: Callable, start: Callable, tmp_path: Path, wording: Wording
-) -> None:
+def test_debugging_trains_and_keeps_a_record_of_a_lost_rank(train: Callable, start: Callable, tmp_path: Path) -> None:
     assert [one.code for one in train(*TINY, "--epochs=2", "--debug", "--checkpoint-dir=other", size=2)] == [0, 0]
     world = start("--epochs=50", "--debug", size=2)
     world.wait_for("epoch  1/50")
@@ -77,6 +75,6 @@ def test_debugging_trains_and_keeps_a_record_of_a_lost_rank(
     rank_0, _ = world.end()
     assert rank_0.code == 142
     (line,) = [line for line in rank_0.err.splitlines() if "flight-recorder-0.json" in line]
-    wording(line)
+    assert_names(line, "rank 0", "flight-recorder-0.json")
     record = json.loads((tmp_path / "flight-recorder-0.json").read_text())
     assert record["entries"]
