@@ -15,7 +15,8 @@ from ddpwire.run_files import Outcome, read_outcome
 
 pytestmark = pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-")
 ROOT = Path(__file__).parents[3]
-ACT, GLOO = (ROOT / "tests" / "unit" / "ddprun" / "scripts" / name for name in ("act.py", "gloo.py"))
+ACT = ROOT / "tests" / "fixtures" / "ranks" / "act.py"
+GLOO = ROOT / "tests" / "nightly" / "ddprun" / "scripts" / "gloo.py"
 STEP = ("srun", "--nodes=2", "--kill-on-bad-exit=0", "--cpus-per-task=2")
 ONE_A_NODE = (*STEP, "--ntasks-per-node=1", "--wait=60")
 ONE_A_GPU = (*STEP, "--ntasks-per-node=2", "--gpus-per-node=2")
