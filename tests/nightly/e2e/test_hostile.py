@@ -58,7 +58,7 @@ def test_ctrl_c_reaches_a_ddprun_that_has_not_started(slow_python: str) -> None:
     while not process.stdout.readline().startswith("run 'late': "):
         assert process.poll() is None
     # Only from here on ddpctl stops the nodes itself; before, they end with their lifeline, when they have begun.
-    wait_until(lambda: any("logs" in one.cmdline() for one in psutil.Process(process.pid).children()), "its log")
+    wait_until(lambda: any("logs" in child.cmdline() for child in psutil.Process(process.pid).children()), "its log")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output

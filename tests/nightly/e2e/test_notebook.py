@@ -56,17 +56,17 @@ def slow():
 COUNT = """
 from ddpctl.notebook import launch
 
-def found_and_saved(mine):
+def list_and_save(mine):
     import ddpwire.script as ddp
-    found = sorted(path.name for path in ddp.checkpoint_dir().iterdir())
+    names = sorted(path.name for path in ddp.checkpoint_dir().iterdir())
     (ddp.checkpoint_dir() / mine).touch()
-    return found
+    return names
 
 def first(mine):
-    return found_and_saved(mine)
+    return list_and_save(mine)
 
 def second(mine):
-    return found_and_saved(mine)
+    return list_and_save(mine)
 """
 
 

@@ -51,8 +51,8 @@ def test_each_verb_shows_the_eight_ranks_of_a_detached_run(tmp_path: Path) -> No
         [4, 5, 6, 7],
     ]
 
-    one = ddpctl("logs", "eight", "--rank", "5").stdout
-    assert re.fullmatch(r"\[node1 rank5\] rank 5 of 8 idles, child \d+\n", one)
+    lines = ddpctl("logs", "eight", "--rank", "5").stdout
+    assert re.fullmatch(r"\[node1 rank5\] rank 5 of 8 idles, child \d+\n", lines)
     timed = ddpctl("logs", "eight", "--timestamps").stdout.splitlines()
     assert timed == sorted(timed, key=lambda line: line.split()[0])
     origins = {re.sub(r"^2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (\[.*?\]) .*", r"\1", line) for line in timed}

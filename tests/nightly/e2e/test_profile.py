@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.e2e.driver import ROOT
 
-PROFILED = ROOT / "tests/unit/ddprun/scripts/profiled.py"
+PROFILED = ROOT / "tests/nightly/e2e/scripts/profiled.py"
 EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has the script's operators
     "own_first": ["not recorded, because the script runs its own profiler", False],
     "own_second": ["", True],

@@ -223,15 +223,15 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
         return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
 
     print(f"==== {launcher}\n", out, err.decode(errors="replace"))
-    said = plain(err.decode("utf-8", "backslashreplace"))
+    stderr = plain(err.decode("utf-8", "backslashreplace"))
     ranks = [json.loads(plain(path.read_text())) for path in sorted(folder.glob("facts-*.json"))]
     if (kept := folder / "kept.txt").exists():
         ranks[0]["content of a file that is written and not closed"] = kept.read_text()
-    failed = FAILED_RANK.findall(said)
+    failed = FAILED_RANK.findall(stderr)
     return Ended(
         code=process.returncode,
         stdout=plain(out.decode("utf-8", "backslashreplace")),
-        stderr=(TORCHRUN_LINES if launcher == "torchrun" else DDPRUN_LINES).sub("", said),
+        stderr=(TORCHRUN_LINES if launcher == "torchrun" else DDPRUN_LINES).sub("", stderr),
         failed_rank=f"rank {''.join(failed[-1])}" if failed else "none",
         ranks=ranks,
     )
@@ -247,7 +247,7 @@ def observed_by_ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the ranks observed, by name: a value, or those of both ranks where they differ."""
     names = dict.fromkeys(name for rank in ranks for name in rank)
     values = {name: [rank.get(name) for rank in ranks] for name in names}
-    return {name: found[0] if found.count(found[0]) == len(found) else found for name, found in values.items()}
+    return {name: seen[0] if seen.count(seen[0]) == len(seen) else seen for name, seen in values.items()}
 
 
 def end_grandchild(pid: int) -> bool:
@@ -300,7 +300,7 @@ def _cell(value: object) -> str:
     """Return a value as a cell of the page: a long text only as what it is."""
     text = value if isinstance(value, str) else "None" if value is None else json.dumps(value, ensure_ascii=False)
     text = text.replace("\r", "␍").replace("\n", "␊").replace("|", "¦").strip(" ")
-    text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text) or "empty"
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", text) or "empty"
     is_long = len(text) > MAX_CHARS and not isinstance(value, list)
     return {dict: "(values)"}.get(type(value), "(text)") if is_long else text
 
