@@ -67,6 +67,15 @@ def test_a_refused_launch_leaves_no_record(cluster: Kubernetes) -> None:
     assert (done.returncode, done.stdout, (cluster.runs / "night").exists()) == (69, "", False)
 
 
+def test_status_has_a_row_for_each_pod(cluster: Kubernetes) -> None:
+    cluster.enter("pending")
+    reports = cluster.json("status", "night")["node_reports"]
+    lines = cluster.ddpctl("status", "night").stdout.splitlines()[-2:]
+    for node, line, report in zip((0, 1), lines, reports, strict=True):
+        assert report["note"].startswith(f"night-worker-{node}: ")
+        assert " ".join(line.split()).startswith(f"{node} {report['note']}")
+
+
 def test_suspended_pods_save_and_a_resumed_run_has_new_ones(cluster: Kubernetes) -> None:
     cluster.enter("training")
     pods = cluster.node_pids()

@@ -369,6 +369,9 @@ class Kaggle(World):
         "failed": "error", "stopped": "cancel_acknowledged", "lost": "404",
     }  # fmt: skip
 
+    def prepare(self) -> None:
+        self.env["PYTHONPATH"] = os.pathsep.join(PACKAGES[1:])  # the notebook has a wheel of all packages
+
     def enter(self, state: str) -> None:
         status = f"status-{self.recorded[state]}" if state in self.recorded else "push-no-network"
         logs = "logs-name-error" if state == "failed" else "logs"

@@ -1,4 +1,4 @@
-"""Each verb in each state that a run can be in, on this machine: its exit code, the state it says, no traceback.
+"""Each verb in each state of a run on this machine, with real ddpruns: its exit code, and the state that it names.
 
 The states: a launch that continues, one that was killed, a run before its ranks, one that trains, one that ends, and
 runs that have succeeded, failed, been stopped, and been lost.
@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import ddpctl, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
-
-pytestmark = pytest.mark.e2e
 
 SCRIPT = """
 import pathlib, signal, sys, time
@@ -59,6 +57,7 @@ CODES = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT)
@@ -126,31 +125,31 @@ def verb_of(verb: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_verb_in_this_state(state: str, project: Path, tmp_path: Path) -> None:
+def test_every_verb_of_a_real_run_in_this_state(state: str, project: Path, tmp_path: Path) -> None:
     launch = bring_into(state, project)
     assert json.loads(in_process("status", "night", "--json").stdout)["state"] == SAID.get(state, state)
-    found = {}
+    answered = {}
     for verb, codes in CODES.items():
         if codes[STATES.index(state)] is None:
             attached = start(*verb_of(verb))
             wait_until(lambda pid=attached.pid: children_of(pid), "its log")  # type: ignore[misc]
             attached.send_signal(signal.SIGTERM)
-            said, _ = attached.communicate(timeout=60)
-            found[verb] = None if attached.returncode == 143 else attached.returncode
+            output, _ = attached.communicate(timeout=60)
+            answered[verb] = None if attached.returncode == 143 else attached.returncode
         else:
             if verb == "stop":
                 (project / "go").touch()
             done = in_process(*verb_of(verb))
-            said, found[verb] = done.stdout + done.stderr, done.returncode
-        assert "Traceback" not in said, said
-        assert "None" not in said, said
-    assert found == {verb: codes[STATES.index(state)] for verb, codes in CODES.items()}
+            output, answered[verb] = done.stdout + done.stderr, done.returncode
+        assert "Traceback" not in output, output
+        assert "None" not in output, output
+    assert answered == {verb: codes[STATES.index(state)] for verb, codes in CODES.items()}
     for name in ("hold-launch", "hold-ddprun"):
         (project / name).unlink(missing_ok=True)
     wait_until(lambda: not processes_of("night"), "its end")
     if launch:
-        said, _ = launch.communicate(timeout=60)
-        assert launch.returncode == 143, said
+        output, _ = launch.communicate(timeout=60)
+        assert launch.returncode == 143, output
         assert not (tmp_path / "runs/night").exists()
         return
     ended = json.loads(in_process("status", "night", "--json").stdout)
