@@ -10,7 +10,7 @@ from ddpwire.machine import format_ranges
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-@pytest.mark.parametrize("how", [(), ("--exec",)], ids=["fork", "exec"])
+@pytest.mark.parametrize("how", [()], ids=["fork"])
 def test_real_ranks_share_the_cores_out(runs, how):
     node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive", *how))
     assert node.end() == 0

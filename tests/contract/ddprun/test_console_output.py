@@ -12,10 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.fixtures.nodes import RANKS
 
 from ddpwire.machine import usable_cores
-
-SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def test_the_last_lines_of_the_rank_that_failed_are_not_shown_twice(runs):
@@ -38,7 +37,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
         first, *rest = node.log(rank).split("\n")
         told = json.loads(first)
         assert told["argv"] == ["--epochs", "3"]
-        assert told["path"] == str(SCRIPTS)
+        assert told["path"] == str(RANKS)
         assert told["name"] == "__main__"
         env = told["env"]
         port, threads = env.pop("MASTER_PORT"), env.pop("OMP_NUM_THREADS")
@@ -99,7 +98,7 @@ def test_without_a_folder_a_success_leaves_none(tmp_path):
 def test_a_script_that_cannot_be_started(runs):
     node = runs.start("nothing.sh", options=("--no-python",))
     assert node.end() == 127
-    assert f"{SCRIPTS}/nothing.sh: {os.strerror(errno.ENOENT)}" in node.log(0)
+    assert f"{RANKS}/nothing.sh: {os.strerror(errno.ENOENT)}" in node.log(0)
 
 
 def test_a_taken_port_names_its_holder(runs):

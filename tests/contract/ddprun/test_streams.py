@@ -3,19 +3,18 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests import forks
+from tests.fixtures.nodes import RANKS
 
-SCRIPTS = Path(__file__).parent / "scripts"
 STARTS = pytest.mark.parametrize("options", [(), ("--exec",)], ids=["fork", "exec"])
 
 
-@STARTS
+@pytest.mark.parametrize("options", [()], ids=["fork"])
 def test_one_rank_writes_the_bytes_that_python_writes(tmp_path, options) -> None:
     """And ddprun's own lines apart. Unbuffered, as ddprun sets it: else text that Python buffers would come later."""
-    script = str(SCRIPTS / "bytes.py")
+    script = str(RANKS / "bytes.py")
     plain = subprocess.run([sys.executable, "-u", script], input=b"typed\n", capture_output=True, check=True)
     command = ["-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, script]
     ranked = forks.run(command, env=os.environ, given=b"typed\n")

@@ -1,21 +1,17 @@
 """Whoever says when a run is ended from outside, its ranks are asked in time to save."""
 
-import math
 import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.wording import Wording
 
 from ddprun import node_config
 from ddprun.errors import NodeError
 from ddprun.node_config import Deadline
 
-START_S = 40  # more than a rank needs to start on a busy machine
 SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
 
 
@@ -36,25 +32,20 @@ def test_who_says_it(flag: str | None, environ: dict[str, str], expected: Deadli
 
 @pytest.mark.parametrize(
     "text",
-    [
-        pytest.param("2029-12-31T23:59:00+00:00", id="over"),
-        pytest.param("2030-01-01T00:00:20+00:00", id="too-soon"),
-    ],
+    [pytest.param("2029-12-31T23:59:00+00:00", id="over"), pytest.param("2030-01-01T00:00:20+00:00", id="too-soon")],
 )
-def test_a_deadline_that_is_too_early_to_save_is_refused(wording: Wording, text: str) -> None:
+def test_a_deadline_that_is_too_early_to_save_is_refused(text: str) -> None:
     with pytest.raises(NodeError) as refused:
         node_config.read_deadline(text, {}, grace_s=30, now=1893456000)
     assert (refused.value.outcome.code, refused.value.outcome.cause) == (78, "config")
-    wording(refused.value)
+    assert text in refused.value.message
 
 
 @pytest.mark.parametrize(
     ("after_s", "asked_after_s", "left_s"),
     [pytest.param(-50.0, 0.0, 0, id="over"), pytest.param(6.4, 0.5, 6, id="time")],
 )
-def test_the_grace_and_the_margin_end_with_it(
-    runs: Any, wording: Wording, after_s: float, asked_after_s: float, left_s: int
-) -> None:
+def test_the_grace_and_the_margin_end_with_it(runs: Any, after_s: float, asked_after_s: float, left_s: int) -> None:
     said: list[str] = []
     asked: list[float] = []
     now = time.time()
@@ -62,26 +53,14 @@ def test_the_grace_and_the_margin_end_with_it(
     node_config.watch_deadline(deadline, grace_s=0.9, request_stop=lambda: asked.append(time.time()), log=said.append)
     runs.until(lambda: asked)
     assert asked[0] - now > asked_after_s - 0.01
-    assert seconds_left(said, wording) <= left_s
+    assert seconds_left(said) <= left_s
 
 
-def seconds_left(lines: list[str], wording: Wording) -> int:
+def seconds_left(lines: list[str]) -> int:
     """The seconds in the one line about the deadline; on a busy machine it comes later."""
     (line,) = lines
     (found,) = re.findall(r"(\d+) s:", line)
-    wording(line.replace(f"{found} s:", "N s:"))
     return int(found)
-
-
-def test_ranks_save_before_the_deadline(runs: Any, wording: Wording) -> None:
-    ends_at = datetime.fromtimestamp(math.ceil(time.time()) + START_S, UTC)
-    node = runs.start("act.py", "all=save", options=("--grace", "0.9"), env={"DDP_DEADLINE": ends_at.isoformat()})
-    runs.wait_until_ready(node)
-    assert node.end() == 143
-    assert time.time() < ends_at.timestamp()
-    assert node.log(0) == "ready\nsaved on SIGTERM\n"
-    assert (node.outcome().cause, node.outcome().code, node.outcome().retry) == ("stopped", 143, True)
-    assert 0 < seconds_left([line for line in node.said() if "DDP_DEADLINE" in line], wording) <= 6
 
 
 ASKED_TWICE = """

@@ -41,31 +41,3 @@ def test_what_begins_a_crash() -> None:
         b"see Traceback (most recent call last):",
     ):
         assert LogFilter().accept([line], 0.0) == [line]
-
-
-def test_the_console_shows_the_rank_that_failed_first(runs, wording) -> None:
-    node = runs.start("cry.py", "1", options=("--nproc-per-node", "3"))
-    assert node.end() == 1
-    said = [line for line in node.shown() if "ready" not in line]
-    assert [line[: len("[node0 rank1]")] for line in said] == ["[node0 rank1]"] * len(said)
-    assert said[-1].endswith("ValueError: bad label 17")
-    assert all("RuntimeError: gloo/pair.cc: the connection is closed" in node.log(rank) for rank in (0, 2))
-    assert (node.outcome().cause, node.outcome().rank) == ("error", 1)
-    wording("\n".join(node.said()))
-
-
-def test_the_last_lines_of_a_rank_that_failed_are_shown_again(runs, wording) -> None:
-    """They stand next to the reason, once."""
-    node = runs.start("cry.py", "1", "talk", options=("--nproc-per-node", "2"))
-    assert node.end() == 3
-    wording("\n".join(node.said()[1:]))
-
-
-def test_the_lines_of_an_earlier_start_in_the_same_folder_are_not_shown(runs, tmp_path) -> None:
-    script = tmp_path / "script.py"
-    for text, code in (("raise ValueError('bad label 17')", 1), ("import sys; sys.exit(3)", 3)):
-        script.write_text(text)
-        node = runs.start(str(script), options=("--nproc-per-node", "2"))
-        assert node.end() == code
-        assert ("bad label 17" in "".join(node.shown())) == (code == 1)
-    assert "bad label 17" in node.log(0)

@@ -71,28 +71,10 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
             time.sleep(0.01)
 
 
-def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddprun.logs.time.sleep", lambda _: None)  # look without a pause
-    monkeypatch.setattr("ddprun.logs.CATCH_UP_S", 240.0)  # the thread that reads may be kept from a core
-    config = node_config.read_config(options.parse(["--nproc-per-node=1", "x.py"]), {}, lambda _: 1)
-    logs = RankLogs(Console("node0"), config)
-    for attempt in range(300):
-        path = tmp_path / f"{attempt}.log"
-        streams = logs.open(0, 0, path)
-        os.write(streams.stdout, b"last words\n")
-        streams.close()
-        logs.catch_up(0)  # raised EBADF for a descriptor that the thread had just closed
-        assert path.read_bytes() == b"last words\n"
-        logs.close_attempt(restarting=True)
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (
-            "epoch 1\nTraceback (most recent call last):\n  File x\nValueError: bad 17\n",
-            "ValueError: bad 17",
-        ),
+        ("epoch 1\nTraceback (most recent call last):\n  File x\nValueError: bad 17\n", "ValueError: bad 17"),
         ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: KeyError: 3\n", "KeyError: 3"),
         ("epoch 3/10 loss 0.1\n", ""),
         ("Traceback (most recent call last):\nValueError: caught\n" + "and continued\n" * 21, ""),

@@ -2,7 +2,6 @@
 
 import resource
 import sys
-import types
 from dataclasses import replace
 
 import pytest
@@ -15,89 +14,44 @@ GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_
 
 
 @pytest.mark.parametrize(
-    ("changes", "local_world_size", "device", "num_lines"),
+    ("changes", "local_world_size", "device", "facts"),
     [
-        pytest.param({}, 8, "", 0, id="good"),
-        pytest.param({"shm_bytes": 64 * MIB}, 1, "", 1, id="small-shm"),
-        pytest.param({"shm_bytes": GIB}, 8, "", 1, id="small-shm-8-ranks"),
-        pytest.param({"open_files": 256}, 1, "", 1, id="open-files"),
-        pytest.param({"memlock_bytes": 65536}, 1, "", 0, id="memlock-without-gpu"),
-        pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", 0, id="memlock-without-infiniband"),
-        pytest.param({"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", 1, id="memlock"),
-        pytest.param({"num_gpus": 1}, 2, "cuda", 1, id="too-few-gpus"),
+        pytest.param({}, 8, "", (), id="good"),
+        pytest.param({"shm_bytes": 64 * MIB}, 1, "", ("64 MiB",), id="small-shm"),
+        pytest.param({"shm_bytes": GIB}, 8, "", ("2048 MiB",), id="small-shm-8-ranks"),
+        pytest.param({"open_files": 256}, 1, "", ("1024",), id="open-files"),
+        pytest.param({"memlock_bytes": 65536}, 1, "", (), id="memlock-without-gpu"),
+        pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", (), id="memlock-without-infiniband"),
+        pytest.param(
+            {"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", ("64 KiB",), id="memlock"
+        ),
+        pytest.param({"num_gpus": 1}, 2, "cuda", ("1 GPU",), id="too-few-gpus"),
         pytest.param(
             {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13)),)},
             2,
             "cuda",
-            2,
+            ("GPU 1 has had 3 ", "pid 12, 13"),
             id="gpu-errors-and-processes",
         ),
         pytest.param(
             {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost"),)},
             2,
             "cuda",
-            1,
+            ("GPU 1 cannot be read: GPU is lost",),
             id="gpu-lost",
         ),
     ],
 )
-def test_each_warning_about_the_machine_is_a_line(wording, changes, local_world_size, device, num_lines):
+def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
     health = replace(GOOD, **changes)
     lines = list(ddprun_machine.health_warnings(health, local_world_size=local_world_size, num_nodes=2, device=device))
-    assert len(lines) == num_lines
-    wording("\n".join(lines))
+    assert [fact in line for fact, line in zip(facts, lines, strict=True)] == [True] * len(facts)
 
 
 def test_reading_the_limits_of_this_machine():
     machine = ddprun_machine.read_health(0)
     assert machine.open_files in (None, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert machine.gpus == () or machine.num_gpus == 0
-
-
-def test_what_nvml_tells(monkeypatch):
-    """A double of the library, in the library's own words; a real one was not at hand."""
-
-    def ecc_errors(handle, *_):
-        if handle == "gpu1":
-            raise NVMLError
-        return 5
-
-    def handle_of_lost(index):
-        if index == 1:
-            raise NVMLError("GPU is lost")
-        return f"gpu{index}"
-
-    class NVMLError(Exception):
-        pass
-
-    nvml = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_VOLATILE_ECC=0,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: "570.86",
-        nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda index: f"gpu{index}",
-        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a1": "gpu2", "GPU-b0": "gpu1"}[uuid],
-        nvmlDeviceGetIndex=lambda handle: int(handle[3:]),
-        nvmlDeviceGetTotalEccErrors=ecc_errors,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=12)] * (handle == "gpu1"),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    all_of_them = tuple(
-        ddprun_machine.Gpu(index=index, ecc_errors=errors, pids=pids)
-        for index, errors, pids in ((0, 5, ()), (1, 0, (12,)), (2, 5, ()))
-    )
-    assert ddprun_machine.read_health(3).gpus == all_of_them
-    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", handle_of_lost)
-    lost = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
-    assert ddprun_machine.read_health(3).gpus == (all_of_them[0], lost, all_of_them[2])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1,GPU-b0,-1")
-    assert ddprun_machine.read_health(2).gpus == (all_of_them[2], all_of_them[1])
-    assert ddprun_machine.driver_version() == "570.86"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3,1")
-    assert ddprun_machine.count_gpus() == 2  # there is no GPU 3
 
 
 ENTRIES = ("0,2,-1,1", "-1", "", ",0", "NoDevFiles", "1,1", "0,1,01", " 3, 5,", "1gpu2,2", "GPU-a,GPU-b", "GPU-a,1",
@@ -111,9 +65,3 @@ def test_cuda_visible_devices_is_read_as_torch_reads_it(variable, monkeypatch):
     read = torch.cuda._parse_visible_devices()
     assert visible_devices(variable) == tuple(map(str, read))
     assert ddprun_machine.count_gpus() == len(read)
-
-
-def test_of_mig_instances_cuda_shows_one(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert ddprun_machine.count_gpus() == 1

@@ -209,63 +209,65 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ"),
+    ("argv", "environ", "named"),
     [
-        pytest.param(["--nnodes", "two"], {}, id="nnodes-word"),
-        pytest.param([], {"PET_NNODES": "2:"}, id="nnodes-open-range"),
-        pytest.param(["--nnodes", "3:2"], {}, id="nnodes-reversed"),
-        pytest.param(["--nnodes", "0"], {}, id="nnodes-0"),
-        pytest.param(["--nnodes", "2"], {}, id="no-node-rank"),
-        pytest.param(["--nnodes=2", "--rdzv-backend=static", "--rdzv-endpoint=a:1"], {}, id="static-no-node-rank"),
-        pytest.param(["--nnodes=2", "--rdzv-backend=c10d"], {}, id="c10d-no-endpoint"),
-        pytest.param([], TWO | {"PET_NODE_RANK": "2"}, id="rank-too-high"),
-        pytest.param(["--node-rank", "1"], {}, id="rank-on-one-node"),
-        pytest.param([], TWO | {"PET_NODE_RANK": "-1"}, id="rank-negative"),
-        pytest.param([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "4000"}, id="no-address"),
-        pytest.param([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, id="no-port"),
-        pytest.param([], TWO | {"PET_MASTER_PORT": "0"}, id="port-0"),
-        pytest.param([], TWO | {"PET_MASTER_PORT": "65536"}, id="port-too-high"),
-        pytest.param(["--nproc-per-node", "x"], {}, id="nproc-word"),
-        pytest.param(["--nproc-per-node", "0"], {}, id="nproc-0"),
-        pytest.param(["--nproc-per-node", "gpu"], {}, id="nproc-gpu"),
-        pytest.param(["--standalone", "--nnodes", "2"], {}, id="standalone-flag"),
-        pytest.param(["--rdzv-endpoint", "host"], {}, id="endpoint-without-port"),
-        pytest.param(["--grace", "soon"], {}, id="grace-word"),
-        pytest.param([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-3"}, id="shutdown-timeout-negative"),
-        pytest.param(["--deadline", "soon"], {}, id="deadline-word"),
-        pytest.param([], {"DDP_DEADLINE": "35"}, id="deadline-before-grace"),
-        pytest.param(["--grace", "1e10"], {}, id="grace-too-long"),
-        pytest.param(["--join-timeout", "-1"], {}, id="join-timeout-negative"),
-        pytest.param(["--join-timeout", "nan"], {}, id="join-timeout-nan"),
-        pytest.param(["--checkpoint-copies", "0"], {}, id="checkpoint-copies"),
-        pytest.param(["--max-restarts", "many"], {}, id="restarts-word"),
-        pytest.param([], {"DDP_METRICS_PORT": "http"}, id="metrics-port-word"),
-        pytest.param(["--rdzv-conf", "is_host=true", "--node-rank", "1", "--nnodes", "2"], {}, id="host-is-not-node-0"),
-        pytest.param(["--rdzv-conf", "is_host=maybe"], {}, id="is-host-word"),
-        pytest.param([], {"PET_STANDALONE": "1", "PET_NNODES": "2"}, id="standalone-variable"),
-        pytest.param([], {"DDP_NODES_HERE": "0"}, id="nodes-here-0"),
-        pytest.param([], {"DDP_LIFELINE_FD": "x"}, id="lifeline-word"),
-        pytest.param(["--local-ranks-filter", "first"], {}, id="ranks-filter-word"),
-        pytest.param(["--local-ranks-filter", "0,"], {}, id="ranks-filter-open"),
-        pytest.param([], {"PET_LOCAL_RANKS_FILTER": "0,2", "PET_NPROC_PER_NODE": "2"}, id="ranks-filter-too-high"),
-        pytest.param(["--redirects", "4"], {}, id="redirects-4"),
-        pytest.param(["--tee", "0:3;1:3"], {}, id="tee-semicolon"),
-        pytest.param(
-            ["--virtual-local-rank", "--nproc-per-node=2"], {"CUDA_VISIBLE_DEVICES": "3"}, id="virtual-too-few-gpus"
+        (["--nnodes", "two"], {}, "--nnodes 'two'"),
+        ([], {"PET_NNODES": "2:"}, "PET_NNODES '2:'"),
+        (["--nnodes", "3:2"], {}, "--nnodes '3:2'"),
+        (["--nnodes", "0"], {}, "--nnodes '0'"),
+        (["--nnodes", "2"], {}, "--node-rank PET_NODE_RANK"),
+        (["--nnodes=2", "--rdzv-backend=static", "--rdzv-endpoint=a:1"], {}, "--node-rank PET_NODE_RANK"),
+        (["--nnodes=2", "--rdzv-backend=c10d"], {}, "--master-addr PET_MASTER_ADDR"),
+        ([], TWO | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK 2"),
+        (["--node-rank", "1"], {}, "--node-rank 1"),
+        ([], TWO | {"PET_NODE_RANK": "-1"}, "PET_NODE_RANK '-1'"),
+        ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "4000"}, "--master-addr PET_MASTER_ADDR"),
+        ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, "--master-port PET_MASTER_PORT"),
+        ([], TWO | {"PET_MASTER_PORT": "0"}, "PET_MASTER_PORT 65535"),
+        ([], TWO | {"PET_MASTER_PORT": "65536"}, "PET_MASTER_PORT '65536'"),
+        (["--nproc-per-node", "x"], {}, "--nproc-per-node 'x'"),
+        (["--nproc-per-node", "0"], {}, "--nproc-per-node 0"),
+        (["--nproc-per-node", "gpu"], {}, "--nproc-per-node 'gpu'"),
+        (["--standalone", "--nnodes", "2"], {}, "--standalone --nnodes"),
+        (["--rdzv-endpoint", "host"], {}, "--rdzv-endpoint 'host'"),
+        (["--grace", "soon"], {}, "--grace 'soon'"),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-3"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT '-3'"),
+        (["--deadline", "soon"], {}, "--deadline 'soon'"),
+        ([], {"DDP_DEADLINE": "35"}, "DDP_DEADLINE 35 --grace"),
+        (["--grace", "1e10"], {}, "--grace '1e10'"),
+        (["--join-timeout", "-1"], {}, "--join-timeout '-1'"),
+        (["--join-timeout", "nan"], {}, "--join-timeout 'nan'"),
+        (["--checkpoint-copies", "0"], {}, "--checkpoint-copies '0'"),
+        (["--max-restarts", "many"], {}, "--max-restarts 'many'"),
+        ([], {"DDP_METRICS_PORT": "http"}, "DDP_METRICS_PORT 'http'"),
+        (["--rdzv-conf", "is_host=true", "--node-rank", "1", "--nnodes", "2"], {}, "--rdzv-conf is_host --node-rank"),
+        (["--rdzv-conf", "is_host=maybe"], {}, "--rdzv-conf is_host=maybe"),
+        ([], {"PET_STANDALONE": "1", "PET_NNODES": "2"}, "PET_STANDALONE PET_NNODES"),
+        ([], {"DDP_NODES_HERE": "0"}, "DDP_NODES_HERE '0'"),
+        ([], {"DDP_LIFELINE_FD": "x"}, "DDP_LIFELINE_FD 'x'"),
+        (["--local-ranks-filter", "first"], {}, "--local-ranks-filter 'first'"),
+        (["--local-ranks-filter", "0,"], {}, "--local-ranks-filter '0,'"),
+        ([], {"PET_LOCAL_RANKS_FILTER": "0,2", "PET_NPROC_PER_NODE": "2"}, "PET_LOCAL_RANKS_FILTER '0,2'"),
+        (["--redirects", "4"], {}, "--redirects '4'"),
+        (["--tee", "0:3;1:3"], {}, "--tee '0:3;1:3'"),
+        (
+            ["--virtual-local-rank", "--nproc-per-node=2"],
+            {"CUDA_VISIBLE_DEVICES": "3"},
+            "--virtual-local-rank CUDA_VISIBLE_DEVICES=3",
         ),
-        pytest.param(["--debug-rank", "-1"], {}, id="debug-rank-negative"),
-        pytest.param(["--debug-rank", "1"], {}, id="debug-rank-of-one-rank"),
-        pytest.param(["--debug-rank", "8"], TWO, id="debug-rank-too-high"),
+        (["--debug-rank", "-1"], {}, "--debug-rank '-1'"),
+        (["--debug-rank", "1"], {}, "--debug-rank '1'"),
+        (["--debug-rank", "8"], TWO, "--debug-rank '8'"),
     ],
 )
-def test_a_contradictory_configuration_is_refused(wording, argv, environ):
+def test_a_contradictory_configuration_is_refused(argv, environ, named):
     with pytest.raises(NodeError) as caught:
         read(argv, environ)
     assert (caught.value.outcome.code, caught.value.outcome.cause) == (78, "config")
-    wording(caught.value)
+    assert [word for word in named.split() if word not in str(caught.value)] == []
 
 
-def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect(wording):
+def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect():
     argv = ["-r", "0:1", "--tee", "3", "--start_method", "spawn", "--monitor-interval=1", "--rdzv-backend", "etcd"]
     argv += [
         "--duplicate-stdout-filters",
@@ -281,15 +283,15 @@ def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect(wordi
         *("--monitor-interval", "--start-method", "--tee", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
         *("--logs-specs", "--rdzv-backend", "--redirects", "TORCHELASTIC_ENABLE_FILE_TIMER"),
     ]
-    wording("\n".join(notes))
 
 
-def test_an_unknown_flag_is_refused_in_one_line(wording, capsys):
+def test_an_unknown_flag_is_refused_in_one_line(capsys):
     with pytest.raises(SystemExit) as left:
         options.parse(["--nproc=2", "train.py"])
     out, err = capsys.readouterr()
     assert (left.value.code, out, err.count("\n")) == (2, "", 1)
-    wording(err)
+    assert "--nproc=2" in err
+    assert "--nproc-per-node" in err
 
 
 @pytest.mark.parametrize(

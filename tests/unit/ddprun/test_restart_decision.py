@@ -1,5 +1,6 @@
 """Whether a run continues after an attempt that failed, and who holds the others up."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -65,11 +66,11 @@ def test_restarts_are_limited_where_one_says_so():
     assert decide(attempts(None), max_restarts=0) == Decision(outcome=replace(KILLED, attempt=1))
 
 
-def test_giving_up_names_the_failure_of_each_attempt(wording):
+def test_giving_up_names_the_failure_of_each_attempt():
     decision = decide(attempts(7, 7, 5, 7), max_restarts=1000)
     expected = Outcome(code=75, cause="gave_up", message="", node=0, rank=1, retry=False, attempt=4)
     assert replace(decision, outcome=replace(decision.outcome, message="")) == Decision(outcome=expected)
-    wording(decision.outcome.message)
+    assert re.findall(r"attempt (\d)", decision.outcome.message) == ["2", "3", "4"]
 
 
 def sign(rank, step, silent_s=20.0, *, stopped=False, busy=False):
@@ -112,7 +113,7 @@ def test_who_holds_the_others_up(signs, who):
         ),
     ],
 )
-def test_a_kill_for_memory_is_seen_once(wording, tmp_path, line, folder, counter, limit):
+def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
     own, place = tmp_path / "own", tmp_path / folder
     own.write_text(line)
     place.mkdir(parents=True)
@@ -123,9 +124,8 @@ def test_a_kill_for_memory_is_seen_once(wording, tmp_path, line, folder, counter
     (place / counter).write_text("low 0\noom_kill 4\n")
     assert [memory.killed(), memory.killed()] == [True, False]
     assert "2 GiB" in memory.limit()
-    wording(memory.limit())
 
 
-def test_a_machine_without_cgroups_reports_no_kill(wording, tmp_path):
+def test_a_machine_without_cgroups_reports_no_kill(tmp_path):
     assert not OomMonitor(tmp_path, tmp_path / "own").killed()
-    wording(OomMonitor(tmp_path, tmp_path / "own").limit())
+    assert "GiB" not in OomMonitor(tmp_path, tmp_path / "own").limit()

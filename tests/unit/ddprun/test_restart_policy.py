@@ -35,143 +35,73 @@ ALIVE = {0: 0.1, 1: 0.2}
         ([OWN_CODE], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
     ],
 )
-def test_choose(failures, silent_s, settled, chosen):
+def test_the_root_failure_of_several(failures, silent_s, settled, chosen):
     assert find_root_failure(failures, silent_s=silent_s, settled=settled) == chosen
 
 
+def failure(status, *, node=0, rank=0, **facts):
+    return Failure(node=node, rank=rank, status=status, **facts)
+
+
+TERM, INT = {"stopped_by": signal.SIGTERM}, {"stopped_by": signal.SIGINT}
+LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
+
+
 @pytest.mark.parametrize(
-    ("failure", "code", "cause", "retry"),
+    ("failed", "code", "cause", "retry", "named"),
     [
-        pytest.param(TRACEBACK, 1, "error", False, id="exit-1"),
-        pytest.param(
-            Failure(node=1, rank=2, status=1, error="ValueError: bad 17"), 1, "error", False, id="exit-1-with-error"
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=143, stopped_by=signal.SIGTERM, error="ddptrain: lost the other ranks"),
-            143,
-            "stopped",
-            True,
-            id="stopped-by-sigterm",
-        ),
-        pytest.param(
-            Failure(node=0, rank=2, status=143, stopped_for=2), 143, "stopped", True, id="stopped-with-another-rank"
-        ),
-        pytest.param(Failure(node=0, rank=1, status=138), 138, "stopped", True, id="exit-138"),
-        pytest.param(KILLED, 137, "killed", True, id="sigkill"),
-        pytest.param(
-            Failure(
-                node=1, rank=3, status=137, error="ddptrain: a worker process that reads images ended unexpectedly"
-            ),
-            137,
-            "killed",
-            True,
-            id="exit-137",
-        ),
-        pytest.param(ABORTED, 134, "killed", True, id="sigabrt"),
-        pytest.param(
-            Failure(node=0, rank=0, status=-15, stopped_by=signal.SIGTERM),
-            143,
-            "stopped",
-            True,
-            id="killed-by-the-stop",
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=130, stopped_by=signal.SIGINT), 130, "stopped", False, id="interrupted"
-        ),
-        *(
-            pytest.param(
-                Failure(node=0, rank=0, status=status, stopped_by=signal.SIGINT),
-                130,
-                "stopped",
-                False,
-                id=f"interrupted-{status}",
-            )
-            for status in (0, 1, 3, -2)
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGINT, killed_here=True, stopped_again=True),
-            137,
-            "stopped",
-            True,
-            id="interrupted-twice",
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGINT, killed_here=True),
-            130,
-            "stopped",
-            False,
-            id="interrupted-and-killed-after-its-grace",
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGTERM, error="OSError: disk full"),
-            3,
-            "stopped",
-            False,
-            id="own-code-after-a-stop",
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGUSR1), 3, "error", False, id="own-code-after-usr1"
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGTERM, killed_here=True),
-            143,
-            "stopped",
-            True,
-            id="killed-after-its-grace",
-        ),
-        pytest.param(
-            Failure(node=0, rank=0, status=0, stopped_by=signal.SIGTERM), 143, "stopped", True, id="0-after-a-stop"
-        ),
-        pytest.param(
-            Failure(
-                node=0,
-                rank=0,
-                status=143,
-                stopped_by=signal.SIGTERM,
-                stop_reason="the ddpctl process that started the run has ended",
-            ),
-            143,
-            "stopped",
-            True,
-            id="stopped-without-a-signal",
-        ),
-        pytest.param(
-            Failure(node=0, rank=None, status=-15, stopped_by=signal.SIGTERM, unstarted=True),
-            143,
-            "stopped",
-            True,
-            id="stopped-before-the-start",
-        ),
-        pytest.param(Failure(node=0, rank=0, status=-11), 139, "killed", False, id="sigsegv"),
-        pytest.param(
-            Failure(node=0, rank=1, status=-9, oom="the limit of its cgroup is 2 GiB"), 137, "oom", True, id="oom"
-        ),
-        pytest.param(Failure(node=0, rank=1, status=-9, hung="no heartbeat"), 144, "hang", True, id="hang"),
-        pytest.param(Failure(node=0, rank=None, status=-9), 137, "node_lost", True, id="node-0-lost"),
-        pytest.param(Failure(node=2, rank=None, status=-9), 137, "node_lost", True, id="node-2-lost"),
+        (TRACEBACK, 1, "error", False, "rank 2 on node 1"),
+        (failure(1, error="ValueError: bad 17"), 1, "error", False, "ValueError: bad 17"),
+        (failure(143, **TERM, error="ddptrain: lost the other ranks"), 143, "stopped", True, "SIGTERM"),
+        (failure(143, rank=2, stopped_for=2), 143, "stopped", True, "rank 2"),
+        (failure(138, rank=1), 138, "stopped", True, "SIGUSR1"),
+        (KILLED, 137, "killed", True, "SIGKILL"),
+        (failure(137, error="ddptrain: a worker process ended"), 137, "killed", True, "a worker process ended"),
+        (ABORTED, 134, "killed", True, "SIGABRT"),
+        (failure(-15, **TERM), 143, "stopped", True, "SIGTERM"),
+        (failure(130, **INT), 130, "stopped", False, "SIGINT"),
+        *((failure(status, **INT), 130, "stopped", False, "SIGINT") for status in (0, 1, 3, -2)),
+        (failure(-9, **INT, killed_here=True, stopped_again=True), 137, "stopped", True, "SIGINT"),
+        (failure(-9, **INT, killed_here=True), 130, "stopped", False, "SIGINT"),  # after its grace
+        (failure(3, **TERM, error="OSError: disk full"), 3, "stopped", False, "OSError: disk full"),
+        (failure(3, stopped_by=signal.SIGUSR1), 3, "error", False, "rank 0 on node 0"),
+        (failure(-9, **TERM, killed_here=True), 143, "stopped", True, "rank 0 on node 0"),
+        (failure(0, **TERM), 143, "stopped", True, "SIGTERM"),
+        (failure(143, **TERM, stop_reason=LAUNCHER_ENDED), 143, "stopped", True, LAUNCHER_ENDED),
+        (failure(-15, rank=None, **TERM, unstarted=True), 143, "stopped", True, "SIGTERM"),
+        (failure(-11), 139, "killed", False, "SIGSEGV"),
+        (failure(-9, rank=1, oom="the limit of its cgroup is 2 GiB"), 137, "oom", True, "2 GiB"),
+        (failure(-9, rank=1, hung="no heartbeat"), 144, "hang", True, "no heartbeat"),
+        (failure(-9, rank=None), 137, "node_lost", True, "node 0"),
+        (failure(-9, node=2, rank=None), 137, "node_lost", True, "node 2"),
     ],
 )
-def test_outcome(wording, failure, code, cause, retry):
-    outcome = outcome_of(failure, attempt=2)
-    expected = Outcome(code=code, cause=cause, message="", node=failure.node, rank=failure.rank, retry=retry, attempt=2)
+def test_a_failure_becomes_an_outcome(failed, code, cause, retry, named):
+    outcome = outcome_of(failed, attempt=2)
+    expected = Outcome(code=code, cause=cause, message="", node=failed.node, rank=failed.rank, retry=retry, attempt=2)
     assert replace(outcome, message="") == expected
-    wording(outcome.message)
+    assert named in outcome.message
 
 
-def test_ranks_that_had_exited_with_0_are_named_if_they_may_be_the_cause(wording):
+def test_ranks_that_had_exited_with_0_are_named_if_they_may_be_the_cause():
     hung = Failure(node=0, rank=0, status=-9, hung="no heartbeat for 300 s")
-    for failure, exited in ((TRACEBACK, [1]), (ABORTED, [5, 0, 4, 7]), (hung, [1])):
-        outcome = outcome_of(failure, attempt=1, exited=exited)
-        assert replace(outcome, message="") == replace(outcome_of(failure, attempt=1), message="")
-        wording(outcome.message)
-    for failure in (KILLED, OWN_CODE, replace(TRACEBACK, stopped_by=signal.SIGTERM)):
-        assert outcome_of(failure, attempt=1, exited=[1]) == outcome_of(failure, attempt=1)
+    for failed, exited, named in (
+        (TRACEBACK, [1], "rank 1"),
+        (ABORTED, [5, 0, 4, 7], "0, 4, 5 and 7"),
+        (hung, [1], "rank 1"),
+    ):
+        outcome = outcome_of(failed, attempt=1, exited=exited)
+        assert replace(outcome, message="") == replace(outcome_of(failed, attempt=1), message="")
+        assert named in outcome.message
+    for failed in (KILLED, OWN_CODE, replace(TRACEBACK, stopped_by=signal.SIGTERM)):
+        assert outcome_of(failed, attempt=1, exited=[1]) == outcome_of(failed, attempt=1)
 
 
-def test_a_rank_that_stopped_with_another_is_not_named(wording):
+def test_a_rank_that_stopped_with_another_is_not_named():
     outcome = outcome_of(Failure(node=0, rank=0, status=138, stopped_for=3), attempt=1)
     assert (outcome.node, outcome.rank) == (None, 3)
-    wording(outcome.message)
+    assert "rank 3" in outcome.message
+    assert "SIGUSR1" in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -190,5 +120,5 @@ def test_a_rank_that_stopped_with_another_is_not_named(wording):
         (144, "hang", True),
     ],
 )
-def test_restart(code, cause, again):
+def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
     assert may_restart(Outcome(code=code, cause=cause, message="")) is again

@@ -1,33 +1,14 @@
 """A node 0 that falls silent, and closes no connection, before the others train: every call to its store just waits."""
 
 import contextlib
-import signal
 import socket
 import threading
-import time
 from datetime import timedelta
 
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
 from ddprun import network, stores
-from ddpwire.run_files import Outcome
-
-pytestmark = pytest.mark.e2e
-
-
-@pytest.mark.parametrize("wait_s", [0.0, 1.0])
-def test_while_a_third_node_is_waited_for(runs, wording, wait_s):
-    port, options = runs.free_port(), ("--join-timeout", "120")
-    first = runs.start("act.py", nodes="3", port=port, options=options)
-    second = runs.start("act.py", node=1, nodes="3", port=port, options=options)
-    runs.until(lambda: (second.folder / "node.json").exists() and second.state().master)
-    time.sleep(wait_s)
-    first.process.send_signal(signal.SIGSTOP)
-    assert second.end() == 137
-    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
-    wording(second.outcome().message)
-    first.process.kill()
 
 
 @pytest.fixture
@@ -87,10 +68,9 @@ def test_an_answering_store_answers(silenced):
     ],
     ids=("get", "add", "check", "compare_set", "wait", "clone"),
 )
-def test_a_store_whose_machine_is_gone_raises_soon(silenced, wording, call):
+def test_a_store_whose_machine_is_gone_raises_soon(silenced, call):
     store, speaks = silenced
     speaks.clear()
     for what in (call, lambda store: store.check(["a"])):
-        with pytest.raises(DistNetworkError) as raised:
+        with pytest.raises(DistNetworkError):
             what(store)
-        wording(raised.value)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,10 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import forks
-from tests.wording import Wording
 
 from ddpwire.events import read_events
-from ddpwire.heartbeat import read_beat, read_complete, read_stopped_for
+from ddpwire.heartbeat import read_beat, read_complete
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
 Start = Callable[..., subprocess.Popen[str]]
@@ -72,32 +70,6 @@ def test_what_is_told_to_a_forked_child_is_not_told_to_the_loop(start: Start) ->
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_all_ranks_stop_at_the_same_step(start: Start, told: int, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    hearts = [tmp_path / f"heartbeat-{rank}" for rank in (0, 1)]
-    ranks = [start("ranks", RANK=str(rank), DDP_HEARTBEAT_FILE=str(hearts[rank]), **place) for rank in (0, 1)]
-    for process in ranks:
-        wait_for(process, "training")
-    ranks[told].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=60) for process in ranks]
-    assert said[0] == said[1]
-    assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", said[0][0])
-    assert (said[0][1], [process.returncode for process in ranks]) == ("", [143, 143])
-    assert [read_stopped_for(heart) for heart in hearts] == [told, told]
-
-
-def test_ranks_that_are_not_stopped_end_by_themselves(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [start("ranks", "short", RANK=str(rank), **place) for rank in (0, 1)]
-    assert [process.communicate(timeout=60) for process in ranks] == [("training\nfinally ran\natexit ran\n", "")] * 2
-    assert [process.returncode for process in ranks] == [0, 0]
-
-
 def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
     environ = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DDP_HEARTBEAT_FILE": str(tmp_path / "heartbeat")}
     began_at = time.monotonic()
@@ -136,7 +108,7 @@ ddp.saved(sys.argv[1] + ".gone", step=8)
 """
 
 
-def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path: Path, wording: Wording) -> None:
+def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path: Path) -> None:
     path, events = tmp_path / "last.pt", tmp_path / "events.jsonl"
     path.write_bytes(b"weights")
     (tmp_path / "metrics").mkdir()
@@ -150,7 +122,7 @@ def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    wording(done.stderr, path=path)
+    assert f"{path}.gone" in done.stderr
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path / "metrics"))
     values = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
@@ -163,9 +135,7 @@ def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path:
 
 
 @pytest.mark.parametrize(("first", "rank", "before"), [(1, "0", "57"), (51, "0", "57"), (1, "1", "57"), (1, "0", "")])
-def test_a_start_from_the_beginning_is_reported_once(
-    first: int, rank: str, before: str, tmp_path: Path, wording: Wording
-) -> None:
+def test_a_start_from_the_beginning_is_reported_once(first: int, rank: str, before: str, tmp_path: Path) -> None:
     """By rank 0, if there were steps before and the first one is taken again."""
     code = f"import ddpwire.script as ddp\nfor step in ({first}, {first} + 1, 1): ddp.progress(step)"
     environ = {"RANK": rank, "DDP_STEPS_BEFORE": before, "DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
@@ -178,14 +148,14 @@ def test_a_start_from_the_beginning_is_reported_once(
     if said:
         (event,) = read_events((tmp_path / "events.jsonl").read_text())
         assert (event.event, event.facts) == ("started_over", {"steps": 57})
-        wording(done.stderr)
+        assert "57" in done.stderr
 
 
-def test_what_cannot_be_written_stops_no_training(start: Start, wording: Wording) -> None:
+def test_what_cannot_be_written_stops_no_training(start: Start) -> None:
     process = start("short", PROMETHEUS_MULTIPROC_DIR="/nonexistent", DDP_HEARTBEAT_FILE="/nonexistent/heartbeat")
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "training\nfinally ran\natexit ran\n")
-    wording(re.sub(r"_\d+\.db", "_PID.db", err))
+    assert ["/nonexistent/heartbeat" in err, "/nonexistent/counter_" in err, err.count("\n")] == [True, True, 2]
 
 
 COST = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpwire import events
-from ddpwire.events import EventLog, events_of, read_events, strange_lines
+from ddpwire.events import EventLog, events_of, read_events
 
 
 def test_a_line_says_what_happened_and_no_more(tmp_path: Path) -> None:
@@ -60,29 +60,6 @@ def test_many_writers_tear_no_line_and_the_files_stay_small(tmp_path: Path, monk
     assert len(read_events(text)) == len(text.splitlines())
     assert 20_000 < len(text) < 2 * 20_000 + 3 * 200
     assert max(event.step or 0 for event in read_events(text)) == 399
-
-
-STRANGE = (
-    '{"time": Infinity, "event": "a", "node": 0}',
-    '{"time": NaN, "event": "a", "node": 0}',
-    '{"time": "x", "event": "a", "node": 0}',
-    '{"time": 1, "event": "a", "node": "x"}',
-    '{"time": 1, "event": "a", "node": 0, "rank": []}',
-    '{"time": 1, "event": "a", "node": 0, "seconds": "x"}',
-    '{"time": 1, "event": "a", "node": 0, "seconds": NaN}',
-    '{"time": 1, "event": null, "node": 0}',
-    "[" * 200_000,
-)
-
-
-def test_values_of_another_kind_are_passed_over_and_counted() -> None:
-    text = "\n".join(('{"time": 1, "event": "a", "node": 0}', *STRANGE)) + "\n"
-    assert [event.event for event in read_events(text)] == ["a"]
-    assert strange_lines(text) == len(STRANGE)
-    assert strange_lines('"a", "node": 0}\n{"time": 1, "event": "a", "node": 0}\n{"time": 2, "ev') == 0, (
-        "cut, not strange"
-    )
-    assert strange_lines("") == 0
 
 
 def test_a_fifo_that_nobody_reads_stops_no_writer(tmp_path: Path) -> None:

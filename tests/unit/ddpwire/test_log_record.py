@@ -1,9 +1,6 @@
 """A node's events and history in its log: what is packed, how much of a long run, and what is read of a strange log."""
 
-import base64
-import json
 import random
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,21 +45,6 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     assert len(rows) > 10
     assert len({after["time"] - before["time"] for before, after in pairwise(rows)}) == 1
     assert found[ENVIRONMENT] == (tmp_path / ENVIRONMENT).read_text()
-
-
-def test_the_last_whole_record_counts_and_a_strange_one_does_not(tmp_path: Path) -> None:
-    write(tmp_path, rows=1, events=0)
-    first = log_of(tmp_path)
-    strange = base64.b64encode(zlib.compress(json.dumps({"../x": "1", EVENTS: 2}).encode())).decode()
-    for more in (
-        "ddprun-record 1/2 QUJD",
-        "ddprun-record 2/2 QUJD",
-        "ddprun-record 1/1 QUJD",
-        f"ddprun-record 1/1 {strange}",
-    ):
-        assert log_record.unpack(f"{first}[node1] {more}\n") == log_record.unpack(first)
-    assert log_record.unpack("") == log_record.unpack("[node1] ddprun-record 1/0 QUJD\n") == {}
-    assert log_record.pack(tmp_path / "nothing") == ()
 
 
 def test_what_is_kept_of_an_earlier_pod_stays(tmp_path: Path) -> None:

@@ -50,19 +50,6 @@ def test_of_several_the_last_state_of_a_bar_is_written_once_a_second(monkeypatch
     assert screen.add(0, b"\n") == b"\n"
 
 
-def test_a_bar_that_is_over_does_not_overwrite_its_mark(monkeypatch):
-    screen = Screen(monkeypatch, 1, lambda line: b"[rank0] " + line)
-    assert screen.add(0, b" 1%\r 2%\nend\r\n") == b"[rank0]  2%\n[rank0] end\n"
-
-
-def test_a_bar_whose_states_end_with_the_carriage_return(monkeypatch):
-    screen = Screen(monkeypatch, 2)
-    assert screen.add(0, b" 1%\r") == b" 1%"
-    screen.now += 1
-    assert screen.add(0, b" 2%\r 3%\r") == b"\r 3%"
-    assert screen.add(0, b" 4%\n") == b"\r 4%\n"
-
-
 def test_two_sources_share_no_line(monkeypatch):
     screen = Screen(monkeypatch, 2)
     assert screen.add(0, b"\r 1%") == b" 1%"
@@ -70,15 +57,6 @@ def test_two_sources_share_no_line(monkeypatch):
     assert screen.add(0, b"\r 2%\n") == b" 2%\n"
     assert screen.add(1, b" a line\n") == b"half a line\n"
     assert screen.add(1, b"crlf\r\n") == b"crlf\r\n"
-
-
-def test_a_second_source_that_comes_later(monkeypatch):
-    screen = Screen(monkeypatch, 1)
-    assert screen.add(0, b"(Pdb) ") == b"(Pdb) "
-    second = screen.sources[0]._output.add_source()
-    second.add(b"a line\n")
-    assert screen.taken() == b"\na line\n"
-    assert screen.add(0, b"x\n") == b"x\n"
 
 
 @pytest.mark.parametrize("num_sources", [1, 2])

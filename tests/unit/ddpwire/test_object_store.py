@@ -41,22 +41,6 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(url: str, tmp_path: Pa
     assert INDEX in str(caught.value)
 
 
-@pytest.mark.parametrize("index", ["no JSON", '{"step": 1}', '[{"step": "x"}]', "[7]"])
-def test_an_index_of_another_form_is_refused(url: str, index: str) -> None:
-    with fsspec.open(f"{url}/{INDEX}", "w") as out:
-        out.write(index)
-    with pytest.raises(StoreError) as caught:
-        ObjectStore(url).checkpoints()
-    assert caught.value.code == Exit.UNAVAILABLE
-
-
-def test_a_damaged_part_of_a_fetch_is_fetched_again(url: str, tmp_path: Path) -> None:
-    (one,) = stored(url, tmp_path / "from").checkpoints()
-    (tmp_path / f"{one['files'][0]['name']}.fetched").write_bytes(b"other")
-    ObjectStore(url).fetch(one, tmp_path)
-    assert (tmp_path / one["files"][0]["name"]).read_bytes() == b"weights"
-
-
 def test_a_damaged_object_is_not_taken(url: str, tmp_path: Path) -> None:
     (one,) = stored(url, tmp_path / "from").checkpoints()
     with fsspec.open(f"{url}/step-00000007/step-7.pt", "wb") as out:
@@ -100,8 +84,3 @@ def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: st
     warnings: list[str] = []
     store.fetch_newest(empty, 7, warnings.append)
     assert len(warnings) == 2
-
-
-def test_a_newer_checkpoint_of_the_folder_is_kept(url: str, tmp_path: Path, empty: Path) -> None:
-    damaged_store(url, tmp_path / "from", (7, 8), ()).fetch_newest(empty, 9, pytest.fail)
-    assert not [*empty.iterdir()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.ddprun.supervised import run_ranks
+from tests.nightly.ddprun.supervised import run_ranks
 
 SCRIPTS = {
     "what it is": """
@@ -221,7 +221,6 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[A
     return found
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(600)  # two runs of all of them
 def test_a_fork_is_what_an_execution_is(ends):
     fork, execution = ends["fork"], ends["exec"]

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from tests.unit.ddprun.failing_scripts import TEN
-from tests.unit.ddprun.supervised import run_ranks
+from tests.nightly.ddprun.failing_scripts import TEN
+from tests.nightly.ddprun.supervised import run_ranks
 
 from ddprun.rank_errors import last_error
 from ddpwire import names
@@ -113,7 +113,6 @@ def described(tmp_path, how, scripts):
     return found
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("how", ["fork", "exec"])
 def test_the_cause_is_named_and_none_is_invented(tmp_path, how):
     found = described(tmp_path, how, [script for script, *_ in CAUSES.values()])
@@ -130,7 +129,6 @@ def without_addresses(text):
     return re.sub(r"\b0x[0-9a-f]+", "…", text)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("how", ["fork", "exec"])
 def test_the_ten_of_another_author(tmp_path, how):
     """Each text is a part of the line: classes are written without their modules, and supervise.py takes out "0x…"."""
@@ -158,11 +156,11 @@ def test_the_outcome_has_the_cause(runs, name, options, tmp_path):
     assert node.outcome().message == f"rank 0 on node 0 exited with {code}" + (cause and f": {cause}")
 
 
-@pytest.mark.e2e
-def test_a_debugger_that_has_no_stdin_is_told_how_to_get_one(runs, tmp_path, wording):
+def test_a_debugger_that_has_no_stdin_is_told_how_to_get_one(runs, tmp_path):
     (tmp_path / "script.py").write_text(
         "import os, time\nif os.environ['RANK'] == '1':\n    breakpoint()\ntime.sleep(60)"
     )
     node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
     assert (node.end(), node.outcome().rank) == (1, 1)
-    wording(node.outcome().message)
+    assert "bdb.BdbQuit" in node.outcome().message
+    assert "--debug-rank 1" in node.outcome().message

@@ -1,0 +1,103 @@
+"""Ranks near their GPUs: the plan on a machine out of files, and real ranks on real cores."""
+
+import json
+import os
+from itertools import chain
+
+import pytest
+
+from ddprun import machine as ddprun_machine
+from ddpwire.machine import format_ranges
+
+
+def test_real_ranks_may_run_wherever_the_node_may(runs):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    assert [node.log(rank) for rank in (0, 1)] == [f"{sorted(os.sched_getaffinity(0))}\n" * 2] * 2
+
+
+# Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
+NUM_NODES, CORES_A_NODE, NUM_CORES = 4, 4, 32
+
+
+def cores_of(node):
+    first = range(node * CORES_A_NODE, (node + 1) * CORES_A_NODE)
+    return {*first, *(core + NUM_CORES // 2 for core in first)}
+
+
+def machine(folder, gpus):
+    """A sysfs with GPUs on the NUMA nodes ``gpus``; their addresses."""
+
+    def write(path, text):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"{text}\n")
+
+    for node in range(NUM_NODES):
+        write(f"devices/system/node/node{node}/cpulist", format_ranges(cores_of(node)))
+        for core in cores_of(node):
+            physical = core % (NUM_CORES // 2)
+            siblings = {physical, physical + NUM_CORES // 2}
+            cache = {
+                one for mate in (physical // 2 * 2, physical // 2 * 2 + 1) for one in (mate, mate + NUM_CORES // 2)
+            }
+            of_core = f"devices/system/cpu/cpu{core}"
+            write(f"{of_core}/topology/physical_package_id", node // 2)
+            write(f"{of_core}/topology/thread_siblings_list", format_ranges(siblings))
+            write(f"{of_core}/cache/index3/shared_cpu_list", format_ranges(cache))
+    for index, node in enumerate(gpus):
+        write(f"bus/pci/devices/0000:{index:02x}:00.0/numa_node", node)
+    return tuple(f"0000:{index:02x}:00.0" for index in range(len(gpus)))
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    def plan(mode, local_world_size, gpus=(), environ=None, allowed=range(NUM_CORES)):
+        found = machine(tmp_path, gpus)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
+        return [
+            format_ranges(cores)
+            for cores in ddprun_machine.plan_affinity(mode, local_world_size, lambda: found, environ or {}, tmp_path)
+        ]
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("mode", "bound"),
+    [
+        (None, []),
+        ("node", ["0-3,16-19", "0-3,16-19", "4-7,20-23", "8-11,24-27", "8-11,24-27", "12-15,28-31"]),
+        ("exclusive", ["0-1,16-17", "2-3,18-19", "4-7,20-23", "8-9,24-25", "10-11,26-27", "12-15,28-31"]),
+    ],
+)
+def test_ranks_without_gpus_are_dealt_out_when_asked(plan, mode, bound):
+    assert plan(mode, 6) == bound
+
+
+@pytest.mark.parametrize(
+    ("mode", "local_world_size", "gpus", "bound"),
+    [
+        (None, 1, (0, 0, 1), ["0-7,16-23"]),  # the only rank has them all
+        (None, 2, (0, 0, 1, 1), []),  # it is not known which of them a rank uses
+        ("node", 2, (0, 0, 1, 1), ["0-3,16-19", "4-7,20-23"]),
+        ("node", 2, (0, 0, 1), ["0-3,16-19", "0-3,16-19"]),  # no equal shares: as torchrun has it
+        ("socket", 2, (0, 1, 2, 3), ["0-7,16-23", "8-15,24-31"]),
+        ("exclusive", 2, (0, 1, 0, 1), ["0-3,16-19", "4-7,20-23"]),
+        ("exclusive", 2, (0, 1, 1, 1), []),  # their cores overlap
+    ],
+)
+def test_a_rank_with_several_gpus_is_bound_near_all_of_them(plan, mode, local_world_size, gpus, bound):
+    assert plan(mode, local_world_size, gpus=gpus) == bound
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("how", [("--exec",)], ids=["exec"])
+def test_real_ranks_share_the_cores_out(runs, how):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive", *how))
+    assert node.end() == 0
+    cores = [json.loads(line) for rank in (0, 1) for line in node.log(rank).splitlines()]
+    assert cores[::2] == cores[1::2]  # the thread has the mask of its rank
+    assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
+    lines = "\n".join(node.messages())
+    for rank, own in enumerate(cores[::2]):
+        assert f"rank {rank} on cores {format_ranges(own)}" in lines

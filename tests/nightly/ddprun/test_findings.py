@@ -1,0 +1,98 @@
+"""What is made of the nodes' findings: who is to blame, what is the same, who is slow, when a core is held back."""
+
+import errno
+import os
+import types
+from dataclasses import replace
+
+import pytest
+
+from ddpcheck import network_checks, node_checks
+from ddpcheck.network_checks import Node, Paths
+from ddpcheck.node_checks import CpuSpeed
+
+GOOD_CPU = CpuSpeed(gflops=50, copy_bytes=1e10, share=0.99, idle=1.0, others=0.1, throttled=0)
+
+
+def nodes(count):
+    return [
+        Node(node=n, host=f"box{n}", address=f"10.0.0.{n}", tcp=40000 + n, udp=1, mtu=1500, machine=f"m{n}")
+        for n in range(count)
+    ]
+
+
+def statuses(findings, check):
+    return {one.node: one.status for one in findings if one.check == check and one.status != "ok"}
+
+
+def test_what_is_said_of_the_cpu_is_what_was_measured():
+    found = [
+        node_checks.check_cpu(replace(GOOD_CPU, **change)).value
+        for change in (
+            {},
+            {"share": 0.7499, "idle": 0.2, "others": 1.1},
+            {"share": 0.3, "throttled": 0.4},
+            {"share": 0.3, "idle": 1.6},
+        )
+    ]
+    assert found == [
+        "a thread gets 99 % of a core; others use 0.1 cores",
+        "a thread gets 74 % of a core; others use 1.1 cores",  # rounded down: 75 % is expected
+        "a thread gets 30 % of a core, limited by a quota",
+        "a thread gets 30 % of a core, and meanwhile 1.6 cores are idle",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "unit"),
+    [
+        ("0::/user.slice/a", "user.slice/a", "usec {}000000"),
+        ("4:cpu,cpuacct:/pod/a", "cpu,cpuacct/pod/a", "time {}000000000"),
+    ],
+)
+def test_the_throttled_time_is_read_of_the_group_and_those_above(tmp_path, line, place, unit):
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "cpu.stat").write_text(f"nr_throttled 50\nthrottled_{unit.format(7)}\n")
+    (tmp_path / place).parent.joinpath("cpu.stat").write_text(f"nr_throttled 9\nthrottled_{unit.format(30)}\n")
+    (tmp_path / "own").write_text(f"7:memory:/x\n{line}\n")
+    assert node_checks.throttled_s(tmp_path / "own", tmp_path) == 37
+    assert node_checks.throttled_s(tmp_path / "absent", tmp_path) == 0
+
+
+def test_a_library_that_was_replaced_on_the_disk_is_said(tmp_path):
+    (tmp_path / "libc10.so").write_bytes(b"1")
+    (tmp_path / "maps").write_text(
+        f"7f00-7f01 r-xp 00000000 00:01 7   {tmp_path}/libc10.so\n"
+        f"7f01-7f02 r-xp 00000000 00:01 8   {tmp_path}/libnccl.so.2 (deleted)\n"
+        "7f02-7f03 rw-p 00000000 00:00 0   [heap]\n"
+    )
+    found = node_checks.mapped_libraries(tmp_path / "maps")
+    assert len(found["libc10.so"]) == 64
+    assert "replaced" in found["libnccl.so.2"]
+    assert node_checks.mapped_libraries()["libc10.so"] == node_checks.mapped_libraries()["libc10.so"]
+
+
+def test_little_lockable_memory_is_a_warning_only_with_infiniband(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_checks.machine, "resource_limit", lambda _: 8 << 20)
+    monkeypatch.setattr(node_checks.machine, "INFINIBAND", tmp_path / "infiniband")
+    assert statuses(node_checks.check_limits(num_gpus=1, num_nodes=2), "memlock") == {}
+    (tmp_path / "infiniband/mlx5_0").mkdir(parents=True)
+    assert statuses(node_checks.check_limits(num_gpus=1, num_nodes=2), "memlock") == {0: "warning"}
+
+
+def test_a_file_system_that_reports_no_blocks_is_not_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096))
+    monkeypatch.setattr(node_checks, "SLOW_DISK", 0)
+    disk = node_checks.check_disk({"DDP_RUN_DIR": str(tmp_path)})
+    shm = next(node_checks.check_limits(num_gpus=0, num_nodes=1))
+    assert (disk.status, "free space unknown" in disk.value) == ("ok", True)
+    assert (shm.status, shm.value) == ("ok", "no limit")
+
+
+def test_the_reason_why_a_name_is_unknown_is_kept(monkeypatch):
+    def resolve(*_, **__):
+        raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer")
+
+    monkeypatch.setattr(network_checks, "resolve", resolve)
+    me = nodes(1)[0]
+    assert network_checks.try_paths(me, [me]) == Paths(names={0: ""}, nameless={0: "the name server does not answer"})

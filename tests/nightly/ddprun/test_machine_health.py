@@ -1,0 +1,58 @@
+"""What of a machine may hurt a training is a line each."""
+
+import sys
+import types
+
+from ddprun import machine as ddprun_machine
+
+
+def test_what_nvml_tells(monkeypatch):
+    """A double of the library, in the library's own words; a real one was not at hand."""
+
+    def ecc_errors(handle, *_):
+        if handle == "gpu1":
+            raise NVMLError
+        return 5
+
+    def handle_of_lost(index):
+        if index == 1:
+            raise NVMLError("GPU is lost")
+        return f"gpu{index}"
+
+    class NVMLError(Exception):
+        pass
+
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "570.86",
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: f"gpu{index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a1": "gpu2", "GPU-b0": "gpu1"}[uuid],
+        nvmlDeviceGetIndex=lambda handle: int(handle[3:]),
+        nvmlDeviceGetTotalEccErrors=ecc_errors,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=12)] * (handle == "gpu1"),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    all_of_them = tuple(
+        ddprun_machine.Gpu(index=index, ecc_errors=errors, pids=pids)
+        for index, errors, pids in ((0, 5, ()), (1, 0, (12,)), (2, 5, ()))
+    )
+    assert ddprun_machine.read_health(3).gpus == all_of_them
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", handle_of_lost)
+    lost = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
+    assert ddprun_machine.read_health(3).gpus == (all_of_them[0], lost, all_of_them[2])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1,GPU-b0,-1")
+    assert ddprun_machine.read_health(2).gpus == (all_of_them[2], all_of_them[1])
+    assert ddprun_machine.driver_version() == "570.86"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3,1")
+    assert ddprun_machine.count_gpus() == 2  # there is no GPU 3
+
+
+def test_of_mig_instances_cuda_shows_one(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert ddprun_machine.count_gpus() == 1

@@ -1,0 +1,105 @@
+"""One ddprun and its ranks: nothing outlives it, and signals reach who they are meant for."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from ddprun.termination import SAME_REQUEST_S
+
+EXECUTED = (
+    "test_whichever_process_is_killed_nothing_is_left",
+    "test_sigterm_at_any_moment",
+    "test_a_second_signal_kills_at_once",
+    "test_ctrl_c_is_a_keyboard_interrupt_and_130",
+)
+
+
+def test_the_ranks_that_have_not_ended_after_a_stop_are_recorded(runs):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "3", "--grace", "200"))
+    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(3)))
+    os.kill(node.rank_pid(1), signal.SIGSTOP)
+    node.process.terminate()
+    runs.until(lambda: [one.state for one in node.state().ranks] == ["ended", "stopped", "ended"])
+    assert node.state().state == "stopping"
+    time.sleep(2 * SAME_REQUEST_S)
+    node.process.terminate()
+    assert node.end() == 143
+
+
+ELASTIC = """
+import os
+import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def work(number):
+    dist.init_process_group("gloo")
+    place = f"{number + dist.get_rank()} of {dist.get_world_size()}"
+    dist.destroy_process_group()
+    return place
+if __name__ == "__main__":
+    assert dist.is_torchelastic_launched()
+    name = f"inner-{os.environ['RANK']}"
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=name, rdzv_backend="c10d", rdzv_endpoint="localhost:0"
+    )
+    print(dist.get_node_local_rank(), dict(sorted(elastic_launch(config, work)(7).items())))
+"""
+
+
+def test_a_rank_is_launched_by_torch_elastic_and_may_launch_with_it(runs, tmp_path):
+    script = tmp_path / "inner.py"
+    script.write_text(ELASTIC)
+    node = runs.start(script, options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    inner = "{0: '7 of 2', 1: '8 of 2'}"
+    assert sorted(node.stdout.read_text().splitlines()) == [f"[node0 rank{rank}] {rank} {inner}" for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("moment", ["a while"])
+def test_sigterm_at_any_moment(runs, moment):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2"))
+    if moment == "ready":
+        runs.wait_until_ready(node)
+    else:
+        runs.until((node.folder / "node.json").exists)
+        time.sleep(0 if moment == "at once" else random.uniform(0.1, 3.0))
+    node.process.terminate()
+    assert node.end() == 143
+    assert runs.remaining() == []
+    if moment == "ready":
+        assert node.outcome().cause == "stopped"
+        assert node.log(0) == "ready\nsaved on SIGTERM\n"
+
+
+INTERRUPTED = """\
+import sys, time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "options"),
+    [("sys.exit(0)", ()), ("raise", ()), *((end, ("--exec",)) for end in ("sys.exit(0)", "sys.exit(5)", "raise"))],
+)
+def test_ctrl_c_is_a_keyboard_interrupt_and_130(runs, tmp_path, end, options):
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(end=end))
+    node = runs.start(str(tmp_path / "script.py"), options=options)
+    runs.wait_until_ready(node)
+    node.process.send_signal(signal.SIGINT)
+    assert node.end() == 130
+    assert node.log(0).splitlines()[:2] == ["ready", "interrupted"]
+    assert node.outcome().cause == "stopped"
+
+
+@pytest.mark.parametrize(("deed", "option", "code"), [("0=3", "--restart-limit", 3)])
+def test_max_restarts_is_torchruns(runs, deed, option, code):
+    node = runs.start("act.py", deed, "again=0", options=(option, "1"))
+    assert node.end() == code
+    assert node.outcome().attempt == (1 if code else 2)
