@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from tests import forks
 from tests.e2e.driver import processes_of, wait_until
+from tests.ranks import start, train
+
+__all__ = ["start", "train"]
 
 # These have the longest tests. They begin first, so that no worker waits at the end for one of them.
 LONGEST = ("test_training.py", "test_notebook.py", "test_object_store.py")

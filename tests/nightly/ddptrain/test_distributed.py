@@ -14,7 +14,11 @@ from tests import forks
 from tests.facts import assert_names
 
 Train = Callable[..., list]
+
+
 DETERMINISTIC = ("--deterministic", "--epochs", "4")
+
+
 STEPS_PER_EPOCH = 45
 
 
@@ -50,15 +54,6 @@ def test_three_ranks_learn_the_digits_the_same_way_twice(
     assert again[0].fingerprint == fingerprint(train, undisturbed)
 
 
-def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train) -> None:
-    options = ("--data=synthetic", "--synthetic-samples=808", "--synthetic-shape=1x8x8", "--epochs=1", "--lr=0.002")
-    ends = [train(*options, size=size)[0] for size in (2, 1, 3)]  # 101 images to test: uneven on 2 and on 3
-    for end in ends[1:]:
-        assert_names(end.out.splitlines()[1], "checkpoints/step-00000013.pt", "--epochs", "--checkpoint-dir")
-    assert len({(end.right, end.fingerprint) for end in ends}) == 1
-    assert 15 < ends[0].right < 95  # neither guessing nor all
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train, size: int) -> None:
     script = str(Path(__file__).with_name("gradients.py"))
@@ -84,24 +79,6 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
     epoch = newest // STEPS_PER_EPOCH + 1
     assert_names(rank_0.out.splitlines()[1], "checkpoints/step-", f"{newest:08d}", newest + 1, "180", epoch)
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
-
-
-def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(
-    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    world = start(*DETERMINISTIC, size=3)
-    world.wait_for("epoch  1/4")
-    world.ranks[1].send_signal(signal.SIGTERM)
-    rank_0, *others = world.end()
-    assert (rank_0.code, rank_0.err) == (143, "")
-    assert [(one.code, one.out, one.err) for one in others] == [(143, "", "")] * 2
-    newest = max((tmp_path / "checkpoints").glob("step-*.pt"))
-    step = int(newest.name[5:13])
-    assert_names(rank_0.out.splitlines()[-1], "SIGTERM", "rank 1", step, "180", newest.name)
-    again = train(*DETERMINISTIC, size=3)
-    assert [one.code for one in again] == [0, 0, 0]
-    assert_names(again[0].out.splitlines()[1].partition(" of ")[0], newest.name, step + 1)
-    assert again[0].fingerprint == fingerprint(train, undisturbed)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)], ids=["usr1", "int"])

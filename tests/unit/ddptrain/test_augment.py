@@ -145,7 +145,7 @@ ALL = ("--flip", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--eras
 def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> None:
     device, loader = state(*augmentations, "--input=device"), state(*augmentations, "--input=loader", "--workers=1")
     assert device.batch_builder.feed.description.startswith("0.1 MB" if "--flip" in augmentations else "0.0 MB")
-    assert_names(loader.batch_builder.feed.description, "1")
+    assert_names(loader.batch_builder.feed.description, "1 worker")
     for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
         order = epoch_order(64, seed=0, epoch=epoch)
         for batch in torch.split(order, 20)[first:]:

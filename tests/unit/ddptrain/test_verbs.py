@@ -73,8 +73,10 @@ def test_the_one_before_a_damaged_one_is_taken_with_a_warning(
             with pytest.raises(TrainError) as error:
                 export.main(["run", "weights.pt"])
             assert error.value.code == 65
+            assert_names(error.value, "run/checkpoints/step-00000009.pt")
             continue
         assert export.main(f"run {best}weights.pt".split()) == 0
+        assert_names(capsys.readouterr().err, f"run/checkpoints/step-{step:08d}.pt")
         assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == taken
     assert not list(checkpoints.glob("*.bad"))  # a training may be writing here
 
@@ -257,3 +259,4 @@ def test_arguments_with_which_no_training_can_start(tmp_path: Path, arguments: s
     command = [sys.executable, "-m", "ddptrain", *arguments.split(), "--checkpoint-dir", str(tmp_path / "saved")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (code, "")
+    assert_names(done.stderr, "/nodir" if code == 66 else arguments.split()[0])
