@@ -31,7 +31,7 @@ contract: $(VENV)/.dev  ## ddpctl against a stand-in of a node, ddprun against a
 	$(BIN)/python -m pytest tests/contract -n $(WORKERS) --dist worksteal
 
 e2e: $(VENV)/.dev  ## whole journeys: trainings, restarts, signals, notebooks
-	$(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist worksteal -m ""
+	$(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist worksteal
 
 golden: $(VENV)/.dev  ## update the snapshots of whole screens in tests/golden, for TESTS="FILE ..." or for the quick tests
 	$(BIN)/python -m pytest -p no:xdist --update-golden $(TESTS)
@@ -58,7 +58,7 @@ specs: $(VENV)/.dev  ## update the checked-in specs from examples/
 	PYTHONPATH=.:cli:trainer $(BIN)/python tests/unit/repository/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests with real servers; a test whose server is missing is skipped
-	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800 -m ""
+	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=1800
 
 nightly: $(VENV)/.dev  ## everything else: all parts of tests/nightly/parts.yaml, or PART="NAME or PATH ..."
 	$(BIN)/python tests/nightly/run.py $(PART)
@@ -67,7 +67,7 @@ nightly-changed: $(VENV)/.dev  ## the parts of nightly whose paths have changed 
 	$(BIN)/python tests/nightly/run.py --changed --within $(or $(WITHIN),3600)
 
 cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
-	$(BIN)/python -m pytest tests/nightly/kubernetes/test_kubernetes.py -m ""
+	$(BIN)/python -m pytest tests/nightly/kubernetes/test_kubernetes.py
 
 BENCHES := startup signals binding checkpoint restore kills exact deterministic metrics input stragglers random_kills \
   explain explain_cost sync kubernetes

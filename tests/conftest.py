@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.wording import Wording, program_of, read, write
 
 GOLDEN = Path(__file__).parent / "golden"
 KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
@@ -46,14 +45,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as e2e what starts ranks; ``test_one_node`` stays among the quick tests."""
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"runs", "train", "start"} and item.path.name != "test_one_node.py":
-            item.add_marker(pytest.mark.e2e)
-
-
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No PATH but the interpreter's, no variable of a launcher, runs under the test's own folder."""
@@ -75,7 +66,6 @@ def collect_garbage() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--update-golden, as `make golden` gives it."""
     parser.addoption("--update-golden", action="store_true", help="write the files of tests/golden again")
-    parser.addoption("--update-wording", action="store_true", help="write the sentences of tests/golden again")
 
 
 @pytest.fixture
@@ -99,48 +89,6 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., No
         assert text == path.read_text()
 
     return compare
-
-
-SENTENCES: dict[str, dict[str, list[str]]] = {}  # by program and test, as they were read
-SEEN: dict[str, dict[str, list[str]]] = {}  # those to be written
-DESELECTED: list[pytest.Item] = []
-
-
-@pytest.fixture
-def wording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wording]:
-    """Compare a sentence with the golden file: ``wording(error)``."""
-    program = program_of(request.path)
-    if program not in SENTENCES:
-        SENTENCES[program] = read(program)
-    test = f"{request.path.stem}::{request.node.name}"
-    update = request.config.getoption("--update-wording")
-    places = {str(tmp_path): "TMP", str(request.config.rootpath): "REPO"}
-    one = Wording(test, SENTENCES[program].get(test, []), places=places, update=update)
-    failed_before = request.session.testsfailed
-    yield one
-    if request.session.testsfailed == failed_before:
-        one.end()
-        if update:
-            SEEN.setdefault(program, {})[test] = one.seen
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Remember the tests that ``-m`` and ``-k`` leave out: their entries stay."""
-    DESELECTED.extend(items)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was seen. Entries of tests that a file of tests, run whole, no longer has are dropped."""
-    whole = not any("::" in argument for argument in session.config.args)
-    collected = {f"{item.path.stem}::{item.name}" for item in (*session.items, *DESELECTED)}
-    for program, seen in SEEN.items():
-        files = {test.partition("::")[0] for test in seen} if whole else set()
-        kept = {
-            test: texts
-            for test, texts in read(program).items()
-            if test.partition("::")[0] not in files or test in collected
-        }
-        write(program, kept | seen)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

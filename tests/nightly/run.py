@@ -49,7 +49,7 @@ def read_parts(text: str) -> list[Part]:
     for name, entry in yaml.safe_load(text).items():
         commands = [shlex.split(line) for line in entry["run"]]
         own = [command[1] if command[0] == "pytest" else command[0] for command in commands]
-        commands = [["-m", *command, "-m", ""] if command[0] == "pytest" else command for command in commands]
+        commands = [["-m", *command] if command[0] == "pytest" else command for command in commands]
         covers = tuple(dict.fromkeys([*entry["covers"], *own]))
         parts.append(Part(name=name, covers=covers, commands=tuple(map(tuple, commands))))
     return parts

@@ -30,7 +30,7 @@ def test_a_part_covers_its_paths_its_tests_and_its_benchmarks(nightly: ModuleTyp
     assert short.covers == ("cli/ddpctl", "tests/nightly/short")
     assert long.covers == ("cli/ddpctl/targets", "slurm", "tests/nightly/long", "bench/exact.py")
     assert long.commands == (
-        ("-m", "pytest", "tests/nightly/long", "-n", "2", "-m", ""),
+        ("-m", "pytest", "tests/nightly/long", "-n", "2"),
         ("bench/exact.py", "--rows", "1"),
     )
 
