@@ -26,7 +26,7 @@ VERBS = {
 # (tests/cluster/test_ssh_pull.py) or two seconds to pack a wheel (test_kaggle.py).
 # Everything that reads: daily in the states below, and by night in all of them (tests/nightly/ddpctl).
 READING = ("ps", "pull", "timeline", "report", "top", "explain", "suspend")
-ALL_VERBS_IN = ("training", "running", "failed", "pending", "unknown")
+ALL_VERBS_IN = ("training", "failed", "unknown")
 Codes = tuple[int | None, ...]
 #              status, ps, logs, exec, attach, resume, pull, timeline, report, top, explain, rm, suspend, stop
 GOING: Codes = (0, 0, 0, 0, None, 2, 78, 0, 0, 0, 0, 2, 78, 0)

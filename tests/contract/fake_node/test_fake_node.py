@@ -42,7 +42,7 @@ def run_node(folder: Path, *, real: bool, script: tuple[str, ...], number: signa
     folder.mkdir()
     arguments = ["-m", "ddprun", "--master-port", "0", "--grace", "30", str(HERE / "train.py"), *script]
     with (folder / "console").open("wb") as console:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console, "cwd": folder}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console, "cwd": folder}
         if real:
             arguments[2:4] = []  # a single node chooses its port
             node = forks.start(arguments, env=environment(folder), **streams)

@@ -16,7 +16,7 @@ from tests.contract.ddpctl.test_kubernetes import DETACHED, interrupt
 from tests.contract.ddpctl.test_kubernetes import cluster as cluster
 from tests.contract.ddpctl.test_kubernetes import still as still
 from tests.contract.ddpctl.worlds import Kubernetes, World
-from tests.unit.ddpctl.test_profile import check_chrome_trace
+from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
 ROOT = Path(__file__).parents[3]
 

@@ -33,8 +33,8 @@ def test_the_wheel_that_travels_runs_where_the_launchers_libraries_are_not(tmp_p
         "import sys\nsys.modules |= dict.fromkeys(('typer', 'pydantic', 'fabric', 'paramiko', 'annotated_doc'))\n"
     )
     code = "from ddpctl.notebook import launch\nprint(launch(lambda x: x + 1, gpus=1, args=(1,), device='cpu'))"
+    env = {**os.environ, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=200,
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["2"]), done.stdout + done.stderr
