@@ -45,6 +45,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the imports be collected at the end: nanobind reports what is left of triton as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No PATH but the interpreter's, no variable of a launcher, runs under the test's own folder."""
