@@ -1,11 +1,10 @@
-"""The codes come out of both nodes of two as they went in on one, whichever that is; with one outcome."""
+"""The exit code and the one outcome of both nodes."""
 
-import os
 import signal
 
 import pytest
 
-NODES = pytest.mark.parametrize("node", [0, 1])
+from ddpwire.run_files import Outcome
 
 
 def ended(*nodes):
@@ -18,17 +17,13 @@ def ended(*nodes):
     return outcome.code, outcome.cause, outcome.node, outcome.rank
 
 
-def test_0(runs):
-    assert ended(*runs.pair("act.py", "all=0")) == (0, "ok", None, None)
-
-
 @pytest.mark.parametrize(("code", "node"), [(3, 0), (142, 1)])
-def test_a_scripts_own(runs, code, node):
+def test_the_exit_code_of_a_script_is_that_of_both_nodes(runs, code, node):
     assert ended(*runs.pair("act.py", f"{node}={code}")) == (code, "error", node, node)
 
 
 @pytest.mark.parametrize("program", [["gone.py"], ["-m", "gone_entirely.part"]], ids=["script", "module"])
-def test_66(runs, program, tmp_path):
+def test_a_missing_script_is_66_before_torch_is_imported(runs, program, tmp_path):
     node = runs.start("act.py", options=tuple(program), cwd=tmp_path)
     assert node.end() == 66
     assert (node.outcome().code, node.outcome().cause) == (66, "config")
@@ -36,9 +31,8 @@ def test_66(runs, program, tmp_path):
     assert node.stderr.read_text() == f"ddprun: {node.outcome().message}\n"  # torch was not imported
 
 
-@NODES
-def test_66_of_one_node_does_not_keep_the_other_waiting(runs, node, tmp_path):
-    folders = [tmp_path / "with", tmp_path / "without"][:: 1 if node else -1]
+def test_a_script_that_one_node_lacks_ends_both_nodes_at_once(runs, tmp_path):
+    folders = [tmp_path / "with", tmp_path / "without"]
     for folder in folders:
         folder.mkdir()
     (tmp_path / "with/only_here.py").write_text("")
@@ -48,28 +42,38 @@ def test_66_of_one_node_does_not_keep_the_other_waiting(runs, node, tmp_path):
         runs.start("act.py", node=number, nodes="2", port=port, options=options, cwd=folder)
         for number, folder in enumerate(folders)
     ]
-    assert nodes[node].end() == 66
-    assert nodes[1 - node].end() == 66
+    assert [node.end() for node in nodes] == [66, 66]
 
 
-def test_137(runs):
-    """Of node 1: test_two_nodes.py."""
-    nodes = runs.pair("act.py", "0=-9", options=("--max-restarts", "0"))
-    assert ended(*nodes) == (137, "killed", 0, 0)
-
-
-@pytest.mark.parametrize(("number", "code", "node"), [(signal.SIGUSR1, 138, 1)])
-def test_saved(runs, number, code, node):
-    """SIGTERM to node 1: test_two_nodes.py."""
+def test_ranks_that_save_on_a_signal_end_both_nodes_with_its_code(runs):
+    """SIGTERM: test_two_nodes.py."""
     nodes = runs.pair("act.py", "all=save")
     runs.wait_until_ready(*nodes)
-    nodes[node].process.send_signal(number)
-    assert ended(*nodes) == (code, "stopped", node, node)
+    nodes[1].process.send_signal(signal.SIGUSR1)
+    assert ended(*nodes) == (138, "stopped", 1, 1)
 
 
-def test_144(runs):
-    """Of node 1: test_restarts.py."""
-    nodes = runs.pair("steps.py", "--steps", "100000", options=("--max-restarts", "0", "--hang-timeout", "1"))
-    runs.until(lambda: (runs.run_dir / "steps" / "1.5.0").exists())
-    os.kill(nodes[0].rank_pid(0), signal.SIGSTOP)
-    assert ended(*nodes) == (144, "hang", 0, 0)
+LEFT_ALONE = """
+import os, sys, time
+while os.environ["RANK"] == "0":
+    with open(os.environ["DDP_EVENTS_FILE"]) as events:
+        if '"rank_exited"' in events.read():
+            raise RuntimeError("Connection closed by peer")
+    time.sleep(0.02)
+"""
+
+
+def test_a_rank_that_exits_with_0_before_another_fails_is_named(runs, tmp_path):
+    (tmp_path / "script.py").write_text(LEFT_ALONE)
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
+    assert node.end() == 1
+    assert node.facts() == Outcome(code=1, cause="error", message="", node=0, rank=0)
+    assert "rank 1 had exited with 0" in node.outcome().message
+    assert "RuntimeError: Connection closed by peer" in node.outcome().message
+
+
+@pytest.mark.parametrize(("deed", "option", "code"), [("0=3", "--max-restarts", 0), ("0=66", "--max-restarts", 66)])
+def test_max_restarts_is_torchruns(runs, deed, option, code):
+    node = runs.start("act.py", deed, "again=0", options=(option, "1"))
+    assert node.end() == code
+    assert node.outcome().attempt == (1 if code else 2)

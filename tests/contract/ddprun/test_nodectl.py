@@ -1,8 +1,10 @@
-"""What a launcher asks and tells the ddpruns of a machine: real ones where it matters."""
+"""What a launcher asks and tells the ddpruns of a machine."""
 
 import json
 import subprocess
 import sys
+
+from ddpwire.run_files import Outcome
 
 NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
 
@@ -23,37 +25,27 @@ def test_show_and_signal_a_node(runs):
     def look():
         """A state, and what is shown of it, if it did not change meanwhile."""
         state, (code, shown, _) = read_state(), nodectl("show", node.folder)
-        found = json.loads(shown)
-        return state == read_state() and found["history"].count("\n") > 1 and (state, code, found)
+        status = json.loads(shown)
+        return state == read_state() and status["history"].count("\n") > 1 and (state, code, status)
 
     runs.until(lambda: read_state()["state"] == "training")
-    state, code, found = runs.until(look)
-    head, *rows = found.pop("history").splitlines()
+    state, code, status = runs.until(look)
+    head, *rows = status.pop("history").splitlines()
     known = (node.folder / "history.csv").read_text().splitlines()
     assert head == known[0]
     assert rows
     assert {*rows} <= {*known}
-    assert (code, found) == (
+    assert (code, status) == (
         0,
         {"dir": str(node.folder), "gone": False, "alive": True, "node": state, "outcome": None, "remains": False},
     )
     assert (state["pid"], state["state"]) == (node.process.pid, "training")
-    code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "60", node.folder)
-    assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": True, "alive": False})
+    code, answer, _ = nodectl("signal", "--signal", "KILL", "--wait", "60", node.folder)
+    assert (code, json.loads(answer)) == (0, {"dir": str(node.folder), "signalled": True, "alive": False})
     assert runs.alive() == []
-    outcome = json.loads((node.folder / "outcome.json").read_text())
-    assert outcome.pop("message")
-    assert outcome == {
-        "code": 137,
-        "cause": "stopped",
-        "node": None,
-        "rank": None,
-        "step": None,
-        "retry": True,
-        "attempt": 1,
-    }
-    code, told, _ = nodectl("signal", node.folder)
-    assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": False, "alive": False})
+    assert node.facts() == Outcome(code=137, cause="stopped", message="", retry=True, attempt=1)
+    code, answer, _ = nodectl("signal", node.folder)
+    assert (code, json.loads(answer)) == (0, {"dir": str(node.folder), "signalled": False, "alive": False})
 
 
 def test_following_ends_with_the_run_and_loses_nothing(runs):

@@ -1,4 +1,4 @@
-"""Two ddpruns after a fault: which ones start their ranks again, how soon, and when they give up."""
+"""After a fault: which ranks are started again, when a run gives up, and what a restart costs."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import signal
 
 from ddprun import process_discovery
+from ddpwire.events import read_events
 from ddpwire.run_files import Outcome
 
 DONE = Outcome(code=0, cause="ok", message="", attempt=2)
@@ -55,9 +56,11 @@ def test_a_stopped_rank_is_named_and_killed(runs):
         assert [section.split()[1] for section in sections] == [str(rank) for rank in ranks]
         assert all('steps.py", line' in section for section in sections)  # the frozen one speaks too
         answer = json.loads((node.folder / "diagnosis-attempt-1.json").read_text())
-        assert [one["rank"] for one in answer["ranks"]] == [*ranks]
-        states = {one["rank"]: one["samples"][-1] for one in answer["ranks"]}
-        assert {number: state["state"] == "T" for number, state in states.items()} == {one: one == 3 for one in ranks}
+        assert [entry["rank"] for entry in answer["ranks"]] == [*ranks]
+        states = {entry["rank"]: entry["samples"][-1] for entry in answer["ranks"]}
+        assert {number: state["state"] == "T" for number, state in states.items()} == {
+            rank: rank == 3 for rank in ranks
+        }
         assert all((state["threads"] is None) == (number == 3) for number, state in states.items())
 
 
@@ -104,3 +107,58 @@ def test_a_node_0_that_falls_silent_is_named(runs):
     assert second.end() == 137
     assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
     first.process.kill()
+
+
+SAY = """
+import os, sys
+print("past", os.environ.get("DDP_STEPS_BEFORE"), os.environ["DDP_LOST_BEFORE"], flush=True)
+"""
+
+
+def kinds(node):
+    return [event.event for event in read_events((node.folder / "events.jsonl").read_text())]
+
+
+def test_a_restart_and_a_requeue_are_events_with_their_cost(runs, tmp_path):
+    options = ("--run-id", "night-1")
+    first = runs.start("steps.py", "--pause=0.4", "--fail", "1.0=-9@7", "--fail", "2.0=3@12", options=options)
+    assert first.end() == 3
+    events = read_events((first.folder / "events.jsonl").read_text())
+    start = ["rendezvous_done", "ranks_started", "first_step"]
+    first_attempt = ["node_started", "preflight_done", *start, "rank_exited", "failed", "restart"]
+    second_attempt = [*start, "recovered", "rank_exited", "failed", "node_ended"]
+    assert [event.event for event in events] == first_attempt + second_attempt
+    assert [event.attempt for event in events] == [1] * 8 + [2] * 7
+    exited, failed, restart = events[5:8]
+    assert (exited.rank, exited.step, exited.facts) == (0, 6, {"cause": "sigkill", "status": -9})
+    assert (failed.rank, failed.step, failed.facts["cause"]) == (0, 6, "killed")
+    assert restart.facts == {"reason": "killed"}
+    assert (events[11].step, events[11].facts) == (5, {"steps_lost": 2})
+    assert (events[-1].facts["code"], events[-1].facts["cause"]) == (3, "error")
+
+    script = tmp_path / "say.py"
+    script.write_text(SAY)
+    again = runs.start(str(script), options=options)
+    assert again.end() == 0
+    word, steps, lost = again.log(0).splitlines()[-1].split()
+    assert (word, steps) == ("past", "11")
+    seconds_lost = {cause: float(seconds) for cause, _, seconds in (pair.partition("=") for pair in lost.split(","))}
+    assert list(seconds_lost) == ["requeue", "rendezvous", "at"]
+    assert seconds_lost["requeue"] > 0
+    assert seconds_lost["rendezvous"] > 0
+    started = [
+        event for event in read_events((again.folder / "events.jsonl").read_text()) if event.event[:6] == "node_s"
+    ]
+    assert ["requeued_s" in event.facts for event in started] == [False, True]
+    kept = (again.folder / "metrics.prom").read_text()
+    counted = ('ddp_restarts_total{reason="killed"} 1.0', 'ddp_restarts_total{reason="requeue"} 1.0',
+               'ddp_rank_exits_total{cause="sigkill"} 1.0', 'ddp_rank_exits_total{cause="error"} 1.0',
+               'ddp_rank_exits_total{cause="ok"} 1.0', "ddp_steps_lost_total 2.0")  # fmt: skip
+    assert [line for line in counted if line not in kept.splitlines()] == []
+
+    other = runs.start(str(script), options=("--run-id", "night-2"))
+    assert other.end() == 0
+    assert other.log(0).splitlines()[-1].startswith("past None rendezvous=")
+    assert kinds(other)[0] == "node_started"
+    assert kinds(other).count("node_started") == 1
+    assert json.loads((other.folder / "node.json").read_text())["state"] == "succeeded"

@@ -5,9 +5,11 @@ import os
 from itertools import chain
 
 import pytest
+from tests.unit.ddprun import test_affinity
 
-from ddprun import machine as ddprun_machine
 from ddpwire.machine import format_ranges
+
+plan = test_affinity.plan  # the fixture
 
 
 def test_real_ranks_may_run_wherever_the_node_may(runs):
@@ -18,48 +20,6 @@ def test_real_ranks_may_run_wherever_the_node_may(runs):
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
 NUM_NODES, CORES_A_NODE, NUM_CORES = 4, 4, 32
-
-
-def cores_of(node):
-    first = range(node * CORES_A_NODE, (node + 1) * CORES_A_NODE)
-    return {*first, *(core + NUM_CORES // 2 for core in first)}
-
-
-def machine(folder, gpus):
-    """A sysfs with GPUs on the NUMA nodes ``gpus``; their addresses."""
-
-    def write(path, text):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(f"{text}\n")
-
-    for node in range(NUM_NODES):
-        write(f"devices/system/node/node{node}/cpulist", format_ranges(cores_of(node)))
-        for core in cores_of(node):
-            physical = core % (NUM_CORES // 2)
-            siblings = {physical, physical + NUM_CORES // 2}
-            cache = {
-                one for mate in (physical // 2 * 2, physical // 2 * 2 + 1) for one in (mate, mate + NUM_CORES // 2)
-            }
-            of_core = f"devices/system/cpu/cpu{core}"
-            write(f"{of_core}/topology/physical_package_id", node // 2)
-            write(f"{of_core}/topology/thread_siblings_list", format_ranges(siblings))
-            write(f"{of_core}/cache/index3/shared_cpu_list", format_ranges(cache))
-    for index, node in enumerate(gpus):
-        write(f"bus/pci/devices/0000:{index:02x}:00.0/numa_node", node)
-    return tuple(f"0000:{index:02x}:00.0" for index in range(len(gpus)))
-
-
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
-    def plan(mode, local_world_size, gpus=(), environ=None, allowed=range(NUM_CORES)):
-        found = machine(tmp_path, gpus)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
-        return [
-            format_ranges(cores)
-            for cores in ddprun_machine.plan_affinity(mode, local_world_size, lambda: found, environ or {}, tmp_path)
-        ]
-
-    return plan
 
 
 @pytest.mark.parametrize(

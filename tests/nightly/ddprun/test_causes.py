@@ -106,19 +106,19 @@ def described(tmp_path, how, scripts):
         lines.append([[str(tmp_path / f"{rank}/script.py")], error])
     ended, executed = run_ranks(how, lines, tmp_path, timeout_s=290)
     assert executed == []
-    found = []
+    results = []
     for rank, (output, code) in enumerate(ended):
         (tmp_path / rank_log(rank)).write_text(output)
-        found.append((code, last_error(tmp_path, rank, code) if code > 0 else ""))
-    return found
+        results.append((code, last_error(tmp_path, rank, code) if code > 0 else ""))
+    return results
 
 
 @pytest.mark.parametrize("how", ["fork", "exec"])
 def test_the_cause_is_named_and_none_is_invented(tmp_path, how):
-    found = described(tmp_path, how, [script for script, *_ in CAUSES.values()])
+    results = described(tmp_path, how, [script for script, *_ in CAUSES.values()])
     wrong = {
         name: (code, cause)
-        for (name, (_, expected_code, *causes)), (code, cause) in zip(CAUSES.items(), found, strict=True)
+        for (name, (_, expected_code, *causes)), (code, cause) in zip(CAUSES.items(), results, strict=True)
         for expected in [causes[0 if how == "fork" else -1]]
         if code != expected_code or not (cause.startswith(expected) if expected else cause == "")
     }
@@ -130,12 +130,12 @@ def without_addresses(text):
 
 
 @pytest.mark.parametrize("how", ["fork", "exec"])
-def test_the_ten_of_another_author(tmp_path, how):
+def test_the_causes_of_ten_scripts_of_another_author_are_named(tmp_path, how):
     """Each text is a part of the line: classes are written without their modules, and supervise.py takes out "0x…"."""
-    found = described(tmp_path, how, [script for script, *_ in TEN.values()])
+    results = described(tmp_path, how, [script for script, *_ in TEN.values()])
     wrong = {
         name: (code, cause)
-        for (name, (_, expected_code, expected)), (code, cause) in zip(TEN.items(), found, strict=True)
+        for (name, (_, expected_code, expected)), (code, cause) in zip(TEN.items(), results, strict=True)
         if code != expected_code
         or not (without_addresses(expected) in without_addresses(cause) if expected else cause == "")
     }

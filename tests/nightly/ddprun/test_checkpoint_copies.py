@@ -6,86 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from http.client import HTTPConnection
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.fixtures.nodes import until
-from torch.distributed import HashStore, TCPStore
+from tests.unit.ddprun import test_checkpoint_copies
+from tests.unit.ddprun.test_checkpoint_copies import SECRET, Nodes, announced, get
+from torch.distributed import TCPStore
 
 from ddprun import checkpoint_copies, stores
-from ddprun.checkpoint_copies import ANNOUNCED, CHUNK_BYTES, PROOF, finish_copy, read_manifest, start_copies
-from ddpwire.events import EVENTS, EventLog
+from ddprun.checkpoint_copies import ANNOUNCED, CHUNK_BYTES, finish_copy, read_manifest
 from ddpwire.run_files import COPY, COPY_PART
 
-SECRET = b"0123456789abcdef"
-
-
-class Journal:
-    """What a node logs and emits."""
-
-    def __init__(self):
-        self.lines, self.events = [], []
-
-    def log(self, line):
-        self.lines.append(line)
-
-    def emit(self, event, **facts):
-        self.events.append((event, facts))
-
-    def of(self, event):
-        return [facts for kind, facts in self.events if kind == event]
-
-
-class Nodes:
-    """A run whose nodes have a folder each."""
-
-    def __init__(self, folder: Path, store=None):
-        self.folder, self.store, self.members = folder, store or HashStore(), (0, 1)
-        self.events = EventLog(folder / "node-0" / EVENTS, node=0, rank=0)
-        (folder / "node-0").mkdir(parents=True, exist_ok=True)
-
-    def folder_of(self, node):
-        return self.folder / f"box{node}"
-
-    def start(self, node, *, secret=SECRET, copies=2):
-        self.folder_of(node).mkdir(exist_ok=True)
-        config = SimpleNamespace(
-            checkpoint_dir=str(self.folder_of(node)),
-            checkpoint_copies=copies,
-            max_nodes=3,
-            node_rank=node,
-            secret=secret,
-            run_id="night",
-        )
-        journal = Journal()
-        store = SimpleNamespace(clone=lambda: stores.SignedStore(self.store, secret, "night"))
-        node_dir = self.folder / "node-0"
-        return start_copies(config, "127.0.0.1", store, lambda: self.members, journal, node_dir), journal
-
-    def save(self, step, *, keep=2, data=b""):
-        """As ddptrain does: the data, the deletion of an old one, the event."""
-        folder = self.folder_of(0)
-        (folder / f"step-{step}.pt").write_bytes(data or os.urandom(5000))
-        (folder / "latest").write_text(f"step-{step}.pt")
-        for old in sorted(folder.glob("step-*"))[:-keep]:
-            old.unlink()
-        self.events.emit("checkpoint_saved", step=step)
-
-    def content(self, node):
-        paths = (path for path in self.folder_of(node).rglob("*") if not path.name.startswith("."))
-        return {str(path.relative_to(self.folder_of(node))): path.read_bytes() for path in paths if path.is_file()}
-
-    def has(self, node, step):
-        return read_manifest(self.folder_of(node) / COPY).step == step and self.content(node) == self.content(0)
-
-
-@pytest.fixture
-def nodes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_copies, "POLL_S", 0.01)
-    monkeypatch.setattr(checkpoint_copies, "RETRY_S", 0.01)
-    return Nodes(tmp_path)
+nodes = test_checkpoint_copies.nodes  # the fixture
 
 
 def test_only_the_first_nodes_of_an_attempt_keep_copies(nodes):
@@ -96,19 +28,6 @@ def test_only_the_first_nodes_of_an_attempt_keep_copies(nodes):
     nodes.save(1)
     until(lambda: nodes.has(2, 1))
     assert not nodes.content(1)
-
-
-def announced(nodes):
-    until(lambda: nodes.store.check([ANNOUNCED]))
-    value = nodes.store.get(ANNOUNCED)
-    return json.loads(value.partition(b" ")[2])
-
-
-def get(port, path, proof=""):
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path, headers={PROOF: proof} if proof else {})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
 
 
 def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
@@ -123,8 +42,8 @@ def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
     assert (status, hashlib.sha256(body).hexdigest()) == (200, place["sha256"])
 
 
-@pytest.mark.parametrize("what", ["unsigned", "other port", "other content"])
-def test_without_the_secret_nothing_is_planted(nodes, what):
+@pytest.mark.parametrize("forgery", ["unsigned", "other port", "other content"])
+def test_without_the_secret_nothing_is_planted(nodes, forgery):
     """The store has a forged announcement, or another program has node 0's port: the copy stays as it is."""
     nodes.start(0)
     _, journal = nodes.start(1)
@@ -137,10 +56,10 @@ def test_without_the_secret_nothing_is_planted(nodes, what):
     until(lambda: rogue.store.check([ANNOUNCED]))
     theirs = rogue.store.get(ANNOUNCED)
     bad = json.loads(theirs.partition(b" ")[2])
-    if what == "unsigned":
+    if forgery == "unsigned":
         nodes.store.set(ANNOUNCED, theirs)
     else:  # what a program that answers on node 0's port could do
-        if what == "other content":
+        if forgery == "other content":
             bad |= {name: place[name] for name in ("sha256", "size", "nonce")}
         signed = stores.SignedStore(nodes.store, SECRET, "night")
         signed.set(ANNOUNCED, json.dumps(bad | {"number": 99}))

@@ -13,15 +13,15 @@ from tests import forks
 
 @pytest.mark.parametrize("where", ["closed", "full"])
 def test_a_training_without_stdout_saves(tmp_path: Path, where: str) -> None:
-    words = ["-m", "ddptrain", "--epochs", "1", "--checkpoint-dir", f"{tmp_path}/saved"]
+    argv = ["-m", "ddptrain", "--epochs", "1", "--checkpoint-dir", f"{tmp_path}/saved"]
     if where == "closed":
-        command = shlex.join([sys.executable, *words])
+        command = shlex.join([sys.executable, *argv])
         done = subprocess.run(
             ["/bin/sh", "-c", f"exec {command} >&-"], capture_output=True, text=True, timeout=120, check=False
         )
     else:
         with Path("/dev/full").open("w") as full:
-            done = forks.run(words, env=os.environ, stdout=full, text=True, timeout=120)
+            done = forks.run(argv, env=os.environ, stdout=full, text=True, timeout=120)
     assert done.returncode == 0
     assert (os.strerror(errno.ENOSPC) in done.stderr) == (where == "full")
     assert (tmp_path / "saved/step-00000045.pt").exists()

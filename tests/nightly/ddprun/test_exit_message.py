@@ -10,8 +10,8 @@ def test_two_nodes_report_the_failure_once_and_without_torchs_own_prefix(runs, m
     first, second = runs.pair("torn.py", options=("--max-restarts", "0"))
     assert (first.end(timeout_s=300), second.end()) == (1, 1)
     assert first.stdout.read_text() == ""
-    said = [*first.messages(), *second.messages()]
-    (line,) = [line for line in said if "ValueError: bad label 17" in line]
+    messages = [*first.messages(), *second.messages()]
+    (line,) = [line for line in messages if "ValueError: bad label 17" in line]
     assert line.startswith("[node1] ")
     assert "RUN/node-1/rank-1.log" in line
     shown = [line for line in second.rank_lines() if "^^^" not in line]

@@ -1,7 +1,6 @@
 """What ends ddprun itself: values in the store that no ddprun writes, a supervisor that dies, a thread that ends."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -9,11 +8,15 @@ import time
 
 import psutil
 import pytest
+from tests.contract.ddprun.test_processes import supervisor_of
+from tests.unit.ddprun import test_faults_of_ddprun
 from torch.distributed import DistNetworkError, TCPStore
 
 from ddprun import node_config
 from ddprun.errors import NodeError
 from ddpwire.exits import Exit
+
+secret = test_faults_of_ddprun.secret  # the fixture
 
 
 @pytest.fixture
@@ -28,16 +31,6 @@ def stopped_while_starting(runs):
 
     runs.until(stop)
     return node, supervisor
-
-
-def supervisor_of(node):
-    """The fork of a node's ddprun that leads a session of its own, as soon as it is there."""
-    ddprun = psutil.Process(node.process.pid)
-    for child in ddprun.children():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if child.cmdline() == ddprun.cmdline() and os.getsid(child.pid) == child.pid:
-                return child
-    return None
 
 
 def test_sigterm_ends_a_node_whose_supervisor_does_not_answer(runs, stopped_while_starting):
@@ -99,7 +92,10 @@ def test_a_supervisor_that_is_killed_with_a_request_unread_is_lost_at_once():
     assert (done.stdout, done.stderr) == ("lost\n", "")  # before the 60 s in which it may answer
 
 
-@pytest.mark.parametrize(("node", "key", "value"), [(0, "1/news/1", "garbage"), (1, "1/verdict", '{"restart": 1}')])
+@pytest.mark.parametrize(
+    ("node", "key", "value"),
+    [(0, "1/news/1", "garbage"), (1, "1/verdict", "garbage"), (1, "1/verdict", '{"restart": 1}')],
+)
 def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs, node, key, value):
     nodes = runs.pair("act.py")
     runs.wait_until_ready(*nodes)
@@ -113,14 +109,6 @@ def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs, node, key, va
     assert key in nodes[node].outcome().message
     assert nodes[1 - node].end() == Exit.KILLED
     assert runs.remaining() == []
-
-
-@pytest.fixture
-def secret(tmp_path):
-    path = tmp_path / "secret"
-    path.write_text(f"{SECRET}\n")
-    path.chmod(0o600)
-    return path
 
 
 @pytest.mark.parametrize("with_secret", [1])

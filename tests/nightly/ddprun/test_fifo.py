@@ -12,7 +12,7 @@ NAMES = ("node.log", "rank-0.log", "events.jsonl", "node.json", "outcome.json", 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "status"),
     [
         (("logs",), 66, ""),
         (("logs", "--rank=0"), 66, ""),
@@ -20,16 +20,19 @@ NAMES = ("node.log", "rank-0.log", "events.jsonl", "node.json", "outcome.json", 
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else "",
 )
-def test_a_fifo_is_passed_over(tmp_path: Path, words: tuple[str, ...], code: int, said: object) -> None:
+def test_a_fifo_is_passed_over(tmp_path: Path, arguments: tuple[str, ...], code: int, status: object) -> None:
     node = tmp_path / "node-0"
     node.mkdir()
     for name in NAMES:
         os.mkfifo(node / name)
-    where = tmp_path if words[0] == "logs" else node
+    folder = tmp_path if arguments[0] == "logs" else node
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ddprun.nodectl", *words, str(where)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-m", "ddprun.nodectl", *arguments, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stderr) == (code, "")
-    if said:
-        found = json.loads(done.stdout)
-        assert {key: found[key] for key in said} == said  # type: ignore[union-attr, attr-defined]
+    if status:
+        answer = json.loads(done.stdout)
+        assert {key: answer[key] for key in status} == status  # type: ignore[union-attr, attr-defined]

@@ -2,31 +2,26 @@
 
 import errno
 import os
+import threading
 import types
 from dataclasses import replace
 
 import pytest
+from tests.unit.ddpcheck.test_findings import nodes
 
 from ddpcheck import network_checks, node_checks
-from ddpcheck.network_checks import Node, Paths
+from ddpcheck.network_checks import Paths
 from ddpcheck.node_checks import CpuSpeed
 
 GOOD_CPU = CpuSpeed(gflops=50, copy_bytes=1e10, share=0.99, idle=1.0, others=0.1, throttled=0)
 
 
-def nodes(count):
-    return [
-        Node(node=n, host=f"box{n}", address=f"10.0.0.{n}", tcp=40000 + n, udp=1, mtu=1500, machine=f"m{n}")
-        for n in range(count)
-    ]
-
-
 def statuses(findings, check):
-    return {one.node: one.status for one in findings if one.check == check and one.status != "ok"}
+    return {result.node: result.status for result in findings if result.check == check and result.status != "ok"}
 
 
 def test_what_is_said_of_the_cpu_is_what_was_measured():
-    found = [
+    values = [
         node_checks.check_cpu(replace(GOOD_CPU, **change)).value
         for change in (
             {},
@@ -35,7 +30,7 @@ def test_what_is_said_of_the_cpu_is_what_was_measured():
             {"share": 0.3, "idle": 1.6},
         )
     ]
-    assert found == [
+    assert values == [
         "a thread gets 99 % of a core; others use 0.1 cores",
         "a thread gets 74 % of a core; others use 1.1 cores",  # rounded down: 75 % is expected
         "a thread gets 30 % of a core, limited by a quota",
@@ -66,9 +61,9 @@ def test_a_library_that_was_replaced_on_the_disk_is_said(tmp_path):
         f"7f01-7f02 r-xp 00000000 00:01 8   {tmp_path}/libnccl.so.2 (deleted)\n"
         "7f02-7f03 rw-p 00000000 00:00 0   [heap]\n"
     )
-    found = node_checks.mapped_libraries(tmp_path / "maps")
-    assert len(found["libc10.so"]) == 64
-    assert "replaced" in found["libnccl.so.2"]
+    libraries = node_checks.mapped_libraries(tmp_path / "maps")
+    assert len(libraries["libc10.so"]) == 64
+    assert "replaced" in libraries["libnccl.so.2"]
     assert node_checks.mapped_libraries()["libc10.so"] == node_checks.mapped_libraries()["libc10.so"]
 
 
@@ -96,3 +91,14 @@ def test_the_reason_why_a_name_is_unknown_is_kept(monkeypatch):
     monkeypatch.setattr(network_checks, "resolve", resolve)
     me = nodes(1)[0]
     assert network_checks.try_paths(me, [me]) == Paths(names={0: ""}, nameless={0: "the name server does not answer"})
+
+
+def test_a_disk_that_takes_no_file_and_one_that_does_not_answer(tmp_path, monkeypatch):
+    disk = node_checks.check_disk({"DDP_CHECKPOINT_DIR": str(tmp_path / "not/yet")})
+    assert disk.value.startswith(f"{tmp_path}:")
+    assert disk.status != "bad"
+    never = threading.Event()
+    monkeypatch.setattr(node_checks, "DISK_LIMIT_S", 0.01)
+    monkeypatch.setattr(node_checks, "_try_disk", lambda *_: never.wait(60))
+    assert node_checks.check_disk({}).status == "bad"
+    never.set()

@@ -213,12 +213,12 @@ def write_scripts(folder: Path) -> dict[str, Any]:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Any]]]:
     """What every command line said and ended with, forked and executed, in the environment of the tests' start."""
     folder = tmp_path_factory.mktemp("scripts")
-    lines, found = write_scripts(folder), {}
+    lines, outcomes = write_scripts(folder), {}
     for how in ("fork", "exec"):
         done, plain = run_ranks(how, [[line, {"TELL": "x"}] for line in lines.values()], folder)
         assert plain == []
-        found[how] = dict(zip(lines, done, strict=True))
-    return found
+        outcomes[how] = dict(zip(lines, done, strict=True))
+    return outcomes
 
 
 @pytest.mark.timeout(600)  # two runs of all of them

@@ -7,7 +7,7 @@ import pytest
 from tests.nightly.ddprun.supervised import run_ranks
 
 
-def test_what_a_process_draws_or_reads_for_itself(tmp_path):
+def test_a_forked_rank_draws_its_own_random_numbers(tmp_path):
     path = tmp_path / "draw.py"
     path.write_text(DRAW)
     env = {"OMP_NUM_THREADS": "3"}

@@ -4,29 +4,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+from tests.unit.ddprun.test_host_metrics import NVML
+
 from ddprun import host_metrics, node_config, node_facts, options
 
 
 class NotSupportedError(Exception):
     """What NVML raises for a sensor that a device does not have."""
-
-
-def power(device: int) -> int:
-    if device == 1:
-        raise NotSupportedError
-    return 251_500
-
-
-NVML = SimpleNamespace(
-    NVMLError=NotSupportedError,
-    NVML_TEMPERATURE_GPU=0,
-    nvmlDeviceGetCount=lambda: 2,
-    nvmlDeviceGetHandleByIndex=lambda index: index,
-    nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=50 * device + 25, memory=1),
-    nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=1024 * (device + 1), total=4096),
-    nvmlDeviceGetPowerUsage=power,
-    nvmlDeviceGetTemperature=lambda device, sensor: 40 + device + sensor,
-)
 
 
 def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> None:
@@ -49,7 +33,7 @@ def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> N
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     _, devices = host_metrics.collectors()
-    values = {family.name: [one.labels["device"] for one in family.samples] for family in devices.collect()}
+    values = {family.name: [sample.labels["device"] for sample in family.samples] for family in devices.collect()}
     assert values["ddp_device_utilization_ratio"] == ["0", "2"]
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
     inventory = node_facts.inventory(config, {"DDP_DEVICE": "cpu"})

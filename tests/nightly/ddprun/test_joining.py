@@ -4,15 +4,10 @@ import signal
 import socket
 
 import pytest
+from tests.contract.ddprun.test_meeting import start
 
 from ddprun import network
 from ddpwire.run_files import read_outcome
-
-
-def start(runs, script, *args, host="127.0.0.1", port, nodes="2", options=()):
-    """Start a ddprun that is not told which node it is."""
-    line = ("--nnodes", nodes, "--rdzv-id", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}")
-    return runs.start(script, *args, options=(*line, *options))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()])

@@ -6,7 +6,7 @@ import types
 from ddprun import machine as ddprun_machine
 
 
-def test_what_nvml_tells(monkeypatch):
+def test_gpus_are_read_from_nvml(monkeypatch):
     """A double of the library, in the library's own words; a real one was not at hand."""
 
     def ecc_errors(handle, *_):

@@ -1,31 +1,6 @@
 """What is written of several sources: every byte of a lone one, whole lines and the states of bars of several."""
 
-from ddpwire import merged_output
-from ddpwire.merged_output import MergedOutput
-
-
-class Screen:
-    """An output, its sources, and a clock that stands still."""
-
-    def __init__(self, monkeypatch, num_sources, mark=None):
-        self.now, self._text = 100.0, b""
-        monkeypatch.setattr(merged_output.time, "monotonic", lambda: self.now)
-        output = MergedOutput(self._write)
-        self.sources = [output.add_source(mark) for _ in range(num_sources)]
-
-    def _write(self, data):
-        self._text += data
-
-    def add(self, number, data):
-        """What is written when a source adds ``data``."""
-        before, self._text = self._text, b""
-        assert before == b""
-        self.sources[number].add(data)
-        return self.taken()
-
-    def taken(self):
-        text, self._text = self._text, b""
-        return text
+from tests.unit.ddpwire.test_merged_output import Screen
 
 
 def test_a_bar_that_is_over_does_not_overwrite_its_mark(monkeypatch):

@@ -6,23 +6,15 @@ import resource
 import select
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.unit.ddprun import test_nodectl
 
 from ddpwire.run_files import LOCK
 
+run_dir = test_nodectl.run_dir  # the fixture
+
 NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    for node, rank in ((0, 0), (1, 3), (10, 20)):
-        folder = tmp_path / f"node-{node}"
-        folder.mkdir()
-        (folder / "node.log").write_text(f"[node{node}] hello\n[node{node} rank{rank}] a\n[node{node} rank{rank}] b")
-        (folder / f"rank-{rank}.log").write_text("a\nb\n")
-    return tmp_path
 
 
 @pytest.mark.parametrize("options", [["--tail", "5"], []], ids=["tail", "all"])
@@ -109,7 +101,7 @@ def cpu_seconds(*argv):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_it_is_quick():
+def test_nodectl_needs_little_cpu_time():
     """At most five times the CPU time of importing argparse and json, each the best of three."""
     spent = [(cpu_seconds(*NODECTL, "port"), cpu_seconds(sys.executable, "-c", "import argparse, json"))
              for _ in range(3)]  # fmt: skip

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from tests.contract.ddprun.test_signals import INTERRUPTED
 
 from ddprun.termination import SAME_REQUEST_S
 
@@ -22,7 +23,7 @@ def test_the_ranks_that_have_not_ended_after_a_stop_are_recorded(runs):
     runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(3)))
     os.kill(node.rank_pid(1), signal.SIGSTOP)
     node.process.terminate()
-    runs.until(lambda: [one.state for one in node.state().ranks] == ["ended", "stopped", "ended"])
+    runs.until(lambda: [rank.state for rank in node.state().ranks] == ["ended", "stopped", "ended"])
     assert node.state().state == "stopping"
     time.sleep(2 * SAME_REQUEST_S)
     node.process.terminate()
@@ -71,17 +72,6 @@ def test_sigterm_at_any_moment(runs, moment):
     if moment == "ready":
         assert node.outcome().cause == "stopped"
         assert node.log(0) == "ready\nsaved on SIGTERM\n"
-
-
-INTERRUPTED = """\
-import sys, time
-try:
-    print("ready", flush=True)
-    time.sleep(60)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    {end}
-"""
 
 
 @pytest.mark.parametrize(

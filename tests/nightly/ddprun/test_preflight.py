@@ -3,6 +3,14 @@
 import os
 import re
 import socket
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from ddprun import node_config, node_facts, options
+from ddpwire import clock
 
 
 def test_another_argument_is_a_warning(runs):
@@ -41,3 +49,27 @@ def test_check_only_fails_with_the_message_and_the_code(runs):
     *row, message = node.stdout.read_text().splitlines()[-1].split(maxsplit=2)
     assert row == ["meet", "failed"]
     assert "node 1 of 2" in message
+
+
+def test_the_drivers_branch_is_compared_and_for_cpu_ranks_nothing(monkeypatch):
+    first = {"torch": "2.15.0", "driver": "570.86.15"}
+    assert node_facts.differences({**first, "driver": "570.124.06"}, first, 1) == ""
+    assert node_facts.driver_difference({"driver": "570.124.06"}, first, 1) == (
+        "the driver is 570.124.06 on node 1, but 570.86.15 on node 0"
+    )
+    assert node_facts.driver_difference(first, first, 1) == ""
+    assert node_facts.differences({**first, "driver": "550.54.14"}, first, 1).startswith(
+        "driver is 550.54.14 on node 1"
+    )
+    assert node_facts.differences({**first, "driver": "none"}, first, 1).startswith("driver is none on node 1")
+    monkeypatch.setattr(node_facts.machine, "driver_version", lambda: "570.86.15")
+    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    assert node_facts.read_facts(config, {})["driver"] == "570.86.15"
+    assert node_facts.read_facts(config, {"DDP_DEVICE": "cpu"})["driver"] == "none"
+
+
+@pytest.mark.parametrize("ahead_s", [60.0, -60.0, 0.0])
+def test_how_far_a_clock_is_ahead(ahead_s):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    clock.answer_requests(store.clone())
+    assert clock.offset_s(store, lambda: time.time() + ahead_s) == pytest.approx(ahead_s, abs=20)

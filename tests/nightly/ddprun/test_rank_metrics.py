@@ -1,32 +1,12 @@
 """What ranks have counted is kept over their starts, in few files."""
 
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ddprun.test_rank_metrics import count, samples
 
 from ddprun import metrics
-from ddprun.metrics import read_rank
-
-COUNT = """
-from prometheus_client import Counter, Gauge, Histogram
-Counter("ddp_steps_total", "Steps.", ("kind",)).labels(kind="a").inc(10)
-Histogram("ddp_seconds", "Of mine.", buckets=(1.0, 2.0)).observe(1.5)
-Gauge("ddp_last_step", "The last.", multiprocess_mode="mostrecent").set(7)
-"""
-
-
-def count(folder: Path) -> None:
-    environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
-    subprocess.run([sys.executable, "-c", COUNT], env=environ, check=True, timeout=60)
-
-
-def samples(folder: Path, **how: bool) -> dict[tuple[str, ...], float]:
-    families = read_rank(folder, **how)
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
 def test_the_merged_file_does_not_grow_with_the_number_of_restarts(tmp_path: Path) -> None:

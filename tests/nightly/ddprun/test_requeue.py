@@ -1,6 +1,9 @@
 """What a node tells of its restarts, and of an earlier start of the same run: events, and the time that was lost."""
 
-from ddpwire.run_files import read_outcome
+import errno
+
+from ddprun.requeue import Requeues
+from ddpwire.run_files import Outcome, read_outcome
 
 
 def test_both_nodes_give_up_after_three_starts_of_a_slurm_job(runs, monkeypatch):
@@ -12,4 +15,22 @@ def test_both_nodes_give_up_after_three_starts_of_a_slurm_job(runs, monkeypatch)
         codes.append([node.end() for node in nodes])
     assert codes == [[137, 137], [137, 137], [75, 75]]
     outcomes = [read_outcome((node.folder / "outcome.json").read_text()) for node in nodes]
-    assert [(one.cause, one.retry) for one in outcomes] == [("gave_up", False)] * 2
+    assert [(outcome.cause, outcome.retry) for outcome in outcomes] == [("gave_up", False)] * 2
+
+
+STOPPED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)
+
+
+def start(tmp_path, *, is_first=False):
+    return Requeues(tmp_path, tmp_path / "checkpoints", is_first=is_first)
+
+
+def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkeypatch):
+    starts = [start(tmp_path) for _ in range(3)]
+
+    def fails(_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("ddprun.requeue.newest_checkpoint", fails)
+    assert starts[-1].limit(STOPPED) == STOPPED
+    assert start(tmp_path).limit(STOPPED) == STOPPED

@@ -7,11 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-
-
-def steps_of(node, rank):
-    """What a rank said of its starts."""
-    return [line.rpartition(" from ")[2] for line in node.log(rank).splitlines() if line[:7] == "attempt"]
+from tests.contract.ddprun.test_restarts import steps_of
 
 
 @pytest.mark.parametrize(("deed", "code"), [pytest.param(-11, 139, id="sigsegv"), pytest.param(255, 255, id="255")])

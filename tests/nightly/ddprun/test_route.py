@@ -1,41 +1,16 @@
 """The route to node 0: every failure of the network names a host, an address, a port."""
 
 import errno
-import socket
-import time
 
 import pytest
+from tests.unit.ddprun.test_route import find, resolver, two
 
-from ddprun import network, node_config, options, preflight
+from ddprun import network, node_config, options
 from ddprun.errors import NodeError
 
 
 def read(*argv, **environ):
     return node_config.read_config(options.parse([*argv, "train.py"]), environ, lambda _: 1)
-
-
-def two(node, master, *argv, **environ):
-    place = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", master, "--master-port", "61234"]
-    return read(*place, *argv, **environ)
-
-
-def find(place):
-    said = []
-    return preflight.find_route(place, preflight.PreflightReport(said.append, quiet=False)), said
-
-
-def resolver(monkeypatch, **hosts):
-    """A name server that knows ``hosts``, and is as slow as it is told."""
-
-    def getaddrinfo(host, *_, **__):
-        if host == "slow":
-            time.sleep(3)
-        if host not in hosts:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (hosts[host], 0))]
-
-    monkeypatch.setattr(network.socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(preflight, "RETRY_S", 0.5)
 
 
 def test_a_silent_connection_is_distinguished_from_a_refused_one():

@@ -37,7 +37,7 @@ def test_a_variable_has_the_effect_that_it_has_under_python(runs, effects, tmp_p
         r"\[node0\] from now on, ranks are started with exec, because the script sets (.*) before it imports torch "
     )
     reason += r"\(exec is slower than fork\)"
-    named = [found[1].split(", ") for line in node.messages() if (found := re.fullmatch(reason, line))]
+    named = [match[1].split(", ") for line in node.messages() if (match := re.fullmatch(reason, line))]
     assert [sorted(names) for names in named] == ([] if effects is FORKED else [sorted(effects)])
 
 
@@ -54,9 +54,9 @@ def test_what_the_source_does_not_show_is_said_at_the_first_import_of_torch(tmp_
         "print(torch.__spec__.loader is torch.__loader__)\n"
         "print(sys.modules['torch'] is torch, sys.modules[DataLoader.__module__].DataLoader is DataLoader)\n"
     )
-    (((said, status),), plain) = run_ranks("fork", [[["script.py"], {"LOCAL_RANK": "0"}]], tmp_path)
+    (((output, status),), plain) = run_ranks("fork", [[["script.py"], {"LOCAL_RANK": "0"}]], tmp_path)
     assert (status, plain) == (0, [])
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "ddprun: OMP_NUM_THREADS changed before the import of torch, in code that ddprun does not read: "
         "this has no effect, because torch was imported once for all ranks; use --exec",
         "[]",

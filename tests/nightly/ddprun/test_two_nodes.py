@@ -67,12 +67,12 @@ def test_two_nodes_with_one_rank_are_refused_by_name(runs, tmp_path):
     port = runs.free_port()
     third = {"env": {"DDP_RUN_DIR": str(tmp_path / "other")}}
     options = ("--join-timeout", "8")
-    one = runs.start("act.py", "all=0", node=1, nodes="3", port=port, options=options)
-    other = runs.start("act.py", "all=0", node=1, nodes="3", port=port, options=options, **third)
+    first_of_two = runs.start("act.py", "all=0", node=1, nodes="3", port=port, options=options)
+    second_of_two = runs.start("act.py", "all=0", node=1, nodes="3", port=port, options=options, **third)
     first = runs.start("act.py", "all=0", node=0, nodes="3", port=port, options=options)
-    codes = sorted((one.end(), other.end()))
+    codes = sorted((first_of_two.end(), second_of_two.end()))
     assert codes == [78, 142]
-    refused = one if one.end() == 78 else other
+    refused = first_of_two if first_of_two.end() == 78 else second_of_two
     assert "--node-rank" in refused.messages()[-1]
     assert first.end() == 142
     assert "node 2 of 3" in first.outcome().message

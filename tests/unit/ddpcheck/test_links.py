@@ -13,7 +13,7 @@ def test_each_two_meet_once_and_nobody_is_in_two_pairs_at_once(number: int) -> N
     assert len(played) == number - 1 + number % 2
     assert sorted(pair for pairs in played for pair in pairs) == [*combinations(range(number), 2)]
     for pairs in played:
-        busy = [one for pair in pairs for one in pair]
+        busy = [node for pair in pairs for node in pair]
         assert len({*busy}) == len(busy) == number - number % 2
 
 
@@ -27,12 +27,12 @@ def of_node(number: int, *nodes: int) -> dict[Pair, float]:
 
 def suspected(number: int, slow: dict[Pair, float]) -> tuple[list[tuple[int, ...]], bool]:
     nodes, note = suspected_nodes(figures(number, slow), number)
-    links, more = suspected_links(figures(number, slow), number, [one.members[0] for one in nodes])
-    found = (*nodes, *links)
-    for one in found:
-        assert not {one.pair} & {*one.beside}
-        assert all({*one.pair} & {*pair} for pair in one.beside)
-    return [one.members for one in found], bool(note or more)
+    links, more = suspected_links(figures(number, slow), number, [suspect.members[0] for suspect in nodes])
+    suspects = (*nodes, *links)
+    for suspect in suspects:
+        assert not {suspect.pair} & {*suspect.beside}
+        assert all({*suspect.pair} & {*pair} for pair in suspect.beside)
+    return [suspect.members for suspect in suspects], bool(note or more)
 
 
 def test_a_slow_link_or_node_is_suspected_and_nothing_sound() -> None:
@@ -69,9 +69,9 @@ def test_other_work_on_the_machine_hides_no_slow_node() -> None:
 
 
 def test_nothing_is_reported_where_more_than_a_third_is_slow() -> None:
-    slow = [Again(members=(one,), figures=((0.1, 1.0),)) for one in range(2)]
+    slow = [Again(members=(node,), figures=((0.1, 1.0),)) for node in range(2)]
     quick = Again(members=(2,), figures=((1.0, 1.0),))
     assert confirmed((*slow, quick), 6, "nodes") == ((*slow,), "")
-    found, note = confirmed(slow, 5, "nodes")
-    assert found == ()
+    reported, note = confirmed(slow, 5, "nodes")
+    assert reported == ()
     assert note

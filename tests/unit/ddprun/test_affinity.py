@@ -31,7 +31,9 @@ def machine(folder, gpus):
             physical = core % (NUM_CORES // 2)
             siblings = {physical, physical + NUM_CORES // 2}
             cache = {
-                one for mate in (physical // 2 * 2, physical // 2 * 2 + 1) for one in (mate, mate + NUM_CORES // 2)
+                sibling
+                for mate in (physical // 2 * 2, physical // 2 * 2 + 1)
+                for sibling in (mate, mate + NUM_CORES // 2)
             }
             of_core = f"devices/system/cpu/cpu{core}"
             write(f"{of_core}/topology/physical_package_id", node // 2)
@@ -45,11 +47,13 @@ def machine(folder, gpus):
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     def plan(mode, local_world_size, gpus=(), environ=None, allowed=range(NUM_CORES)):
-        found = machine(tmp_path, gpus)
+        addresses = machine(tmp_path, gpus)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
         return [
             format_ranges(cores)
-            for cores in ddprun_machine.plan_affinity(mode, local_world_size, lambda: found, environ or {}, tmp_path)
+            for cores in ddprun_machine.plan_affinity(
+                mode, local_world_size, lambda: addresses, environ or {}, tmp_path
+            )
         ]
 
     return plan

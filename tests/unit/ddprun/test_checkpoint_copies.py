@@ -101,10 +101,10 @@ def test_a_copy_follows_the_folder_of_node_0(nodes):
         until(lambda expected=expected: read_manifest(nodes.folder_of(1) / COPY).step == expected)
     for side in (source, copy, third):
         side.finish(succeeded=True)
-    mine = nodes.content(1)
-    assert mine.pop("own.txt")
-    assert mine == nodes.content(0)
-    assert sorted(mine) == ["latest", "shards/0.bin", "step-2.pt", "step-3.pt"]
+    content = nodes.content(1)
+    assert content.pop("own.txt")
+    assert content == nodes.content(0)
+    assert sorted(content) == ["latest", "shards/0.bin", "step-2.pt", "step-3.pt"]
     assert not list(nodes.folder_of(1).rglob("*.part"))
     assert not nodes.content(2), "node 2 keeps no copy"
     assert [facts["step"] for facts in journal.of("checkpoint_copied")][-1] == 3

@@ -1,12 +1,10 @@
 """Whoever says when a run is ended from outside, its ranks are asked in time to save."""
 
 import re
-import subprocess
-import sys
 import time
-from typing import Any
 
 import pytest
+from tests.fixtures.nodes import until
 
 from ddprun import node_config
 from ddprun.errors import NodeError
@@ -26,7 +24,9 @@ SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
         ("90", SLURM | {"DDP_DEADLINE": "80"}, Deadline(source="--deadline", at=1893450090)),
     ],
 )
-def test_who_says_it(flag: str | None, environ: dict[str, str], expected: Deadline | None) -> None:
+def test_the_deadline_is_that_of_the_flag_the_variable_or_slurm(
+    flag: str | None, environ: dict[str, str], expected: Deadline | None
+) -> None:
     assert node_config.read_deadline(flag, environ, grace_s=30, now=1893450000) == expected
 
 
@@ -42,46 +42,24 @@ def test_a_deadline_that_is_too_early_to_save_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "asked_after_s", "left_s"),
+    ("after_s", "stops_after_s", "left_s"),
     [pytest.param(-50.0, 0.0, 0, id="over"), pytest.param(6.4, 0.5, 6, id="time")],
 )
-def test_the_grace_and_the_margin_end_with_it(runs: Any, after_s: float, asked_after_s: float, left_s: int) -> None:
-    said: list[str] = []
-    asked: list[float] = []
+def test_a_stop_is_requested_one_grace_before_the_deadline(after_s: float, stops_after_s: float, left_s: int) -> None:
+    lines: list[str] = []
+    stop_times: list[float] = []
     now = time.time()
     deadline = Deadline(source="--deadline", at=now + after_s)
-    node_config.watch_deadline(deadline, grace_s=0.9, request_stop=lambda: asked.append(time.time()), log=said.append)
-    runs.until(lambda: asked)
-    assert asked[0] - now > asked_after_s - 0.01
-    assert seconds_left(said) <= left_s
+    node_config.watch_deadline(
+        deadline, grace_s=0.9, request_stop=lambda: stop_times.append(time.time()), log=lines.append
+    )
+    until(lambda: stop_times)
+    assert stop_times[0] - now > stops_after_s - 0.01
+    assert seconds_left(lines) <= left_s
 
 
 def seconds_left(lines: list[str]) -> int:
     """The seconds in the one line about the deadline; on a busy machine it comes later."""
     (line,) = lines
-    (found,) = re.findall(r"(\d+) s:", line)
-    return int(found)
-
-
-ASKED_TWICE = """
-import os, signal, time
-from ddprun.termination import Signals
-heard = []
-signals = Signals(heard.append, print)
-signals.listen()
-os.kill(os.getpid(), signal.SIGTERM)
-while not heard:
-    time.sleep(0.01)
-signals.stop("")  # the deadline, or the launcher's end
-time.sleep(0.3)
-print(len(heard))
-os.kill(os.getpid(), signal.SIGTERM)  # a person, who means it
-while len(heard) < 2:
-    time.sleep(0.01)
-print([int(number) for number in heard])
-"""
-
-
-def test_a_deadline_takes_no_grace_from_ranks_that_were_asked_already() -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED_TWICE], capture_output=True, text=True, timeout=30, check=False)
-    assert (done.stdout, done.stderr) == ("1\n[15, 15]\n", "")
+    (seconds,) = re.findall(r"(\d+) s:", line)
+    return int(seconds)

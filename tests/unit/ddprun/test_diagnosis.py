@@ -18,13 +18,13 @@ COLLECTIVE = {"op": "all_reduce", "sizes": [[1]] * 200, "at": 1.0}
 def test_a_diagnosis_is_bounded_and_has_every_rank(tmp_path, monkeypatch, ranks, kept):
     sample = {"state": "S", "threads": THREADS, "time": 1.0}
     children = [{"pid": pid, "threads": None} for pid in range(diagnosis.MAX_CHILDREN)]
-    one = {"samples": [sample] * 2, "children": children, "collectives": [COLLECTIVE] * diagnosis.MAX_COLLECTIVES}
-    evidence = [one | {"rank": rank} for rank in range(ranks)]
+    entry = {"samples": [sample] * 2, "children": children, "collectives": [COLLECTIVE] * diagnosis.MAX_COLLECTIVES}
+    evidence = [entry | {"rank": rank} for rank in range(ranks)]
     monkeypatch.setattr(diagnosis, "collect", lambda *_: copy.deepcopy(evidence))
     Diagnosis(tmp_path, 0).keep()
     data = (tmp_path / diagnosis_file(1)).read_bytes()
     assert len(data) <= MAX_DIAGNOSIS_BYTES
-    found = json.loads(data)
-    assert [one["rank"] for one in found["ranks"]] == [*range(ranks)]
-    assert {len(one["samples"][-1]["threads"]) for one in found["ranks"]} == {kept}
-    assert found.get("shortened", False) == (ranks > 1)
+    answer = json.loads(data)
+    assert [entry["rank"] for entry in answer["ranks"]] == [*range(ranks)]
+    assert {len(entry["samples"][-1]["threads"]) for entry in answer["ranks"]} == {kept}
+    assert answer.get("shortened", False) == (ranks > 1)

@@ -23,7 +23,7 @@ def test_a_node_is_found_by_who_holds_its_lock(tmp_path: Path) -> None:
     assert healthcheck.locked_nodes(tmp_path / "proc") == {Path("/runs/x/node-1")}
 
 
-def test_this_process_holds_one(tmp_path: Path) -> None:
+def test_the_lock_of_this_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "node-0").mkdir()
     with (tmp_path / "node-0" / "ddprun.lock").open("w"):
         assert tmp_path / "node-0" in healthcheck.locked_nodes(Path("/proc"))

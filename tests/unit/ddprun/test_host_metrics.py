@@ -30,7 +30,7 @@ NVML = SimpleNamespace(
 )
 
 
-def test_every_gpu_tells_what_it_has() -> None:
+def test_each_gpu_exports_its_series() -> None:
     registry = CollectorRegistry()
     registry.register(host_metrics.DeviceSeries(NVML))
     lines = generate_latest(registry).decode().splitlines()
@@ -45,7 +45,7 @@ def test_every_gpu_tells_what_it_has() -> None:
     ]
 
 
-def test_the_machine_tells_its_own() -> None:
+def test_cpu_and_memory_of_the_machine_are_exported() -> None:
     before = psutil.cpu_times().user
     modes = dict(host_metrics.cpu_seconds())
     assert before <= modes["user"] < before + 10

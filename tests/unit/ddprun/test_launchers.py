@@ -10,49 +10,32 @@ from ddpwire import kaggle
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000"}
 SLURM = {
-    "SLURM_JOB_ID": "4537",
-    "SLURM_STEP_ID": "0",
-    "SLURM_NNODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_NODELIST": "gpu[07-08]",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_JOB_ID": "4537", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "1",
+    "SLURM_NODELIST": "gpu[07-08]", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     "SLURM_GPUS_ON_NODE": "4",
-}
-ON_SLURM = {
-    "min_nodes": 2,
-    "max_nodes": 2,
-    "local_world_size": 4,
-    "node_rank": 1,
-    "master_addr": "gpu07",
-    "master_port": 61001,
-    "join_timeout_s": 300.0,
-    "slurm_job": "4537",
-    "by_hand": False,
-}
+}  # fmt: skip
 PYTORCHJOB = {
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "HOSTNAME": "bert-worker-1",
-    "PYTHONUNBUFFERED": "1",
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "auto",
-    "MASTER_ADDR": "bert-master-0",
-    "MASTER_PORT": "23456",
-    "PET_MASTER_ADDR": "bert-master-0",
-    "PET_MASTER_PORT": "23456",
-    "WORLD_SIZE": "2",
-    "RANK": "1",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1", "PYTHONUNBUFFERED": "1",
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "MASTER_ADDR": "bert-master-0", "MASTER_PORT": "23456",
+    "PET_MASTER_ADDR": "bert-master-0", "PET_MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1",
     "PET_NODE_RANK": "1",
-}
+}  # fmt: skip
 ELASTIC = {
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "HOSTNAME": "bert-worker-2",
-    "PET_RDZV_ENDPOINT": "bert-worker-0:23456",
-    "PET_RDZV_BACKEND": "c10d",
-    "PET_NNODES": "1:3",
-    "PET_MAX_RESTARTS": "5",
-    "PET_NPROC_PER_NODE": "2",
-}
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-2",
+    "PET_RDZV_ENDPOINT": "bert-worker-0:23456", "PET_RDZV_BACKEND": "c10d", "PET_NNODES": "1:3",
+    "PET_MAX_RESTARTS": "5", "PET_NPROC_PER_NODE": "2",
+}  # fmt: skip
+
+
+def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **others):
+    """Return the settings of a node whose job has several nodes."""
+    meeting = {"master_addr": master_addr, "master_port": master_port, "join_timeout_s": join_timeout_s}
+    return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
+
+
+ALONE_ON_SLURM = {"slurm_job": "4537", "by_hand": False}
+ON_SLURM = place("gpu07", 61001, join_timeout_s=300.0, local_world_size=4, node_rank=1, **ALONE_ON_SLURM)
+POD = {"join_timeout_s": 600.0, "retries_network": True, "by_hand": False}
 
 
 def read(argv, environ):
@@ -67,86 +50,37 @@ def read(argv, environ):
         (
             [],
             {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500", "RANK": "7", "WORLD_SIZE": "8"},
-            {
-                "min_nodes": 8,
-                "max_nodes": 8,
-                "node_rank": 7,
-                "master_addr": "10.0.0.9",
-                "master_port": 29500,
-                "join_timeout_s": 60.0,
-            },
+            place("10.0.0.9", 29500, nodes=(8, 8), node_rank=7),
         ),
         ([], {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "outer"}, {}),
         ([], SLURM, ON_SLURM),
         ([], SLURM | {"RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "stale"}, ON_SLURM),
         ([], SLURM | TWO, ON_SLURM | {"master_addr": "10.0.0.1", "master_port": 4000}),
         ([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_ON_NODE": ""}, ON_SLURM),
-        (
-            ["--nnodes", "1", "--nproc-per-node", "3"],
-            SLURM,
-            {"local_world_size": 3, "slurm_job": "4537", "by_hand": False},
-        ),
+        (["--nnodes", "1", "--nproc-per-node", "3"], SLURM, {"local_world_size": 3, **ALONE_ON_SLURM}),
         ([], SLURM | {"PET_NNODES": "1:2", "SLURM_RESTART_COUNT": "3"}, ON_SLURM | {"min_nodes": 1, "num_requeues": 3}),
-        (
-            [],
-            SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"},
-            {"local_world_size": 4, "slurm_job": "4537", "by_hand": False},
-        ),
+        ([], SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"}, {"local_world_size": 4, **ALONE_ON_SLURM}),
         (
             [],
             {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"},
             {"local_world_size": 2, "slurm_job": "7", "by_hand": False},
         ),
-        (
-            [],
-            PYTORCHJOB,
-            {
-                "min_nodes": 2,
-                "max_nodes": 2,
-                "local_world_size": 6,
-                "node_rank": 1,
-                "master_addr": "bert-master-0",
-                "master_port": 23456,
-                "join_timeout_s": 600.0,
-                "retries_network": True,
-                "by_hand": False,
-            },
-        ),
+        ([], PYTORCHJOB, place("bert-master-0", 23456, local_world_size=6, node_rank=1, **POD)),
         (
             [],
             ELASTIC,
-            {
-                "min_nodes": 1,
-                "max_nodes": 3,
-                "local_world_size": 2,
-                "node_rank": 2,
-                "master_addr": "bert-worker-0",
-                "master_port": 23456,
-                "max_restarts": 5,
-                "join_timeout_s": 600.0,
-                "retries_network": True,
-                "by_hand": False,
-            },
+            place("bert-worker-0", 23456, nodes=(1, 3), local_world_size=2, node_rank=2, max_restarts=5, **POD),
         ),
         (
             ["--nnodes", "3", "--master-addr", "job-0.job", "--master-port", "29500"],
             {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-            {
-                "min_nodes": 3,
-                "max_nodes": 3,
-                "node_rank": 2,
-                "master_addr": "job-0.job",
-                "master_port": 29500,
-                "join_timeout_s": 600.0,
-                "retries_network": True,
-                "by_hand": False,
-            },
+            place("job-0.job", 29500, nodes=(3, 3), node_rank=2, **POD),
         ),
         ([], {"JOB_COMPLETION_INDEX": "2"}, {}),
         ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"local_world_size": 6}),
     ],
 )
-def test_what_launchers_say(argv, environ, differs, monkeypatch):
+def test_the_variables_of_a_launcher_become_the_place_of_a_node(argv, environ, differs, monkeypatch):
     """Only what ``differs`` is not as for a node that is told nothing. The Kaggle session's end is told elsewhere."""
     monkeypatch.setattr(kaggle, "container_start", lambda: None)
     assert read(argv, environ) == read([], {}) | differs

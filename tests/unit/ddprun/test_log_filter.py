@@ -20,17 +20,17 @@ def test_lines_are_held_from_a_crash_on_until_the_decision() -> None:
 
 
 def test_a_script_that_catches_its_error_is_shown_after_a_while() -> None:
-    one = LogFilter()
-    assert one.accept(CRASH, 0.0) == []
-    assert one.is_holding
-    assert one.release_due(HOLD_S - 0.1) == []
-    assert one.release_due(HOLD_S + 0.1) == CRASH
-    assert (one.is_holding, one.accept([b"step 3"], HOLD_S + 0.2)) == (False, [b"step 3"])
-    assert one.accept(CRASH, 20.0) == [], "and the next error is held again"
-    assert len(one.accept([b"step"] * MAX_HELD_LINES, 20.1)) == MAX_HELD_LINES + 3
+    log_filter = LogFilter()
+    assert log_filter.accept(CRASH, 0.0) == []
+    assert log_filter.is_holding
+    assert log_filter.release_due(HOLD_S - 0.1) == []
+    assert log_filter.release_due(HOLD_S + 0.1) == CRASH
+    assert (log_filter.is_holding, log_filter.accept([b"step 3"], HOLD_S + 0.2)) == (False, [b"step 3"])
+    assert log_filter.accept(CRASH, 20.0) == [], "and the next error is held again"
+    assert len(log_filter.accept([b"step"] * MAX_HELD_LINES, 20.1)) == MAX_HELD_LINES + 3
 
 
-def test_what_begins_a_crash() -> None:
+def test_a_traceback_or_an_abort_begins_a_crash() -> None:
     for line in (CRASH[0], b"[rank1]: " + CRASH[0], b"Traceback (most recent call last):",
                  b"terminate called after throwing an instance of 'x'",
                  b"[rank3]:[E1120 17:00:00.1 ProcessGroupNCCL.cpp:1] Watchdog"):  # fmt: skip

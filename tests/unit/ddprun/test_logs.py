@@ -47,23 +47,22 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
     config = node_config.read_config(options.parse(["--nproc-per-node=8", "x.py"]), {}, lambda _: 8)
     logs = RankLogs(console, config)
     streams = logs.open(5, 5, tmp_path / "rank-5.log")
-    output = streams.stdout
     lines = b"".join(b"%d\n" % number for number in range(3 * MAX_QUEUED_TEXTS))
     sent = 0
     while sent < len(lines):
-        sent += real(output, lines[sent : sent + 4096])
+        sent += real(streams.stdout, lines[sent : sent + 4096])
     streams.close()
     logs.drain(60.0)
     assert (tmp_path / "rank-5.log").read_bytes() == lines
     os.set_blocking(read, False)
-    said = b""
-    while not said.endswith(b"\n") or said.count(b"\n") < MAX_QUEUED_TEXTS // 2:
+    output = b""
+    while not output.endswith(b"\n") or output.count(b"\n") < MAX_QUEUED_TEXTS // 2:
         try:
-            said += os.read(read, 1 << 16)
+            output += os.read(read, 1 << 16)
         except BlockingIOError:
             time.sleep(0.01)
-    whole = [b"[node0 rank5] %d" % number for number in range(said.count(b"\n"))]
-    assert said.splitlines()[: MAX_QUEUED_TEXTS // 2] == whole[: MAX_QUEUED_TEXTS // 2]
+    whole = [b"[node0 rank5] %d" % number for number in range(output.count(b"\n"))]
+    assert output.splitlines()[: MAX_QUEUED_TEXTS // 2] == whole[: MAX_QUEUED_TEXTS // 2]
     while console._texts.unfinished_tasks:
         try:
             os.read(read, 1 << 16)

@@ -23,7 +23,7 @@ def nodectl(*args, **kw):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_show_what_is_not_there(tmp_path):
+def test_a_missing_or_torn_record_is_shown_as_a_node_that_is_not_alive(tmp_path):
     (tmp_path / "node.json").write_text("{torn")
     lines = nodectl("show", tmp_path, tmp_path / "none")[1].splitlines()
     nothing = {"alive": False, "node": None, "outcome": None, "remains": False, "history": ""}
@@ -33,7 +33,7 @@ def test_show_what_is_not_there(tmp_path):
     ]
 
 
-def test_a_free_port_and_a_taken_one():
+def test_a_free_port_is_printed_and_a_taken_one_names_its_holder():
     code, free, _ = nodectl("port")
     assert code == 0
     assert nodectl("port", "--want", json.loads(free)["port"]) == (0, free, "")
@@ -72,7 +72,7 @@ def run_dir(tmp_path: Path) -> Path:
         (["--file", "rank-3.log", "--file", "rank-9.log", "--tail", "1"], "b\n"),
     ],
 )
-def test_logs(run_dir, options, expected):
+def test_logs_are_selected_by_node_rank_and_tail(run_dir, options, expected):
     assert nodectl("logs", *options, run_dir) == (0, expected, "")
 
 
@@ -104,5 +104,5 @@ def test_a_log_that_is_followed_goes_on_in_a_new_file(tmp_path):
     assert ((tmp_path / "a.1.log").read_bytes(), path.read_bytes()) == (b"a\nb\n", b"c\n")
 
 
-def test_logs_that_are_not_there(run_dir):
+def test_logs_of_an_unknown_rank_are_66(run_dir):
     assert nodectl("logs", "--rank", "9", run_dir) == (66, "", "")

@@ -27,7 +27,7 @@ def count(folder: Path) -> None:
 
 def samples(folder: Path, **how: bool) -> dict[tuple[str, ...], float]:
     families = read_rank(folder, **how)
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
 def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: Path) -> None:
@@ -76,7 +76,9 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
     ranks = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(2)]
     try:
         monitor.track(
-            tuple(RankProcess(rank=rank, local_rank=rank, pid=one.pid, log="") for rank, one in enumerate(ranks))
+            tuple(
+                RankProcess(rank=rank, local_rank=rank, pid=process.pid, log="") for rank, process in enumerate(ranks)
+            )
         )
         for rank in range(2):
             Heart(str(tmp_path / rank_heartbeat(rank))).beat(7)
@@ -86,9 +88,9 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
         assert monitor.running_beats().keys() == {0}
         assert monitor.beats().keys() == {0, 1}
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
 def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def attempts(*steps, outcome=KILLED, lived_s=5.0):
         (attempts(1, 2, outcome=OOM), False),
     ],
 )
-def test_another_attempt(ended, restart):
+def test_a_run_restarts_while_it_makes_progress(ended, restart):
     assert decide(ended, max_restarts=1000).restart is restart
 
 
@@ -93,9 +93,9 @@ def sign(rank, step, silent_s=20.0, *, stopped=False, busy=False):
         ([sign(0, 5), sign(1, 5), sign(2, None)], 0),
     ],
 )
-def test_who_holds_the_others_up(signs, who):
-    found = find_hung_rank(signs, 10.0)
-    assert (found.rank if found else None) == who
+def test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who):
+    hung_rank = find_hung_rank(signs, 10.0)
+    assert (hung_rank.rank if hung_rank else None) == who
     assert find_hung_rank(signs, 0.0) is None
 
 

@@ -23,13 +23,13 @@ def two(node, master, *argv, **environ):
 
 
 def find(place):
-    said = []
-    return preflight.find_route(place, preflight.PreflightReport(said.append, quiet=False)), said
+    lines = []
+    return preflight.find_route(place, preflight.PreflightReport(lines.append, quiet=False)), lines
 
 
 def loopback():
     own = psutil.net_if_addrs().items()
-    return next(name for name, owned in own if "127.0.0.1" in [one.address for one in owned])
+    return next(name for name, owned in own if "127.0.0.1" in [address.address for address in owned])
 
 
 def resolver(monkeypatch, **hosts):
@@ -54,7 +54,7 @@ def test_each_failure_of_a_connection_is_described_apart():
     assert os.strerror(errno.EIO).lower() in texts[-1]
 
 
-def test_a_name_that_does_not_exist(monkeypatch):
+def test_a_name_that_does_not_resolve_is_refused(monkeypatch):
     resolver(monkeypatch)
     with pytest.raises(NodeError) as caught:
         find(two(1, "nobody"))
@@ -101,9 +101,9 @@ def test_an_address_of_another_machine_is_refused(monkeypatch):
 
 
 def test_node_0_holds_its_port_and_names_the_interface():
-    route, said = find(read("--master-addr", "127.0.0.1", "--master-port", "0"))
+    route, lines = find(read("--master-addr", "127.0.0.1", "--master-port", "0"))
     with route.listener:
         assert (route.address, route.own, route.interface) == ("127.0.0.1", "127.0.0.1", loopback())
         with pytest.raises(ConnectionRefusedError):  # held, but nobody is let in before there is a store
             network.check_reachable("127.0.0.1", route.listener.getsockname()[1])
-    assert said == []
+    assert lines == []

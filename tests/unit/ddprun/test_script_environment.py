@@ -40,14 +40,14 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_a_script_sets_before_torch(name, tmp_path):
-    source, found = SOURCES[name]
+    source, names = SOURCES[name]
     (tmp_path / "settings.py").write_text("import os\nos.environ['S'] = '1'\n")
     (tmp_path / "model.py").write_text("import torch\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
     (tmp_path / "package/inner.py").write_text("import os\nos.environ['P'] = '1'\n")
     (tmp_path / "script.py").write_text(source)
-    assert list(set_before_torch(tmp_path / "script.py", tmp_path)) == found
+    assert list(set_before_torch(tmp_path / "script.py", tmp_path)) == names
 
 
 def test_a_file_that_is_not_there(tmp_path):

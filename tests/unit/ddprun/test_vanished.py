@@ -71,6 +71,6 @@ def test_an_answering_store_answers(silenced):
 def test_a_store_whose_machine_is_gone_raises_soon(silenced, call):
     store, speaks = silenced
     speaks.clear()
-    for what in (call, lambda store: store.check(["a"])):
+    for request in (call, lambda store: store.check(["a"])):
         with pytest.raises(DistNetworkError):
-            what(store)
+            request(store)

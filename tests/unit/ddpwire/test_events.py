@@ -55,7 +55,7 @@ def test_many_writers_tear_no_line_and_the_files_stay_small(tmp_path: Path, monk
     for writer in writers:
         writer.join(60)
     before = tmp_path / "events.1.jsonl"
-    assert {one.name for one in tmp_path.iterdir()} <= {path.name, before.name}
+    assert {file.name for file in tmp_path.iterdir()} <= {path.name, before.name}
     text = before.read_text() + (path.read_text() if path.exists() else "")
     assert len(read_events(text)) == len(text.splitlines())
     assert 20_000 < len(text) < 2 * 20_000 + 3 * 200

@@ -11,7 +11,7 @@ from ddpwire.run_files import ENVIRONMENT
 
 
 def log_of(node_dir: Path, node: int = 1) -> str:
-    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {one}\n" for one in log_record.pack(node_dir))
+    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {part}\n" for part in log_record.pack(node_dir))
 
 
 def write(node_dir: Path, *, rows: int, events: int) -> None:
@@ -38,17 +38,10 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     assert len(log) < 130_000
     assert max(map(len, log.splitlines())) < 4100
-    found = log_record.unpack(log)
-    assert read_events(found[EVENTS])[-1].step == 3999
-    rows = read_history(found[HISTORY])
+    files = log_record.unpack(log)
+    assert read_events(files[EVENTS])[-1].step == 3999
+    rows = read_history(files[HISTORY])
     assert rows[-1]["ddp_last_step"] == 1199
     assert len(rows) > 10
     assert len({after["time"] - before["time"] for before, after in pairwise(rows)}) == 1
-    assert found[ENVIRONMENT] == (tmp_path / ENVIRONMENT).read_text()
-
-
-def test_what_is_kept_of_an_earlier_pod_stays(tmp_path: Path) -> None:
-    for events in ("a\n", "b\n", "b\nc\n"):
-        log_record.keep(tmp_path / "node-1", {EVENTS: events, ENVIRONMENT: events})
-    assert (tmp_path / "node-1" / EVENTS).read_text() == "a\nb\nc\n"
-    assert (tmp_path / "node-1" / ENVIRONMENT).read_text() == "b\nc\n"
+    assert files[ENVIRONMENT] == (tmp_path / ENVIRONMENT).read_text()

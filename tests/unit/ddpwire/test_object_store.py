@@ -32,9 +32,9 @@ def stored(url: str, folder: Path, step: int = 7) -> ObjectStore:
      ("bytes", -1), ("bytes", "7"), ("modified", None)],
 )  # fmt: skip
 def test_an_index_that_leads_out_of_the_folder_is_refused(url: str, tmp_path: Path, key: str, value: Any) -> None:
-    (one,) = stored(url, tmp_path / "from").checkpoints()
-    one["files"][0][key] = value
-    ObjectStore(url).write_index([one])
+    (checkpoint,) = stored(url, tmp_path / "from").checkpoints()
+    checkpoint["files"][0][key] = value
+    ObjectStore(url).write_index([checkpoint])
     with pytest.raises(StoreError) as caught:
         ObjectStore(url).checkpoints()
     assert caught.value.code == Exit.UNAVAILABLE
@@ -42,11 +42,11 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(url: str, tmp_path: Pa
 
 
 def test_a_damaged_object_is_not_taken(url: str, tmp_path: Path) -> None:
-    (one,) = stored(url, tmp_path / "from").checkpoints()
+    (checkpoint,) = stored(url, tmp_path / "from").checkpoints()
     with fsspec.open(f"{url}/step-00000007/step-7.pt", "wb") as out:
         out.write(b"weighty")
     with pytest.raises(StoreError) as caught:
-        ObjectStore(url).fetch(one, tmp_path)
+        ObjectStore(url).fetch(checkpoint, tmp_path)
     assert caught.value.code == Exit.DATA
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
@@ -60,7 +60,7 @@ def empty(tmp_path: Path) -> Path:
 def damaged_store(url: str, folder: Path, steps: tuple[int, ...], damaged: tuple[int, ...]) -> ObjectStore:
     """A store with checkpoints of these steps, of which some have other bytes than the index says."""
     store = stored(url, folder, steps[0])
-    store.write_index([one for step in steps for one in stored(url, folder, step).checkpoints()])
+    store.write_index([checkpoint for step in steps for checkpoint in stored(url, folder, step).checkpoints()])
     for step in damaged:
         with fsspec.open(f"{url}/step-{step:08d}/step-{step}.pt", "wb") as out:
             out.write(b"weighty")
@@ -72,7 +72,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_an_older_one(url: str, tmp_pat
     damaged_store(url, tmp_path / "from", (7, 8, 9), (9,)).fetch_newest(empty, None, warnings.append)
     assert [path.name for path in empty.iterdir()] == ["step-8.pt"]
     assert len(warnings) == 1
-    assert [one["step"] for one in ObjectStore(url).checkpoints()] == [8, 7], "it is uploaded again"
+    assert [checkpoint["step"] for checkpoint in ObjectStore(url).checkpoints()] == [8, 7], "it is uploaded again"
 
 
 def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: str, tmp_path: Path, empty: Path) -> None:
@@ -80,7 +80,7 @@ def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: st
     with pytest.raises(StoreError) as caught:
         store.fetch_newest(empty, None, pytest.fail)
     assert caught.value.code == Exit.DATA
-    assert [one["step"] for one in ObjectStore(url).checkpoints()] == [8, 7], "nothing is changed"
+    assert [checkpoint["step"] for checkpoint in ObjectStore(url).checkpoints()] == [8, 7], "nothing is changed"
     warnings: list[str] = []
     store.fetch_newest(empty, 7, warnings.append)
     assert len(warnings) == 2

@@ -32,8 +32,8 @@ for number, (argv, env) in enumerate(json.load(sys.stdin)):
         streams = RankStreams(os.open(os.devnull, os.O_RDONLY), pipe_write, os.dup(pipe_write))
         pid = workers.start(f"1.{number}", [sys.executable, *argv], os.environ | env, streams)
         streams.close()
-        with os.fdopen(pipe_read, "rb") as said:
-            text = said.read().decode("utf-8", "replace")
+        with os.fdopen(pipe_read, "rb") as reader:
+            text = reader.read().decode("utf-8", "replace")
         text = re.sub(r"\b0x[0-9a-f]+|(?<=\b(?:started|stopped|.daemon) )\d+", "…", text)
         done.append((text.replace(str(pid), "PID"), ends.get(timeout=60)[1]))
 print(json.dumps([done, plain]))

@@ -1,0 +1,85 @@
+"""Any process of a node may be killed or stopped: nothing is left, and a supervisor is replaced."""
+
+import contextlib
+import os
+import signal
+
+import psutil
+import pytest
+
+from ddpwire.run_files import Outcome
+
+EXECUTED = ("test_whichever_process_is_killed_nothing_is_left",)
+
+
+@pytest.mark.parametrize("victim", ["ddprun", "supervisor", "rank"])
+def test_whichever_process_is_killed_nothing_is_left(runs, victim):
+    node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2", "--max-restarts", "0"))
+    runs.wait_until_ready(node)
+    runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
+    supervisor = psutil.Process(node.process.pid).children()[0]
+    pids = {"ddprun": node.process.pid, "supervisor": supervisor.pid, "rank": node.rank_pid(0)}
+    os.kill(pids[victim], signal.SIGKILL)
+    if victim == "ddprun":
+        assert runs.remaining() == []
+        return
+    assert node.end() == 137
+    assert runs.remaining() == []
+    if victim == "supervisor":  # both ranks fell at once
+        assert node.outcome().code == 137
+        assert "supervisor" in node.messages()[1]
+    else:
+        assert node.facts() == Outcome(code=137, cause="killed", message="", node=0, rank=0, retry=True)
+
+
+def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs):
+    node = runs.start("act.py", "0=family", "again=0", options=("--max-restarts", "1"))
+    runs.until(lambda: len(runs.alive()) == 2 + 4)
+    psutil.Process(node.process.pid).children()[0].kill()
+    assert node.end() == 0
+    assert node.outcome().attempt == 2
+    assert any("exec" in line for line in node.messages()), "nothing is left that has imported torch"
+
+
+@pytest.fixture
+def stopped_while_starting(runs):
+    """A node that has asked its supervisor for a rank, and the supervisor, which is stopped again and again."""
+    node = runs.start("act.py", "again=0", options=("--max-restarts", "1"))
+    supervisor = runs.until(lambda: supervisor_of(node))
+
+    def stop():
+        supervisor.suspend()
+        return "SIGSTOP" in node.stderr.read_text()
+
+    runs.until(stop)
+    return node, supervisor
+
+
+def supervisor_of(node):
+    """The fork of a node's ddprun that leads a session of its own, as soon as it is there."""
+    ddprun = psutil.Process(node.process.pid)
+    for child in ddprun.children():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if child.cmdline() == ddprun.cmdline() and os.getsid(child.pid) == child.pid:
+                return child
+    return None
+
+
+def test_a_supervisor_that_is_killed_between_a_request_and_its_answer_costs_a_restart(runs, stopped_while_starting):
+    node, supervisor = stopped_while_starting
+    supervisor.kill()
+    assert node.end() == 0
+    assert [event.facts["reason"] for event in node.events() if event.event == "restart"] == ["killed"]
+    assert runs.remaining() == []
+
+
+def test_a_stopped_supervisor_is_named_and_continued_while_ranks_run(runs):
+    node = runs.start("act.py", "0=save")
+    runs.wait_until_ready(node)
+    supervisor = supervisor_of(node)
+    supervisor.suspend()
+    lines = runs.until(lambda: [line for line in node.messages() if "SIGSTOP" in line])
+    assert f"pid {supervisor.pid}" in lines[0]
+    node.process.terminate()
+    assert node.end() == 143
+    assert node.log(0).endswith("saved on SIGTERM\n")

@@ -1,0 +1,159 @@
+"""What a rank gets of its node: its variables, cores, streams and place; and what is not a training."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from tests.fixtures.nodes import RANKS
+
+from ddpwire import job_env
+from ddpwire.machine import format_ranges, usable_cores
+
+
+def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    monkeypatch.setenv("DDP_DEVICE", "cpu")
+    monkeypatch.setenv("DDP_NODES_HERE", "2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    node = runs.start("say.py", "--epochs", "3")
+    assert node.end() == 0
+    for rank in (0, 1):
+        first, *rest = node.log(rank).split("\n")
+        program = json.loads(first)
+        assert program["argv"] == ["--epochs", "3"]
+        assert program["path"] == str(RANKS)
+        assert program["name"] == "__main__"
+        env = program["env"]
+        port, threads = env.pop("MASTER_PORT"), env.pop("OMP_NUM_THREADS")
+        assert int(port) > 0
+        assert re.fullmatch("[0-9a-f]{32}", env.pop("TORCHELASTIC_RUN_ID"))
+        assert int(threads) == max(1, usable_cores() // 4)
+        lost = dict(pair.split("=") for pair in env.pop("DDP_LOST_BEFORE").split(","))
+        assert {cause: float(seconds) > 0 for cause, seconds in lost.items()} == {"rendezvous": True, "at": True}
+        ours = {key: value for key, value in env.items() if key.startswith(WORDS)}
+        assert ours == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "2",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "1000",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": str(node.folder / f"rank-{rank}.error.json"),
+            "DDP_RUN_ID": "none",
+            "DDP_RUN_DIR": str(runs.run_dir),
+            "DDP_CHECKPOINT_DIR": str(runs.run_dir / "checkpoints"),
+            "DDP_DEVICE": "cpu",
+            "DDP_ATTEMPT": "1",
+            "DDP_HEARTBEAT_FILE": str(node.folder / "heartbeat" / f"rank-{rank}"),
+            "DDP_EVENTS_FILE": str(node.folder / "events.jsonl"),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
+            "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),
+        }
+        lines = ["a line in two parts", "x" * 200_000, *(f"line {n}" for n in range(2_000)), "no newline at the end"]
+        assert sorted(rest) == sorted(lines)
+        shown = [line for line in node.stdout.read_text().splitlines() if line.startswith(f"[node0 rank{rank}] line")]
+        assert shown == [f"[node0 rank{rank}] line {number}" for number in range(2_000)]
+
+
+WORDS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "NODE_RANK", "MASTER_", "ROLE_"),
+    *("TORCHELASTIC_", "DDP_", "PET_", "GLOO_", "NCCL_", "PROMETHEUS_", "TORCH_CPP", "CUDA_DEVICE"),
+)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_real_ranks_share_the_cores_out(runs):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive"))
+    assert node.end() == 0
+    cores = [json.loads(line) for rank in (0, 1) for line in node.log(rank).splitlines()]
+    assert cores[::2] == cores[1::2]  # the thread has the mask of its rank
+    assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
+    lines = "\n".join(node.messages())
+    for rank, own in enumerate(cores[::2]):
+        assert f"rank {rank} on cores {format_ranges(own)}" in lines
+
+
+def test_ddprun_forks_unless_it_is_told_to_execute_or_a_fork_would_be_another_program(runs, tmp_path):
+    (tmp_path / "script.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
+    for options, hidden in (((), ""), (("--exec",), ""), ((), "queue.py")):
+        (tmp_path / hidden).touch()
+        node = runs.start(str(tmp_path / "script.py"), options=options)
+        assert node.end() == 0
+    assert node.log(0) == "True\nFalse\nFalse\n"
+    assert any(f"{tmp_path}/queue.py" in line for line in node.messages())
+
+
+ENV = {"HOME": "/elsewhere", "PATH": "", "UID": "7", "PS4": "'+ \"\n", "LD_BIND_NOW": "1", "DDP_PUSHGATEWAY": ""}
+
+
+def test_a_rank_sees_them_and_so_does_ddprun_from_its_start(runs):
+    node = runs.start("environment.py", *ENV, "DDP_JOB_ENV", env=job_env.pack(ENV))
+    assert node.end() == 0
+    assert json.loads(node.log(0)) == {**ENV, "DDP_PUSHGATEWAY": None, "DDP_JOB_ENV": None}
+
+
+def test_torchruns_role_virtual_local_rank_and_run_path(runs, tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os, sys\n"
+        "names = ('RANK', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES', 'ROLE_NAME', 'ROLE_RANK', 'ROLE_WORLD_SIZE')\n"
+        "open(os.environ['RANK'], 'w').write(str([__name__, sys.argv[1:], *(os.environ[name] for name in names)]))\n"
+    )
+    flags = ("--nproc-per-node", "2", "--role", "trainer", "--virtual-local-rank", "--run-path")
+    node = runs.start(script, "--lr", "1", options=flags, env={"CUDA_VISIBLE_DEVICES": "5, 7"}, cwd=tmp_path)
+    assert node.end() == 0
+    shown = [(tmp_path / rank).read_text() for rank in "01"]
+    assert shown == [
+        str(["__main__", ["--lr", "1"], rank, "0", gpu, "trainer", rank, "2"]) for rank, gpu in (("0", "5"), ("1", "7"))
+    ]
+
+
+def test_two_ranks_that_never_meet_are_named_as_copies(runs, tmp_path):
+    (tmp_path / "script.py").write_text("print(1)")
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    message = node.outcome().message
+    assert node.messages()[-1] == f"[node0] {message}"
+    assert "2 ranks" in message
+    assert "init_process_group" in message
+
+
+def test_a_script_that_cannot_be_started(runs):
+    node = runs.start("nothing.sh", options=("--no-python",))
+    assert node.end() == 127
+    assert f"{RANKS}/nothing.sh: {os.strerror(errno.ENOENT)}" in node.log(0)
+
+
+def test_a_node_without_streams_is_a_node(tmp_path: Path) -> None:
+    (tmp_path / "ok.py").write_text("print('hello')\n")
+    command = f"exec {sys.executable} -m ddprun --exec --run-dir {tmp_path}/run {tmp_path}/ok.py 0<&- 1>&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", command], timeout=90, check=False).returncode == 0
+    assert (tmp_path / "run/node-0/rank-0.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize("files", [(".lock",), (".lock", "last.pt")], ids=["empty", "checkpoint"])
+def test_a_resumed_run_without_a_checkpoint_says_so(runs, tmp_path, files):
+    (tmp_path / "night").mkdir()
+    for name in files:
+        (tmp_path / "night" / name).touch()
+    env = {"DDP_CHECKPOINT_DIR": str(tmp_path / "night")}
+    node = runs.start("act.py", "all=0", options=("--resumes", "night"), env=env)
+    assert node.end() == 0
+    named = [line for line in node.messages() if f"{tmp_path}/night" in line and "'night'" in line]
+    assert len(named) == (len(files) == 1)
