@@ -36,7 +36,7 @@ def weights(once: Callable[[str, Callable[[], str]], str], tmp_path: Path) -> st
     return once("faults", lambda: undisturbed(tmp_path / "calm"))
 
 
-# One rank that fails by itself is enough here: the codes of others are tested in tests/unit/ddprun.
+# One rank that fails by itself is enough here: the codes of others are tested in tests/contract/ddprun.
 LEFT_OUT = ("a rank segfaults", "a rank exits with 78", *DAILY)
 TRIED = [row for row in ROWS if row.title not in LEFT_OUT]
 

@@ -101,7 +101,7 @@ def test_ranks_of_two_nodes_train_together(launch: Launch) -> None:
     assert said == ["world 2: 2"] * 2
 
 
-CODES = [("3", 3, 0), ("-9", 137, 1), ("142", 142, 1)]  # the others, without srun: tests/unit/ddprun/test_exit_codes.py
+CODES = [("3", 3, 0), ("-9", 137, 1), ("142", 142, 1)]  # the others: tests/contract/ddprun/test_exit_codes.py
 
 
 @pytest.mark.parametrize(("deed", "code", "first"), CODES)
