@@ -86,7 +86,7 @@ def run(
 
 def descendants() -> list[psutil.Process]:
     """Every process that comes from a fork and lives, however far it has gone from its parents."""
-    children = psutil.Process(_Server.one.process.pid).children(recursive=True) if _Server.one else []
+    children = psutil.Process(_Server.instance.process.pid).children(recursive=True) if _Server.instance else []
     return [process for process in children if is_alive(process)]
 
 
@@ -102,11 +102,11 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
     A missing OMP_NUM_THREADS counts as 1: no fork tests that ddprun sets it for its import of torch.
     """
-    found = {"OMP_NUM_THREADS": "1"} | {name: env[name] for name in env if name.startswith(READ_AT_START)}
-    found.pop("OMP_WAIT_POLICY", None)
-    if {*found.get("PYTHONPATH", "").split(os.pathsep)} <= {*PACKAGES, ""}:
-        found.pop("PYTHONPATH", None)
-    return found
+    variables = {"OMP_NUM_THREADS": "1"} | {name: env[name] for name in env if name.startswith(READ_AT_START)}
+    variables.pop("OMP_WAIT_POLICY", None)
+    if {*variables.get("PYTHONPATH", "").split(os.pathsep)} <= {*PACKAGES, ""}:
+        variables.pop("PYTHONPATH", None)
+    return variables
 
 
 class Fork(subprocess.Popen[Any]):
@@ -147,7 +147,7 @@ class Fork(subprocess.Popen[Any]):
 class _Server:
     """The process that forks, one for each process of pytest."""
 
-    one: ClassVar["_Server | None"] = None
+    instance: ClassVar["_Server | None"] = None
     lock: ClassVar[threading.Lock] = threading.Lock()  # of its socket: a test may start programs in threads
 
     def __init__(self) -> None:
@@ -167,9 +167,9 @@ class _Server:
     @classmethod
     def running(cls) -> "_Server":
         with cls.lock:
-            if cls.one is None:
-                cls.one = cls()
-        return cls.one
+            if cls.instance is None:
+                cls.instance = cls()
+        return cls.instance
 
     def fork(self, request: Sequence[Any], descriptors: Sequence[int]) -> int:
         with self.lock:
@@ -263,18 +263,18 @@ def end(code: object) -> NoReturn:
 def run_program(argv: list[str]) -> None:
     """Run ``-m MODULE``, ``-c CODE`` or a file as Python does."""
     main = sys.modules["__main__"] = ModuleType("__main__")
-    word, *others = argv
-    sys.argv = [word, *others[1:]] if word in ("-m", "-c") else argv
-    if word == "-m":
+    first, *others = argv
+    sys.argv = [first, *others[1:]] if first in ("-m", "-c") else argv
+    if first == "-m":
         sys.path[0] = str(Path.cwd())
         runpy._run_module_as_main(others[0])  # type: ignore[attr-defined]
-    elif word == "-c":
+    elif first == "-c":
         sys.path[0] = ""
         exec(others[0], main.__dict__)  # noqa: S102
     else:
-        sys.path[0] = str(Path(word).resolve().parent)
-        main.__file__ = word
-        exec(compile(Path(word).read_bytes(), word, "exec"), main.__dict__)  # noqa: S102
+        sys.path[0] = str(Path(first).resolve().parent)
+        main.__file__ = first
+        exec(compile(Path(first).read_bytes(), first, "exec"), main.__dict__)  # noqa: S102
 
 
 if __name__ == "__main__":

@@ -20,20 +20,15 @@ def test_a_folder_that_is_in_use_is_refused(runs):
 
 
 @pytest.mark.parametrize(
-    "env",
-    [
-        pytest.param({"DDP_LIFELINE_FD": "77"}, id="lifeline"),
-        pytest.param({"DDP_METRICS_PORT": "abc"}, id="metrics-port"),
-        pytest.param({"PET_NPROC_PER_NODE": "9" * 5000}, id="nproc"),
-    ],
+    ("name", "value"), [("DDP_LIFELINE_FD", "77"), ("DDP_METRICS_PORT", "abc"), ("PET_NPROC_PER_NODE", "9" * 500)]
 )
-def test_a_refused_node_writes_an_outcome(runs, env):
+def test_a_refused_node_writes_an_outcome(runs, name, value):
     runs.run_dir.mkdir(exist_ok=True)
-    node = runs.start("act.py", env={"PET_NODE_RANK": "0"} | env)
+    node = runs.start("act.py", env={"PET_NODE_RANK": "0", name: value})
     assert node.end() == 78
     assert (node.outcome().code, node.outcome().cause) == (78, "config")
     assert node.messages() == [f"ddprun: {node.outcome().message}"]
-    assert next(iter(env)) in node.outcome().message
+    assert name in node.outcome().message
     assert len(node.outcome().message) < 200
 
 

@@ -25,10 +25,9 @@ def test_the_console_shows_the_rank_that_failed_first(runs) -> None:
     assert lines[-1].endswith("ValueError: bad label 17")
     assert all("RuntimeError: gloo/pair.cc: the connection is closed" in node.log(rank) for rank in (0, 2))
     assert (node.outcome().cause, node.outcome().rank) == ("error", 1)
-    assert [("rank-0.log, rank-2.log" in line, "rank-1.log" in line) for line in node.messages()[1:]] == [
-        (True, False),
-        (False, True),
-    ]
+    suppressed, failure = node.messages()[1:]
+    assert "rank-0.log, rank-2.log" in suppressed
+    assert "rank-1.log" in failure
 
 
 def test_one_rank_writes_the_bytes_that_python_writes(tmp_path) -> None:

@@ -4,13 +4,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.ddprun.test_host_metrics import NVML
+from tests.unit.ddprun.test_host_metrics import NVML, NotSupportedError
 
 from ddprun import host_metrics, node_config, node_facts, options
-
-
-class NotSupportedError(Exception):
-    """What NVML raises for a sensor that a device does not have."""
 
 
 def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> None:

@@ -13,33 +13,23 @@ from ddpwire.machine import GIB, MIB, visible_devices
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
 
 
+BUSY = ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13))
+LOST = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
+
+
 @pytest.mark.parametrize(
     ("changes", "local_world_size", "device", "facts"),
     [
-        pytest.param({}, 8, "", (), id="good"),
-        pytest.param({"shm_bytes": 64 * MIB}, 1, "", ("64 MiB",), id="small-shm"),
-        pytest.param({"shm_bytes": GIB}, 8, "", ("2048 MiB",), id="small-shm-8-ranks"),
-        pytest.param({"open_files": 256}, 1, "", ("1024",), id="open-files"),
-        pytest.param({"memlock_bytes": 65536}, 1, "", (), id="memlock-without-gpu"),
-        pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", (), id="memlock-without-infiniband"),
-        pytest.param(
-            {"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", ("64 KiB",), id="memlock"
-        ),
-        pytest.param({"num_gpus": 1}, 2, "cuda", ("1 GPU",), id="too-few-gpus"),
-        pytest.param(
-            {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13)),)},
-            2,
-            "cuda",
-            ("GPU 1 has had 3 ", "pid 12, 13"),
-            id="gpu-errors-and-processes",
-        ),
-        pytest.param(
-            {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost"),)},
-            2,
-            "cuda",
-            ("GPU 1 cannot be read: GPU is lost",),
-            id="gpu-lost",
-        ),
+        ({}, 8, "", ()),
+        ({"shm_bytes": 64 * MIB}, 1, "", ("64 MiB",)),
+        ({"shm_bytes": GIB}, 8, "", ("2048 MiB",)),
+        ({"open_files": 256}, 1, "", ("1024",)),
+        ({"memlock_bytes": 65536}, 1, "", ()),
+        ({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", ()),
+        ({"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", ("64 KiB",)),
+        ({"num_gpus": 1}, 2, "cuda", ("1 GPU",)),
+        ({"num_gpus": 2, "gpus": (BUSY,)}, 2, "cuda", ("GPU 1 has had 3 ", "pid 12, 13")),
+        ({"num_gpus": 2, "gpus": (LOST,)}, 2, "cuda", ("GPU 1 cannot be read: GPU is lost",)),
     ],
 )
 def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
