@@ -28,7 +28,7 @@ unit: $(VENV)/.dev  ## each module by itself
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist worksteal
 
 contract: $(VENV)/.dev  ## ddpctl against a stand-in of a node, ddprun against a stand-in of a launcher, without torch
-	$(BIN)/python -m pytest tests/contract -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest tests/contract -n $$(($(CORES) * 2)) --dist worksteal
 
 e2e: $(VENV)/.dev  ## whole journeys: trainings, restarts, signals, notebooks
 	$(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist worksteal
