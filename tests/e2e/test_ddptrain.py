@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.checkpoint import load_checkpoint
 from ddpwire.events import read_events

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.test_checkpoint_manager import TINY
 
 FULL_DISK = """

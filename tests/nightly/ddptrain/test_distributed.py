@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 Train = Callable[..., list]
 

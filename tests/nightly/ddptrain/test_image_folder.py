@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
 
 

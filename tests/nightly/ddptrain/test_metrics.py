@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddpwire.events import read_events
 from ddpwire.heartbeat import read_beat

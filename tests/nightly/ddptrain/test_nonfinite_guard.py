@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.checkpoint import load_checkpoint
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddpwire.run_files import read_node, read_outcome
 

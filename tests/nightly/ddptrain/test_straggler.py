@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 HOST = socket.gethostname()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode

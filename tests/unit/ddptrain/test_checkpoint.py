@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, manifest_path, write_checkpoint
 from ddptrain.checkpoint_directory import CheckpointDirectory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.config import parse_options
 from ddptrain.main import run

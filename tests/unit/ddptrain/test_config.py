@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain import compat
 from ddptrain.config import RankOptions, parse_options, shaping_options

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist
 
 from ddptrain.config import DataOptions, parse_options

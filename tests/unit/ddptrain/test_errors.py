@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain import main
 from ddptrain.config import parse_options

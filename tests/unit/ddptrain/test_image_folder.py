@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
 
 from ddptrain.config import DataOptions, parse_options

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 from ddptrain.config import DataOptions

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain import models
 from ddptrain.config import MODELS, ModelOptions

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.callbacks import NonFinite, NonFiniteGuard
 from ddptrain.train_loop import RankFinding, nonfinite_message

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.facts import assert_names
+from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 from torchvision.models import vision_transformer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain.config import ModelOptions, parse_options
 from ddptrain.data.text import TextBatches, load_text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.facts import assert_names
+from tests.messages import assert_names
 
 from ddptrain import export, memory_estimate
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
