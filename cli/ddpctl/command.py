@@ -4,11 +4,15 @@ Each operation of a target (a "verb") is a generator. It yields commands that ma
 outputs in the same order, and finally returns its result. The module ``executor`` runs the commands.
 """
 
+import re
 import shlex
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from ddpwire.machine import MAX_PORT
+
+_HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
 Mode = Literal[
     "capture",  # wait for the command and keep its output
     "stream",  # wait for the command; its stdout goes to ddpctl's stdout
@@ -29,6 +33,15 @@ class Host:
 
     def __str__(self) -> str:
         return self.address
+
+    @classmethod
+    def from_text(cls, text: str) -> "Host":
+        """Parse a host such as ``alice@box1:2222``. Raises ValueError."""
+        match = _HOST.fullmatch(text)
+        if not match or not 0 < int(match["port"] or 22) <= MAX_PORT:
+            raise ValueError("expected [USER@]ADDRESS[:PORT], such as alice@box1:2222")
+        port = int(match["port"]) if match["port"] else None
+        return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
 
 
 @dataclass(frozen=True, kw_only=True)

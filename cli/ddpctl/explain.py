@@ -373,12 +373,19 @@ def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, floa
 
 
 def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    for key in sorted({(one.group, one.seq) for _, one, _ in _waiting(ranks)}):
+    """Find the first collective that the ranks call differently, in the groups in which a rank waits.
+
+    The ranks may have left it since: gloo completes an all_reduce of different sizes, and the next collective hangs.
+    """
+    groups = {collective.group for _, collective, _ in _waiting(ranks)}
+    keys = {key for view in ranks for key in view.collectives if key[0] in groups}
+    for key in sorted(keys):
         entered = [(view, view.collectives[key]) for view in ranks if key in view.collectives]
-        is_same_sized = all(one.op.startswith(SAME_SIZES) for _, one in entered)
+        is_same_sized = all(collective.op.startswith(SAME_SIZES) for _, collective in entered)
         calls: dict[tuple[str, ...], list[tuple[RankView, Collective]]] = {}
-        for view, one in entered:
-            calls.setdefault((one.op, one.sizes, one.dtypes) if is_same_sized else (one.op,), []).append((view, one))
+        for view, collective in entered:
+            call = (collective.op, collective.sizes, collective.dtypes) if is_same_sized else (collective.op,)
+            calls.setdefault(call, []).append((view, collective))
         if len(calls) < 2:
             continue
         most, *_, fewest = sorted(calls.values(), key=len, reverse=True)
@@ -387,9 +394,11 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         rule = "pass tensors of the same shape and type to a collective"
         if its.op != usual.op:
             rule = "call the same collectives in the same order"
+        verbs = ("is", "are") if odd.waits_in == its else ("was", "were")
         text = (
-            f"{odd.who} is in {its.name} with {its.shape}, while {_ranks(others, 'is', 'are')} in {usual.op} "
-            f"#{usual.seq} with {usual.shape}: all ranks of a group must {rule}; {odd.doing(f'rank {odd.rank}')}"
+            f"{odd.who} {verbs[0]} in {its.name} with {its.shape}, while {_ranks(others, *verbs)} in {usual.op} "
+            f"#{usual.seq} with {usual.shape}: all ranks of a group must {rule}, and have the same number of batches; "
+            f"{odd.doing(f'rank {odd.rank}')}"
         )
         return _about(odd, "mismatch", text)
     return None

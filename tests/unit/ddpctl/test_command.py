@@ -30,3 +30,22 @@ BOX = Host(address="box1", user="alice", port=2222, key="/keys/box")
 )
 def test_a_command_is_a_line_that_a_person_can_type(command: Command, line: str) -> None:
     assert shell_line(command) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("box1", Host(address="box1")),
+        ("alice@box1:2222", Host(address="box1", user="alice", port=2222)),
+        ("me@10.0.0.7", Host(address="10.0.0.7", user="me")),
+        ("[fe80::1]:22", Host(address="fe80::1", port=22)),
+    ],
+)
+def test_a_host_has_an_optional_user_and_port(text: str, host: Host) -> None:
+    assert Host.from_text(text) == host
+
+
+@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "box1:0", "box1:65536", "a b", "me@", "@box1"])
+def test_a_text_that_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="USER@"):
+        Host.from_text(text)

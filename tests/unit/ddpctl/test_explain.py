@@ -172,6 +172,14 @@ def test_a_mismatch_names_the_rank_that_differs_and_both_calls(other, call):
     check_names(explanation, "rank 1 (node 0)", call, "3 ranks", "all_reduce #8 with Float [13]", "train.py:12")
 
 
+def test_sizes_that_differed_before_the_collective_that_hangs_are_a_mismatch():
+    """One rank has a batch more: its last bucket meets the other's metric, and the barrier after that hangs."""
+    fewer = [*BEFORE, entered(8, NOW - 59.2, size=1), entered(9, NOW - 59.1, op="barrier", done=False)]
+    explanation = explained(rank(0, [*BEFORE, entered(8, NOW - 59.2, size=5)], IN_SCRIPT), rank(1, fewer))
+    assert (explanation.cause, explanation.fault) == ("mismatch", True)
+    check_names(explanation, "all_reduce #8", "Float [5]", "Float [1]", "rank 0", "rank 1", "batches")
+
+
 def test_ranks_that_call_groups_in_different_orders_are_named():
     pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
     explanation = explained(rank(0, [*WAITS, entered(0, NOW - 59, group="1")]), rank(1, pair))

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.unit.ddpctl.test_slurm_batch_script import JOB
 
+from ddpctl.command import Host
 from ddpctl.targets.slurm.batch_script import directives
 from ddpctl.targets.slurm.options import SlurmOptions, check_extra
+from ddpctl.targets.slurm.target import SlurmTarget
 
 
 def test_the_directives_of_every_option() -> None:
@@ -39,3 +41,9 @@ def test_a_problem_of_the_options_is_named_by_its_key() -> None:
     assert [
         fact in message for fact, (_, message) in zip(("at least 4m", "'apptainer'", "SLURM_X"), problems, strict=True)
     ] == [True] * 3
+
+
+def test_a_login_node_may_have_a_user_and_a_port() -> None:
+    target = SlurmTarget(SlurmOptions(login="me@login.example:2222", workdir="/scratch"))
+    (verb,) = target.status((), now=0.0).send(None)
+    assert verb.host == Host(address="login.example", user="me", port=2222)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from ddpctl.command import Host
 from ddpctl.spec import Doc, JobSpec, Rule, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
@@ -24,7 +25,6 @@ FEATURES = matching(
 )
 PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "expected an absolute path without comma, colon or newline")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
-LOGIN = matching(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*", "HOST or USER@HOST, as ssh takes it")
 # The runtime would take a word without -- for the name of the image.
 ARGUMENTS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
@@ -68,14 +68,20 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines
 
 
+def check_login(login: str) -> str:
+    """Check that a text names a host for ssh. Raises ValueError."""
+    Host.from_text(login)
+    return login
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
     """The options of a target of kind slurm."""
 
     login: Annotated[
         str | None,
-        Doc("The login node, as HOST or USER@HOST for ssh. null: this machine is a login node."),
-        LOGIN,
+        Doc("The login node, as [USER@]HOST[:PORT]. null: this machine is a login node."),
+        Rule(check_login),
     ] = None
     workdir: Annotated[
         str | None,

@@ -59,8 +59,7 @@ class SlurmTarget(Target):
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
-        user, _, address = (options.login or "").rpartition("@")
-        self._host = Host(address=address, user=user or None) if address else None  # None: this machine is a login node
+        self._host = Host.from_text(options.login) if options.login else None  # None: this machine is a login node
 
     def render(self, plan: Plan) -> str:
         """Return the batch script."""

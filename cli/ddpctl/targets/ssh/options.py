@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port, matching
+from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, matching
 
-_SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
 USER = re.compile(r"[\w.][\w.-]*")
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
 # ssh must not mistake an address for an option.
@@ -61,11 +60,8 @@ class SshHost:
     @classmethod
     def from_text(cls, text: str) -> "SshHost":
         """Parse a host such as ``alice@box1:2222``. Raises ValueError."""
-        match = _SHORT.fullmatch(text)
-        if not match or text.startswith("-") or not is_port(match["port"] or "22"):
-            raise ValueError("expected [USER@]ADDRESS[:PORT], such as alice@box1:2222")
-        port = int(match["port"]) if match["port"] else None
-        return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
+        host = Host.from_text(text)
+        return cls(address=host.address, user=host.user, port=host.port)
 
     @property
     def host(self) -> Host:
