@@ -194,8 +194,8 @@ def _is_from(folder: Path, module: object) -> bool:
 
 # ---- Running a forked rank like ``python script.py``
 #
-# This follows CPython's pymain_run_python and Py_FinalizeEx. tests/unit/ddprun/test_fork_server.py compares the output and
-# the exit code with those of ``python``. One difference is intended: the process ends with os._exit, so that no C++
+# This follows CPython's pymain_run_python and Py_FinalizeEx. tests/unit/ddprun/test_fork_server.py compares the output
+# and the exit code with those of ``python``. One difference is intended: the process ends with os._exit, so that no C++
 # destructors run (they aborted 7 of 32 processes that used gloo) and ``__del__`` is not called on objects that are
 # still alive. Python does not guarantee this call either.
 

@@ -129,7 +129,7 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 
     deadline = time.monotonic() + REFUSAL_S
     while (left_s := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # node 0 is not there yet
+        with contextlib.suppress(OSError, ValueError, stores.StoreError):  # node 0 is not there yet
             address = network.resolve(host, timeout_s=left_s)
             network.check_reachable(address, int(port), timeout_s=left_s)
             control = stores.SignedStore(stores.connect(address, int(port)), read_secret(os.environ), run_id)
@@ -251,5 +251,5 @@ def _claim(config: NodeConfig, route: Route) -> dict[str, object]:
         return {"node": 0}
     except NodeError as error:
         return {"outcome": asdict(error.outcome)}
-    except RuntimeError:  # node 0 has ended meanwhile
+    except stores.StoreError:  # node 0 has ended meanwhile
         return {}

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Variables that are read only when they are needed, after the import of torch (tests/unit/ddprun/test_script_environment.py
-# tries those that need no GPU). CUDA, NCCL and cuBLAS read theirs when they are initialised, which only a script does.
+# Variables that are read only when they are needed, after the import of torch. A test tries those that need no GPU.
+# CUDA, NCCL and cuBLAS read theirs when they are initialised, which only a script does.
 READ_LATER_PREFIXES = ("MASTER_", "DDP_", "GLOO_", "HF_", "HYDRA_", "MLFLOW_", "NCCL_", "TORCH_NCCL_", "WANDB_")
 READ_LATER = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK",
