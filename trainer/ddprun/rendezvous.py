@@ -42,6 +42,7 @@ from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
 from ddprun.preflight import RETRY_S, Route
 from ddprun.restart_policy import read_attempts
+from ddprun.run_identity import PROCESS_TOKEN
 from ddprun.stores import StoreError
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
@@ -78,7 +79,7 @@ class NodeClaim:
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
-                if self._value["token"] != joining.TOKEN:
+                if self._value["token"] != PROCESS_TOKEN:
                     raise self._replaced_error()
                 raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
             if is_over("another ddprun has the number of this node: it is silent, but does not count as lost yet"):
@@ -148,7 +149,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
         self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
         try:
-            self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
+            self._claim = self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
         except StoreError:
             raise store_lost_error() from None
         if self._is_leader and config.is_replaced:
@@ -225,7 +226,7 @@ class FixedRankRendezvous(RendezvousHandler):
                     value = self._signed(stores.connect(address, config.master_port)).get("claim/0")
                     claim = stores.decode("claim/0", value, dict)
                     is_of_run = claim.items() >= joining.run_facts(config).items()
-                    if is_of_run and claim.get("token") != joining.TOKEN:  # a service's address leads back to this node
+                    if is_of_run and claim.get("token") != PROCESS_TOKEN:  # a service's address leads back to this node
                         break
         message = f"another ddprun has taken the place of node 0, on {address}"
         raise node_error(Exit.KILLED, "node_lost", message, node=0)
