@@ -24,7 +24,7 @@ from ddpwire.run_files import open_regular
 
 ChosenTarget = tuple[str, Any]  # a target's kind and options
 # Maps a flag to the option that it sets and to its text or texts; None: the flag is not given.
-TargetFlags = Mapping[str, tuple[str, str | tuple[str, ...] | None]]
+TargetFlags = Mapping[str, tuple[str, str | bool | tuple[str, ...] | None]]
 Place = tuple[int, int]  # line and column, both counted from 1
 HERE = "local"  # this machine; the name never selects another target of the kind local
 

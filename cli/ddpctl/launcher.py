@@ -164,7 +164,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 
 def dry_run(context: AppContext, request: Request) -> None:
     """Print the commands that a launch would run."""
-    name = _name(context, request)
+    name, _ = _name(context, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
@@ -177,7 +177,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     """Start a run and save its record. If the launch fails or is interrupted, undo it as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
-    name = _name(context, request)
+    name, base_name = _name(context, request)
     folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
@@ -193,6 +193,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         version=__version__,
         uid=plan.uid,
         user=plan.user,
+        base_name=base_name,
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     with run_store.launching(folder) as context.executor.on_say:
@@ -231,10 +232,11 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     return run
 
 
-def _name(context: AppContext, request: Request) -> str:
+def _name(context: AppContext, request: Request) -> tuple[str, str]:
+    """Return the run's name, and its base name if the name has a number of ddpctl's."""
     if request.resumes and not request.name:
-        return run_store.next_name(context.root, request.resumes.name)
-    return request.name or run_store.new_name(context.root, request.job.name)
+        return run_store.next_name(context.root, request.resumes)
+    return request.name or run_store.new_name(context.root, request.job.name), ""
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:

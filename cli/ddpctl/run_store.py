@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import stat
 import time
@@ -61,6 +60,7 @@ class Run:
     version: str  # of the ddpctl that started it
     uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
     user: str = ""  # who started it
+    base_name: str = ""  # "night" if ddpctl has named a resumed run "night-2"
     handle: Mapping[str, Any] = field(
         default_factory=dict
     )  # the target's data; "logs": where the logs are, if they are not on this machine
@@ -126,10 +126,11 @@ def new_name(root: Path, job_name: str) -> str:
     return random.choice(free or names) + number  # noqa: S311 -- a name, no secret
 
 
-def next_name(root: Path, name: str) -> str:
-    """Return an unused name for a run that resumes the run ``name``, such as ``night-2``."""
-    base = re.sub(r"-[0-9]+$", "", name)
-    return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
+def next_name(root: Path, run: Run) -> tuple[str, str]:
+    """Return an unused name for a run that resumes ``run``, such as ``night-2``, and its base name, ``night``."""
+    base = run.base_name or run.name  # the number in a user's own name, such as resnet-50, belongs to the base name
+    names = (f"{base}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not (root / name).exists()), base
 
 
 def has_checkpoint(run: Run) -> bool:
@@ -401,7 +402,7 @@ def read(folder: Path) -> Run | None:
         job = _job(record["job"])
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
-        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version, run.uid, run.user)
+        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version, run.uid, run.user, run.base_name)
         tables = (run.options, run.handle, run.job.env)
         whole = is_time(run.created) and all(isinstance(table, Mapping) for table in tables)
         return run if whole and all(isinstance(text, str) for text in texts) else None

@@ -41,6 +41,7 @@ from ddprun.rank_errors import NO_STDIN, last_error
 from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
 from ddprun.restart_policy import Failure
+from ddprun.stores import StoreError
 from ddprun.termination import OomMonitor, Stop
 from ddprun.workers import SupervisorLostError, Workers
 from ddpwire import metrics as ddpwire_metrics
@@ -147,7 +148,7 @@ class NodeAgent(SimpleElasticAgent):
                     self._rendezvous_handler.join_anew()
                 super()._rendezvous(worker_group)
                 break
-            except RuntimeError:  # torch's DistError: a store, or a key in it, did not appear in time
+            except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
                 if not self._node.config.is_replaced:
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None

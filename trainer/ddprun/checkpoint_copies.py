@@ -132,7 +132,7 @@ class CheckpointCopies:
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
         node_dir: Path,
     ) -> None:  # fmt: skip
-        """Start the threads. Raises OSError and RuntimeError.
+        """Start the threads. Raises OSError and StoreError.
 
         ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
         with the lowest numbers after node 0 keep copies.
@@ -166,7 +166,7 @@ class CheckpointCopies:
             self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(stores.StoreError):
             while True:
                 pause_s, is_last = POLL_S, self._ranks_ended.is_set()
                 try:

@@ -15,6 +15,7 @@ copy into the store of the next node 0.
 """
 
 import json
+import queue
 import signal
 import threading
 import time
@@ -154,7 +155,7 @@ class Consensus:
         try:
             # A connection that waits for a key cannot be used for other calls.
             self._store, self._wait_store = store.clone(), store.clone()
-        except RuntimeError:
+        except stores.StoreError:
             raise store_lost_error() from None
         self._node = node
         self._is_leader = node == 0
@@ -165,6 +166,7 @@ class Consensus:
         self._is_replaced = is_replaced
         self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
         self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
+        self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
         self._decided = threading.Event()
@@ -191,7 +193,8 @@ class Consensus:
     def started(cls, store: Store, **rest: Any) -> "Consensus":
         """Return a Consensus whose threads run until the process ends or node 0 is lost. Raises NodeError."""
         consensus = cls(store, **rest)
-        threading.Thread(target=consensus._run, name="consensus", daemon=True).start()
+        for run in (consensus._run, consensus._send_posts):
+            threading.Thread(target=run, name="consensus", daemon=True).start()
         if not consensus._is_leader:
             threading.Thread(target=consensus._watch, name="watch", daemon=True).start()
         return consensus
@@ -219,11 +222,11 @@ class Consensus:
 
     def post_failure(self, failure: Failure) -> None:
         """Report a failure on this node to node 0. Call this at once, because the order of failures matters."""
-        self._try_store(lambda: self._post({"failure": asdict(failure)}))
+        self._posts.put((self._attempt, {"failure": asdict(failure)}))
 
     def post_success(self, rank: int, *, is_last: bool) -> None:
         """Report that a rank exited with 0. ``is_last``: whether all ranks of this node have now exited with 0."""
-        self._try_store(lambda: self._post({"exited": rank, "done": self._node if is_last else None}))
+        self._posts.put((self._attempt, {"exited": rank, "done": self._node if is_last else None}))
 
     def post_leaving(self) -> None:
         """Report, before the ranks end, that this node was stopped. Wait at most LEAVE_TIMEOUT_S for node 0."""
@@ -249,17 +252,26 @@ class Consensus:
                 return
             time.sleep(POLL_S)
 
-    def _post(self, post: dict[str, object]) -> None:
-        number = self._store.add(f"{self._attempt}/news", 1)
-        self._store.set(f"{self._attempt}/news/{number}", json.dumps(post))
+    def _send_posts(self) -> None:
+        """Write the reports into the store, in their order. A run whose report is dropped would never end."""
+        while not self.node_0_lost:
+            attempt, post = self._posts.get()
+            self._try_store(partial(self._post, attempt, post), timeout_s=-1)
 
-    def _try_store(self, act: Callable[[], object]) -> None:
-        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because node 0 serves the store."""
-        if self.node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
+    def _post(self, attempt: int, post: dict[str, object]) -> None:
+        number = self._store.add(f"{attempt}/news", 1)
+        self._store.set(f"{attempt}/news/{number}", json.dumps(post))
+
+    def _try_store(self, act: Callable[[], object], timeout_s: float = NODE_LOST_S) -> None:
+        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because node 0 serves the store.
+
+        Do nothing, either, if other calls take longer than ``timeout_s``. -1 means to wait for them.
+        """
+        if self.node_0_lost or not self._posting.acquire(timeout=timeout_s):
             return
         try:
             act()
-        except RuntimeError:  # torch's DistNetworkError
+        except stores.StoreError:
             self._mark_node_0_lost()
         finally:
             self._posting.release()

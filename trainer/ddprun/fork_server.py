@@ -96,10 +96,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
     for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    first, second = sorted((lock_fd, control.fileno()))
-    os.closerange(3, first)
-    os.closerange(first + 1, second)
-    os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
+    processes.close_descriptors(lock_fd, control.fileno())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     processes.die_with_parent(parent)  # during the imports, the supervisor would not notice that ddprun ended
     with _frozen_objects():
@@ -140,7 +137,7 @@ def _run_rank(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
         supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        processes.close_descriptors()
         run_python(argv, env)
     except OSError as error:
         supervisor.exit_not_started(argv, error)

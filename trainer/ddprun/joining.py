@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
@@ -20,10 +19,10 @@ from ddprun import machine, network, preflight, processes
 from ddprun.errors import NodeError, config_error, node_error
 from ddprun.node_config import UNNUMBERED, NodeConfig, read_secret
 from ddprun.preflight import PreflightReport, Route, node_label
+from ddprun.run_identity import PROCESS_TOKEN
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
-TOKEN = uuid.uuid4().hex  # identifies this ddprun process
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 FULL_POLL_S = 1.0  # while all numbers are claimed
@@ -129,7 +128,7 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 
     deadline = time.monotonic() + REFUSAL_S
     while (left_s := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # node 0 is not there yet
+        with contextlib.suppress(OSError, ValueError, stores.StoreError):  # node 0 is not there yet
             address = network.resolve(host, timeout_s=left_s)
             network.check_reachable(address, int(port), timeout_s=left_s)
             control = stores.SignedStore(stores.connect(address, int(port)), read_secret(os.environ), run_id)
@@ -244,12 +243,12 @@ def _claim(config: NodeConfig, route: Route) -> dict[str, object]:
         store = stores.connect_to_node_0(route.address, config.master_port)
         control = stores.SignedStore(store, config.secret, config.run_id)
         check_same_run(config, stores.decode("claim/0", control.get("claim/0"), dict))
-        value = json.dumps({"token": TOKEN} | run_facts(config))
+        value = json.dumps({"token": PROCESS_TOKEN} | run_facts(config))
         for node in range(1, config.max_nodes):
             if control.compare_set(f"claim/{node}", "", value).decode() == value:
                 return {"node": node}
         return {"node": 0}
     except NodeError as error:
         return {"outcome": asdict(error.outcome)}
-    except RuntimeError:  # node 0 has ended meanwhile
+    except stores.StoreError:  # node 0 has ended meanwhile
         return {}

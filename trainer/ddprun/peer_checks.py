@@ -37,7 +37,7 @@ class PeerChecks:
         self._has_compared = self._has_reported = False
 
     def compare(self, control: Store) -> None:
-        """Compare this node with node 0. Raises NodeError, or RuntimeError if the store is lost."""
+        """Compare this node with node 0. Raises NodeError, or StoreError if the store is lost."""
         if self._has_compared:
             return
         self._has_compared = True
@@ -82,7 +82,7 @@ class PeerChecks:
     def leave(self, control: Store) -> None:
         """End a run with --check-only. Node 0 waits for the other nodes, because it serves their store."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
-        with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
+        with contextlib.suppress(stores.StoreError):  # node 0 has ended: nothing is left to do
             num_done = control.add("checked", 1)
             while self._config.node_rank == 0 and num_done < self._config.max_nodes and time.monotonic() < deadline:
                 time.sleep(POLL_S)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import machine
-from ddprun.joining import TOKEN
 from ddprun.node_config import CUDA_VISIBLE_DEVICES, DEFAULT_RUN_ID, NodeConfig
+from ddprun.run_identity import PROCESS_TOKEN
 from ddpwire import kaggle, names
 from ddpwire.events import EVENTS, EVENTS_FILE
 from ddpwire.heartbeat import HEARTBEAT_FILE
@@ -111,7 +111,9 @@ def rank_environment(
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         # As in torchrun: a single node without a run id makes one. Several nodes cannot agree on one here.
-        "TORCHELASTIC_RUN_ID": TOKEN if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1 else config.run_id,
+        "TORCHELASTIC_RUN_ID": PROCESS_TOKEN
+        if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1
+        else config.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         # A single rank, or the processes that it spawns, serve their own store at an address of their choice.

@@ -8,7 +8,7 @@ and its own store for the ranks.
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost.
 ``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
 ``N/group`` has the number and the members of the attempt, and the port of its store. ``N/left`` is the outcome of a
-node that gave up.
+node that gave up, and ``N/left/NODE`` means that node NODE has read it.
 
 If node 0 is lost and replaced, the other nodes join the store of the new node 0. They write their earlier attempts into
 its key ``history`` (consensus.py). The nodes meet there for attempt 1. Then node 0 gives this attempt the number that
@@ -42,6 +42,8 @@ from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
 from ddprun.preflight import RETRY_S, Route
 from ddprun.restart_policy import read_attempts
+from ddprun.run_identity import PROCESS_TOKEN
+from ddprun.stores import StoreError
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
@@ -50,6 +52,7 @@ POLL_S = 0.05
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
+LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
 MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
 
 
@@ -76,7 +79,7 @@ class NodeClaim:
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
-                if self._value["token"] != joining.TOKEN:
+                if self._value["token"] != PROCESS_TOKEN:
                     raise self._replaced_error()
                 raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
             if is_over("another ddprun has the number of this node: it is silent, but does not count as lost yet"):
@@ -146,8 +149,8 @@ class FixedRankRendezvous(RendezvousHandler):
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
         self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
         try:
-            self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
-        except RuntimeError:
+            self._claim = self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
+        except StoreError:
             raise store_lost_error() from None
         if self._is_leader and config.is_replaced:
             threading.Thread(target=self._watch_name, name="node-0", daemon=True).start()
@@ -194,7 +197,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return ""
 
     def join_anew(self) -> None:
-        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or RuntimeError."""
+        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or StoreError."""
         self.control = self._join()
         self._claim = self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
@@ -205,7 +208,7 @@ class FixedRankRendezvous(RendezvousHandler):
         """Return whether the control store no longer answers."""
         try:
             self.control.check(["attempt"])
-        except RuntimeError:
+        except StoreError:
             return True
         return False
 
@@ -217,11 +220,13 @@ class FixedRankRendezvous(RendezvousHandler):
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)
-            with contextlib.suppress(OSError, RuntimeError, NodeError):
+            with contextlib.suppress(OSError, StoreError, NodeError):
                 address = network.resolve(config.master_addr, timeout_s=RETRY_S)
                 if network.interface_of(address) is None:
-                    claim = self._signed(stores.connect(address, config.master_port)).get("claim/0")
-                    if stores.decode("claim/0", claim, dict).items() >= joining.run_facts(config).items():
+                    value = self._signed(stores.connect(address, config.master_port)).get("claim/0")
+                    claim = stores.decode("claim/0", value, dict)
+                    is_of_run = claim.items() >= joining.run_facts(config).items()
+                    if is_of_run and claim.get("token") != PROCESS_TOKEN:  # a service's address leads back to this node
                         break
         message = f"another ddprun has taken the place of node 0, on {address}"
         raise node_error(Exit.KILLED, "node_lost", message, node=0)
@@ -245,7 +250,7 @@ class FixedRankRendezvous(RendezvousHandler):
             self._claim.keep()
             self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
             group = self._meet()
-        except RuntimeError:
+        except StoreError:
             self._raise_store_lost()
         if self._config.node_rank not in group["members"]:
             message = f"node {self._config.node_rank} joined too late: the run has begun without it"
@@ -260,7 +265,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
             elif not self._is_leader:
                 store = stores.connect(host, port)
-        except RuntimeError:
+        except StoreError:
             config = replace(self._config, master_port=port)
             if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
                 hint = "every port of node 0's machine must be open to the other nodes"
@@ -342,17 +347,23 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _raise_if_left(self) -> None:
         if self.control.check([key := f"{self.attempt}/left"]):
+            self.control.set(f"{key}/{self._config.node_rank}", "")
             raise NodeError(stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value))))
 
     def _post_failure(self, error: NodeError) -> None:
-        """Post the outcome for the other nodes. On node 0, wait briefly, so that they can read it."""
+        """Post the outcome for the other nodes. On node 0, whose end ends the store, wait until they have read it."""
         outcome = error.outcome
         if not self._is_leader and outcome.node is None:
             outcome = joining.refusal(self._config.node_rank, outcome)
-        with contextlib.suppress(RuntimeError):  # node 0 is gone
+        with contextlib.suppress(StoreError):  # node 0 is gone
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
-            if self._is_leader and self._config.max_nodes > 1:
-                time.sleep(10 * POLL_S)
+            deadline = time.monotonic() + LEFT_READ_S
+            while self._is_leader and not self._all_have_read_left() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+    def _all_have_read_left(self) -> bool:
+        nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
+        return all(self.control.check([f"{self.attempt}/left/{node}"]) for node in nodes)
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)

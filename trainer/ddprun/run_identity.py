@@ -14,6 +14,7 @@ from ddprun.node_config import DEFAULT_RUN_ID, NodeConfig
 from ddpwire import names
 
 UID_DIGITS = 12
+PROCESS_TOKEN = uuid.uuid4().hex  # of this ddprun: a run started again by hand has the same id, but another token
 
 
 def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:

@@ -11,13 +11,19 @@ import queue
 import reprlib
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]  # public, all
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistError,
+    DistNetworkError,
+    Store,
+    TCPStore,
+)
 
 from ddprun import network
 from ddprun.errors import config_error, node_error
@@ -26,6 +32,7 @@ from ddpwire.exits import Exit
 from ddpwire.machine import call_with_timeout
 
 T = TypeVar("T")
+StoreError = DistError  # raised if a store, or a key in it, does not appear in time
 TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
 ANSWER_TIMEOUT_S = 4.0
 SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
@@ -42,25 +49,32 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
         raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
 
 
+_Call = tuple[Future[Any], Callable[[], Any]]
+
+
+def _run_calls(calls: "queue.SimpleQueue[_Call | None]") -> None:
+    """Make the calls of a TimeoutStore until it is deleted. The thread does not keep the store alive."""
+    while item := calls.get():
+        answer, call = item
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+        del item, answer, call  # while this waits for the next call, nothing may refer to the store
+
+
 class TimeoutStore(Store):
-    """A client of a store. Each call returns, or raises RuntimeError soon after its timeout."""
+    """A client of a store. Each call returns, or raises StoreError soon after its timeout."""
 
     def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
         """``timeout`` is the store's own timeout for missing keys."""
         super().__init__()
         self._store = store
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_unresponsive = False
-        threading.Thread(target=self._run_calls, name="store", daemon=True).start()
-
-    def _run_calls(self) -> None:
-        while True:
-            answer, call = self._calls.get()
-            try:
-                answer.set_result(call())
-            except Exception as error:
-                answer.set_exception(error)
+        threading.Thread(target=_run_calls, args=(self._calls,), name="store", daemon=True).start()
+        weakref.finalize(self, self._calls.put, None)  # each attempt has a client: its thread and socket end with it
 
     def _call(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
         answer: Future[Any] = Future()
@@ -159,19 +173,19 @@ class SignedStore:
 
 
 def connect(address: str, port: int) -> TimeoutStore:
-    """Connect to a store. Raises RuntimeError if the process that listens at address:port is not a store."""
+    """Connect to a store. Raises StoreError if the process that listens at address:port is not a store."""
     make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
         return TimeoutStore(call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect"))
     except TimeoutError:
-        raise RuntimeError from None
+        raise DistNetworkError(f"{address}:{port} does not answer as a store") from None
 
 
 def connect_to_node_0(address: str, port: int) -> TimeoutStore:
     """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
     try:
         return connect(address, port)
-    except RuntimeError:
+    except StoreError:
         message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
 

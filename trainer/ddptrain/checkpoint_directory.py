@@ -93,16 +93,23 @@ class CheckpointDirectory:
         """Delete old checkpoints. Return how many checkpoints are left.
 
         Keep the newest ``keep`` and the checkpoint ``written``. If ``keep_best`` is set, keep the best one too. If
-        ``keep`` is 0, delete nothing. Raises OSError.
+        ``keep`` is 0, delete nothing. Raises OSError, after the other old ones are deleted, if one cannot be deleted.
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
         best = next(iter(by_accuracy(paths)), None) if keep_best and old else None
+        failure: OSError | None = None
         for path in old:
             if path not in (best, written) and not (keep_best and _may_be_best(path)):
-                for file in (*data_files(path), manifest_path(path)):
-                    file.unlink(missing_ok=True)
-                paths.remove(path)
+                try:
+                    for file in (*data_files(path), manifest_path(path)):
+                        file.unlink(missing_ok=True)
+                except OSError as error:
+                    failure = failure or error
+                else:
+                    paths.remove(path)
+        if failure is not None:
+            raise failure
         return len(paths)
 
     def _lock(self) -> None:

@@ -429,23 +429,31 @@ class CheckpointSaver:
         try:
             self._snapshot.wait()
             size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write, shard=self._shard)
-            self.newest = path
-            if self._directory is None:
-                return
-            keep, keep_best = self._options.keep, self._options.keep_best
-            retained = self._directory.delete_old(keep=keep, keep_best=keep_best, written=path)
-            if self.uploader:
-                _upload(self.uploader, path)
         except Exception as error:  # a failed checkpoint does not end the training
             full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")
             reason = error.strerror if isinstance(error, OSError) else error
             self._failed(checkpoint.step, f"{path}: {reason}")
+            return
+        self.newest = path
+        if self._directory is None:
+            return
+        step, seconds = checkpoint.step, time.monotonic() - began
+        facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
+        self._metrics.checkpoint_saved(step=step, seconds=seconds, size_bytes=size_bytes)
+        self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
+        if self.uploader:
+            _upload(self.uploader, path)
+        self._delete_old(self._directory, path)
+
+    def _delete_old(self, directory: CheckpointDirectory, written: Path) -> None:
+        """Delete old checkpoints. A failure is no failure of the checkpoint ``written``, which is on the disk."""
+        try:
+            retained = directory.delete_old(keep=self._options.keep, keep_best=self._options.keep_best, written=written)
+        except OSError as error:
+            self._warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
         else:
-            step, seconds = checkpoint.step, time.monotonic() - began
-            self._metrics.checkpoint_saved(step=step, seconds=seconds, size_bytes=size_bytes, retained=retained)
-            facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
-            self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
+            self._metrics.checkpoints_retained(retained)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
         """Exchange the results of the writers. The timeout of their process group limits this exchange.

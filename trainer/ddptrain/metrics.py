@@ -169,13 +169,16 @@ class Metrics:
         self.memory()
         self.count(catalogue.DEVICE_OOMS)
 
-    def checkpoint_saved(self, *, step: int, seconds: float, size_bytes: int, retained: int) -> None:
+    def checkpoint_saved(self, *, step: int, seconds: float, size_bytes: int) -> None:
         """Record a checkpoint that was written."""
         self._observe(catalogue.CHECKPOINT_DURATION, seconds, "save")
         self._set(catalogue.CHECKPOINT_LAST_SUCCESS, time.time())
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
         self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
-        self._set(catalogue.CHECKPOINTS_RETAINED, retained)
+
+    def checkpoints_retained(self, num_checkpoints: int) -> None:
+        """Record how many checkpoints are in the folder."""
+        self._set(catalogue.CHECKPOINTS_RETAINED, num_checkpoints)
 
     def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
         """Record a checkpoint that was read. ``written_at`` is a Unix time in seconds."""

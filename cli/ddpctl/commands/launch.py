@@ -257,7 +257,7 @@ def target_flags(flags: Flags) -> "TargetFlags":
     """
     return {
         "--kind": ("workload", flags.workload),
-        "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
+        "--replace-lost": ("replace_lost", flags.replace_lost or None),
         "--array": ("array", flags.array),
         "--exclude": ("exclude", tuple(flags.exclude) if flags.exclude else None),
     }

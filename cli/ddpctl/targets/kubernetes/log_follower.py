@@ -31,6 +31,9 @@ from ddpwire import log_record
 from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
+# Written by the kubelet in RFC 3339, in UTC, without zeros at the end of the fraction.
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -46,6 +49,27 @@ class Task:
     unreachable_s: float = 120.0  # the program ends if the cluster does not answer for so long
 
 
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """The last line of a container's log that was printed: its time, and how many lines of that time were printed."""
+
+    time: bytes  # with nine digits after the second, so that times can be compared
+    count: int
+
+    @property
+    def since(self) -> str:
+        """What ``kubectl logs --since-time`` takes. The API server knows only whole seconds."""
+        return f"{self.time[:19].decode()}Z"
+
+
+def _split_time(line: bytes) -> tuple[bytes, bytes]:
+    """Return a line's time, as ``Position`` has it, and the rest of the line. Lines of kubectl itself have no time."""
+    match = _TIME.match(line)
+    if not match:
+        return b"", line
+    return match[1] + b"." + (match[2] or b"").ljust(9, b"0"), line[match.end() :]
+
+
 @dataclass
 class Follower:
     """Copies the logs of containers to stdout, with one thread per container. Each line is written as a whole."""
@@ -54,7 +78,7 @@ class Follower:
     run: Run
     kubectl: Kubectl
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, and its container's number of restarts
-    _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # the same → when `kubectl logs` ended, in UTC
+    _ended: dict[tuple[str, int], "Position | None"] = field(default_factory=dict)  # the same → where its log ended
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,8 +100,8 @@ class Follower:
                 self._start(name, (uid, restarts - 1), "--previous")
             if found["state"].keys() & {"running", "terminated"} and self._first(uid, restarts):
                 self._start(name, (uid, restarts), "--follow")
-            elif "running" in found["state"] and (since := self._ended.pop((uid, restarts), None)):
-                self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
+            elif "running" in found["state"] and (uid, restarts) in self._ended:  # the connection was lost
+                self._start(name, (uid, restarts), "--follow", after=self._ended.pop((uid, restarts)))
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all lines are printed, but at most ``timeout_s`` seconds."""
@@ -91,20 +115,27 @@ class Follower:
         self._seen.add((uid, restarts))
         return True
 
-    def _start(self, pod: str, key: tuple[str, int], *how: str) -> None:
-        thread = threading.Thread(target=self._copy, args=(pod, key, how), daemon=True)
+    def _start(self, pod: str, key: tuple[str, int], *how: str, after: "Position | None" = None) -> None:
+        thread = threading.Thread(target=self._copy, args=(pod, key, how, after), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
+    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...], after: "Position | None") -> None:
         container = workload_of(self.run.handle).container
-        tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and len(how) == 1 else ()
-        tail += ("--timestamps",) if self.task.timestamps else ()
-        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
+        tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and not after else ()
+        since = ("--since-time", after.since) if after else ()
+        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail, *since, "--timestamps")
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
+        position, left = after, after.count if after else 0
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                text = line.partition(b" ")[2] if self.task.timestamps else line
+                time_of_line, text = _split_time(line)
+                if after and left and time_of_line and time_of_line <= after.time:
+                    left -= time_of_line == after.time
+                    continue  # printed before the connection was lost
+                if time_of_line:
+                    count = position.count if position and position.time == time_of_line else 0
+                    position, left = Position(time=time_of_line, count=count + 1), 0
                 if match := log_record.LINE.match(text.decode(errors="replace")):
                     record += match[0] + "\n"
                     if match[2] == match[3]:
@@ -112,10 +143,10 @@ class Follower:
                         record = ""
                 elif self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:
-                        sys.stdout.buffer.write(line)
+                        sys.stdout.buffer.write(line if self.task.timestamps else text)
                         sys.stdout.buffer.flush()
         if "--follow" in how:
-            self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self._ended[key] = position
 
     def _keep(self, node: int, record: str) -> None:
         if node < self.run.job.max_nodes and (files := log_record.unpack(record)):
