@@ -19,7 +19,8 @@ from ddpctl.targets.kubernetes.log_follower import Task
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog
 
-# `get KIND...` prints the file KIND; `logs POD` prints the file POD line by line until POD.done is there.
+# `get KIND...` prints the file KIND. `logs POD` prints the file POD line by line until POD.done is there, or POD.cut if
+# the connection is lost. Two lines each have the same time.
 KUBECTL = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
@@ -28,12 +29,14 @@ case $1 in
   logs)
     pod=$2
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
-    shown=0
-    [[ $* == *--since-time* ]] && { mapfile -t lines <"$CLUSTER/$pod"; shown=${#lines[@]}; }
+    shown=0 # --since-time knows whole seconds only, and all lines are of one second
     while :; do
-      done=; [[ -e $CLUSTER/$pod.done ]] && done=1
+      done=; [[ -e $CLUSTER/$pod.done || -e $CLUSTER/$pod.cut ]] && done=1
       mapfile -t lines <"$CLUSTER/$pod"
-      for ((; shown < ${#lines[@]}; shown++)); do printf '%s\\n' "${lines[shown]}"; done
+      for ((; shown < ${#lines[@]}; shown++)); do
+        [[ $* != *--timestamps* ]] || printf '2026-11-20T09:00:00.%09dZ ' "$((shown / 2 + 1))"
+        printf '%s\\n' "${lines[shown]}"
+      done
       [[ $done ]] && exit
       sleep 0.05
     done ;;
@@ -119,6 +122,27 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def printed(cluster: Cluster) -> list[str]:
     return sorted((cluster.folder / "out").read_text().splitlines())
+
+
+def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cluster) -> None:
+    lines = [f"[node0 rank0] step {step}" for step in range(1, 7)]
+    cluster.pods(pod(0, "x"))
+    cluster.emit("running-worker-0", *lines[:3])
+    follower = start(cluster)
+    try:
+        wait_for(lambda: len(printed(cluster)) == 3)
+        (cluster.folder / "running-worker-0.cut").touch()
+        cluster.emit("running-worker-0", *lines[3:5])  # while nobody reads, or one of many short connections
+        wait_for(lambda: len(printed(cluster)) == 5)
+        (cluster.folder / "running-worker-0.cut").unlink()
+        cluster.emit("running-worker-0", lines[5])
+        wait_for(lambda: len(printed(cluster)) == 6)
+        (cluster.folder / "running-worker-0.done").touch()
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert printed(cluster) == lines
 
 
 def test_the_logs_of_every_pod_and_of_its_replacement_are_printed_once(cluster: Cluster) -> None:

@@ -141,9 +141,11 @@ class Follower:
                     if match[2] == match[3]:
                         self._keep(int(match[1]), record)
                         record = ""
-                elif self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
+                    continue
+                shown = line if self.task.timestamps else text
+                if self.task.only is None or re.search(self.task.only, shown.decode(errors="replace")):
                     with self._lock:
-                        sys.stdout.buffer.write(line if self.task.timestamps else text)
+                        sys.stdout.buffer.write(shown)
                         sys.stdout.buffer.flush()
         if "--follow" in how:
             self._ended[key] = position
