@@ -33,7 +33,7 @@ GROUP_TIMEOUT_S = 20  # torch's default for gloo is 30 minutes
 ERROR = re.compile(r"(\[rank\d\]: )?(?!.*ChildFailedError)[\w.]*(Error|Exception)\b")
 ANY = -1  # any rank may be named, or none
 NO_RANK = None
-# case → the causes of ddpctl.explain that are right, and the rank
+# case → the causes of ddpctl.diagnosis.explain that are right, and the rank
 CAUSES: dict[str, tuple[tuple[str, ...], int | None]] = {
     "sleeps": (("missing",), 1),
     "other_size": (("mismatch",), ANY),

@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
 from tests.cluster import slurm_lab  # noqa: E402
 
-from ddpctl.launch_plan import Plan  # noqa: E402
-from ddpctl.spec import JobSpec  # noqa: E402
+from ddpctl.job.launch_plan import Plan  # noqa: E402
+from ddpctl.job.spec import JobSpec  # noqa: E402
 from ddpctl.targets.slurm.batch_script import render_script  # noqa: E402
 from ddpctl.targets.slurm.options import SlurmOptions  # noqa: E402
 

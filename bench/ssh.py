@@ -50,7 +50,7 @@ assert len(done) == len(hosts)
 OURS = """
 import os, sys
 from ddpctl.command import Command, Host
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 _, port, *hosts = sys.argv[1:]
 def verb():
     return (yield tuple(Command(argv=("true",), host=Host(address=host, port=int(port))) for host in hosts))

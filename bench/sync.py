@@ -37,7 +37,7 @@ from tests.cluster.ssh_lab import MISSING, Box, Person, box, free_port, user  # 
 SYNC = """
 import os, sys, time
 from ddpctl.command import Command, Host
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 from ddpctl.targets.ssh.project import sync
 run, cwd, folder, *ports = sys.argv[1:]
 hosts = [Host(address="127.0.0.1", port=int(port)) for port in ports]

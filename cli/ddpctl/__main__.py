@@ -1,6 +1,6 @@
 """The console script and ``python -m ddpctl``. It imports almost nothing before the Ctrl-C handler is installed."""
 
-from ddpctl import interrupts
+from ddpctl.execution import interrupts
 
 
 def main() -> None:

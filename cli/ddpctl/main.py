@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl import interrupts
 from ddpctl.commands import checks, explain, hosts, image, launch, monitor, provision, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
+from ddpctl.execution import interrupts
 from ddpctl.text import plain
 from ddpwire.exits import Exit
 from ddpwire.streams import open_closed

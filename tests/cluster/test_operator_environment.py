@@ -22,7 +22,7 @@ from tests import forks
 from tests.cluster.operator_environment import Pod, pods_of
 from tests.unit.ddpctl.kubernetes_lab import draft_of
 
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 

@@ -14,7 +14,7 @@ from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fin
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.project import sync

@@ -16,7 +16,7 @@ from tests.e2e.driver import ROOT, processes_of
 from tests.e2e.kernel import close_loop
 from tests.unit.ddptrain.formats import write_mnist
 
-from ddpctl.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.kaggle.target import with_log
 from ddpwire.run_files import read_outcome
 

@@ -12,13 +12,13 @@ import typer
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddpctl.launcher import AppContext
-    from ddpctl.run_store import Run
+    from ddpctl.operations.launcher import AppContext
+    from ddpctl.runs.run_store import Run
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the names of the runs that begin with ``incomplete``, for completion in a shell."""
-    from ddpctl import run_store
+    from ddpctl.runs import run_store
 
     return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]
 
@@ -45,14 +45,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, b
 
 def open_context() -> "AppContext":
     """Return the AppContext for the environment variables of this process."""
-    from ddpctl import launcher
+    from ddpctl.operations import launcher
 
     return launcher.open_context(os.environ)
 
 
 def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
     """Return the AppContext and the run with this name or folder. Raises NoInputError if there is no such run."""
-    from ddpctl import launcher
+    from ddpctl.operations import launcher
 
     context = open_context()
     return context, launcher.find(context, name, task=task)
@@ -60,7 +60,8 @@ def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Ru
 
 def has_name(run: "Run") -> bool:
     """Return whether ``run_store.load`` finds the run or its array by name. All other runs have only a folder."""
-    from ddpctl import run_folders, run_store
+    from ddpctl.operations import run_folders
+    from ddpctl.runs import run_store
 
     return not run_folders.is_by_hand(run) and _whole_folder(run).parent == run_store.state_dir(os.environ)
 
@@ -92,7 +93,7 @@ def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> No
 
 def parse_time(option: str, text: str, *, example: str) -> int:
     """Convert the value of an option, such as ``2h30m``, to seconds. Raises UsageError if the value is invalid."""
-    from ddpctl.spec import check_time, time_s
+    from ddpctl.job.spec import check_time, time_s
 
     try:
         return time_s(check_time(text, example=example))

@@ -35,7 +35,7 @@ def bench(
 
     The exit code is 69 if a collective gives a wrong result, or if a link or a node is slow.
     """
-    from ddpctl import check_job
+    from ddpctl.operations import check_job
 
     if show:
         print("\n".join(drawings()))
@@ -63,7 +63,7 @@ def doctor(
     The exit code is 69 if a node fails a check. Lines below the table then name the node and the check, and
     say what to do.
     """
-    from ddpctl.doctor import examine, lines
+    from ddpctl.operations.doctor import examine, lines
 
     request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
     result, _ = examine(open_context(), request)

@@ -16,13 +16,13 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.text import one_line
 
 if TYPE_CHECKING:
-    from ddpctl.explain import Explanation
-    from ddpctl.launcher import AppContext
-    from ddpctl.node_probe import ProbeResult
-    from ddpctl.profile import RankProfile
-    from ddpctl.rank_view import RankView
-    from ddpctl.run_status import RunStatus
-    from ddpctl.run_store import Run
+    from ddpctl.diagnosis.explain import Explanation
+    from ddpctl.diagnosis.profile import RankProfile
+    from ddpctl.diagnosis.rank_view import RankView
+    from ddpctl.execution.node_probe import ProbeResult
+    from ddpctl.operations.launcher import AppContext
+    from ddpctl.runs.run_status import RunStatus
+    from ddpctl.runs.run_store import Run
     from ddpwire.events import Event
 
 WITH_RANKS = ("running", "training", "stopping")  # the states in which ranks can answer
@@ -40,7 +40,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     The command asks all ranks what they are doing. This takes a few seconds and does not interrupt the training. For
     a run that was killed because it hung, the command uses the answers that the ranks gave before the kill.
     """
-    from ddpctl import launcher
+    from ddpctl.operations import launcher
 
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
@@ -59,9 +59,9 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
     Raises UnavailableError if no node answers.
     """
-    from ddpctl import explain as explaining
-    from ddpctl import launcher
-    from ddpctl.node_probe import Probe
+    from ddpctl.diagnosis import explain as explaining
+    from ddpctl.execution.node_probe import Probe
+    from ddpctl.operations import launcher
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import DIAGNOSIS, NODE_LOG, diagnosis_file, rank_log
 
@@ -119,8 +119,8 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 
 def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
     """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
-    from ddpctl import run_store
     from ddpctl.commands.formatting import closing_lines
+    from ddpctl.runs import run_store
 
     lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
     for line in (*lines, *hang_lines(context, run, state)):
@@ -135,8 +135,8 @@ def ask(
     The nodes write their answers to ``file``. Returns the last ``max_bytes`` bytes of each answer. Raises
     UnavailableError if no node answers.
     """
-    from ddpctl import launcher
-    from ddpctl.node_probe import Probe
+    from ddpctl.execution.node_probe import Probe
+    from ddpctl.operations import launcher
 
     deadline = time.monotonic() + timeout_s
     seen = launcher.probe(context, run, Probe(metrics=False, request=request))
@@ -161,7 +161,7 @@ def ask(
 
 def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
     """Parse the file ``name`` of each node. Return the ranks that these files describe, sorted by rank."""
-    from ddpctl.rank_view import read_answer
+    from ddpctl.diagnosis.rank_view import read_answer
     from ddpwire.run_files import parse_json
 
     found: list[RankView] = []
@@ -194,9 +194,9 @@ def profile(
     The run continues. You can open the trace in https://ui.perfetto.dev. For each rank, the command also prints the
     shares of the time that the rank spends on computing, communicating and waiting for data. It names the slowest rank.
     """
-    from ddpctl import launcher
-    from ddpctl import profile as profiling
-    from ddpctl.node_probe import Probe
+    from ddpctl.diagnosis import profile as profiling
+    from ddpctl.execution.node_probe import Probe
+    from ddpctl.operations import launcher
     from ddpwire.events import EVENTS
     from ddpwire.run_files import PROFILE
 
@@ -228,7 +228,7 @@ def profile(
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
     """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0."""
-    from ddpctl.profile import read_profile
+    from ddpctl.diagnosis.profile import read_profile
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE
 

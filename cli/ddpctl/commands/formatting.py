@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ddpctl.commands.arguments import has_name, run_arguments, whole_name
-from ddpctl.images import human_size
-from ddpctl.launch_plan import command_line, title
-from ddpctl.run_status import NodeReport, RunStatus
-from ddpctl.run_store import DiskUsage, Run, folders_above
+from ddpctl.files.images import human_size
+from ddpctl.job.launch_plan import command_line, title
+from ddpctl.runs.run_status import NodeReport, RunStatus
+from ddpctl.runs.run_store import DiskUsage, Run, folders_above
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
 

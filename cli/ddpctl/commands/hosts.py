@@ -11,7 +11,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line, quote, table
 
 if TYPE_CHECKING:
-    from ddpctl.config import Settings
+    from ddpctl.job.config import Settings
     from ddpctl.targets import HostReport
 
 
@@ -31,7 +31,8 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
 
 def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Settings":
     """Load the configuration of a target of kind ssh. Raises ConfigError, whose message ends with ``other``."""
-    from ddpctl import config, targets
+    from ddpctl import targets
+    from ddpctl.job import config
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):

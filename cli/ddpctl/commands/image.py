@@ -15,7 +15,7 @@ from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Host
-    from ddpctl.config import Settings
+    from ddpctl.job.config import Settings
 
 app = typer.Typer(
     name="image",
@@ -48,7 +48,7 @@ def build(
     dry_run: DryRun = False,
 ) -> None:
     """Build the image of the project in this folder."""
-    from ddpctl import images
+    from ddpctl.files import images
 
     tag = _reference(image)
     found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
@@ -88,7 +88,7 @@ def ship(
     Layers that a host already has are not sent again. If a transfer was interrupted, the next one continues it.
     """
     from ddpctl import targets
-    from ddpctl.image_transfer import Shipper
+    from ddpctl.operations.image_transfer import Shipper
 
     settings = _settings(image, target, file)
     places = [parse_host(text) for text in hosts or ()]
@@ -110,8 +110,9 @@ def ship(
 @app.command()
 def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
     """Show an image's digest, size, layers and software versions."""
-    from ddpctl import image_transfer, images
     from ddpctl.command import Command, once
+    from ddpctl.files import images
+    from ddpctl.operations import image_transfer
 
     context = open_context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
@@ -132,7 +133,8 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    from ddpctl import config, targets
+    from ddpctl import targets
+    from ddpctl.job import config
 
     overrides = {"image": image} if image else {}
     found = None if image and not (target or file) else config.find_file(file, Path.cwd())

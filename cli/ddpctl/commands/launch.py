@@ -18,9 +18,9 @@ from ddpctl.commands.arguments import DryRun, open_context, parse_time
 from ddpctl.errors import ConfigError, UsageError, writing
 
 if TYPE_CHECKING:
-    from ddpctl.config import TargetFlags
-    from ddpctl.launcher import AppContext, Request
-    from ddpctl.run_store import Run
+    from ddpctl.job.config import TargetFlags
+    from ddpctl.operations.launcher import AppContext, Request
+    from ddpctl.runs.run_store import Run
 
 File = Annotated[
     Path | None,
@@ -152,9 +152,10 @@ def launch(
     ddpctl launch --gpus 2 -- train.py --epochs 3
     ddpctl launch --detach && ddpctl logs -f
     """
-    from ddpctl import launcher, targets
+    from ddpctl import targets
     from ddpctl.commands.explain import emit_end
-    from ddpctl.doctor import only_sound
+    from ddpctl.operations import launcher
+    from ddpctl.operations.doctor import only_sound
 
     context = open_context()
     request = _request(context, flags, resume)
@@ -185,7 +186,8 @@ def launch(
 
 
 def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Request":
-    from ddpctl import launcher, run_store
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     if resume is None:
         return request_of_flags(flags)
@@ -207,8 +209,9 @@ def render(
     ] = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
-    from ddpctl import launcher, targets
-    from ddpctl.executor import Executor
+    from ddpctl import targets
+    from ddpctl.execution.executor import Executor
+    from ddpctl.operations import launcher
 
     request = request_of_flags(flags)
     _warn(request)
@@ -231,8 +234,8 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.launch_plan import unused_gpus
-    from ddpctl.secrets import exposed, exposed_arguments
+    from ddpctl.job.launch_plan import unused_gpus
+    from ddpctl.job.secrets import exposed, exposed_arguments
 
     for warning in filter(None, (exposed(request.job), exposed_arguments(request.job), unused_gpus(request.job))):
         print(f"ddpctl: {warning}", file=sys.stderr)
@@ -265,8 +268,9 @@ def target_flags(flags: Flags) -> "TargetFlags":
 
 def request_of_flags(flags: Flags) -> "Request":
     """Make a launch request from the file and the flags. Raises FileError, UsageError or NoInputError."""
-    from ddpctl import config, targets
-    from ddpctl.launcher import Request
+    from ddpctl import targets
+    from ddpctl.job import config
+    from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
     found = config.find_file(flags.file, Path.cwd())
@@ -291,9 +295,10 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
 
     Raises UsageError.
     """
-    from ddpctl import config, targets
-    from ddpctl.launch_plan import command_line
-    from ddpctl.launcher import Request
+    from ddpctl import targets
+    from ddpctl.job import config
+    from ddpctl.job.launch_plan import command_line
+    from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
     given = {key: value for key, value in overrides(flags).items() if value is not None}
@@ -323,7 +328,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
 
 
 def _check_name(name: str | None) -> None:
-    from ddpctl.spec import NAME_PATTERN
+    from ddpctl.job.spec import NAME_PATTERN
 
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(

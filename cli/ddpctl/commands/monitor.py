@@ -13,8 +13,8 @@ from ddpctl.errors import UnavailableError, UsageError, writing
 from ddpctl.text import table
 
 if TYPE_CHECKING:
-    from ddpctl.launcher import AppContext
     from ddpctl.monitoring.prometheus import FiringAlert, ScrapeTarget, Scraping
+    from ddpctl.operations.launcher import AppContext
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 

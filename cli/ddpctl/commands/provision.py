@@ -15,8 +15,8 @@ from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
-    from ddpctl.config import Settings
-    from ddpctl.provision import Playbook
+    from ddpctl.job.config import Settings
+    from ddpctl.operations.provision import Playbook
 
 FOLDER = ".provision"  # in the state directory, which also has the runs' folders
 MACHINE = "The machine (a host of the target, or another machine)"
@@ -66,7 +66,7 @@ def provision(
     The command checks every machine first. It reports machines that have a problem, and does not change them. It sets
     up the other machines.
     """
-    from ddpctl import provision as provisioning
+    from ddpctl.operations import provision as provisioning
 
     if verify and (check or uninstall):
         raise UsageError("provision: --verify cannot be used with --check or --uninstall")

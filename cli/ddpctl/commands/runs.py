@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl import interrupts
 from ddpctl.commands.arguments import (
     Json,
     Node,
@@ -27,13 +26,14 @@ from ddpctl.commands.arguments import (
     whole_name,
 )
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.execution import interrupts
 from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.launcher import AppContext
-    from ddpctl.run_status import RunStatus
-    from ddpctl.run_store import Run
+    from ddpctl.operations.launcher import AppContext
+    from ddpctl.runs.run_status import RunStatus
+    from ddpctl.runs.run_store import Run
 
 EXPORT_S = 600.0
 
@@ -51,8 +51,9 @@ def ps(
     To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
     profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
-    from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     context = launcher.open_context(os.environ)
     root = folder or context.root
@@ -75,8 +76,9 @@ def ps(
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Show the state of a run, its nodes and its first failure."""
-    from ddpctl import launcher, run_store
     from ddpctl.commands import explain, formatting
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
@@ -113,7 +115,7 @@ def logs(
     Each line begins with its node and rank. With -f, a line is printed as soon as it is written. If a rank fails, the
     tracebacks that this causes in other ranks are left out; --rank and --timestamps print them.
     """
-    from ddpctl import launcher, run_folders
+    from ddpctl.operations import launcher, run_folders
     from ddpctl.targets import LogQuery, no_such_log
 
     context, record = find_run(run, task)
@@ -148,7 +150,7 @@ def logs(
 
 def _how_to_stop(run: "Run") -> str:
     """Return a phrase that says how a user can stop a run that has no name, but only a folder."""
-    from ddpctl import launcher, run_folders
+    from ddpctl.operations import launcher, run_folders
 
     if run_folders.is_by_hand(run):
         return launcher.target_of(run).how_to_stop_by_hand(run)
@@ -172,8 +174,10 @@ def stop(
 
     Ranks that have not ended after the grace period are killed. No process of the run remains.
     """
-    from ddpctl import launcher, run_store, targets
+    from ddpctl import targets
     from ddpctl.commands import formatting
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
@@ -229,8 +233,8 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
     The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
     second Ctrl-C kills the ranks. To follow a run that Ctrl-C must not stop, use ddpctl logs -f.
     """
-    from ddpctl import launcher
     from ddpctl.commands.explain import emit_end
+    from ddpctl.operations import launcher
 
     context, record = _find_going(run)
     state, code = launcher.follow(context, record, tail=tail)
@@ -250,7 +254,7 @@ def execute(
     \b
     ddpctl exec night --node 1 -- nvidia-smi
     """
-    from ddpctl import launcher
+    from ddpctl.operations import launcher
 
     context, record = _find_going(run)
     tty = sys.stdin.isatty() and sys.stdout.isatty()
@@ -259,7 +263,7 @@ def execute(
 
 def shell(run: RunName = None, node: Node = 0) -> None:
     """Open a shell on a node of a run. If the node has a container, the shell runs in it."""
-    from ddpctl import launcher
+    from ddpctl.operations import launcher
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("shell: this is not a terminal; ddpctl exec RUN -- COMMAND runs a command without a terminal")
@@ -283,8 +287,9 @@ def rm(
     This deletes a run's record and its folders, here and on the machines where the run was. Outside these folders, it
     deletes only the GPU reservations of ended runs on SSH hosts.
     """
-    from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
+    from ddpctl.operations import launcher, removal
+    from ddpctl.runs import run_store
 
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
@@ -317,7 +322,8 @@ def rm(
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    from ddpctl import launcher, run_store
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name)
@@ -330,7 +336,8 @@ def _find_going(name: str | None) -> "tuple[AppContext, Run]":
 
 
 def _set_suspended(name: str, *, again: bool) -> None:
-    from ddpctl import launcher, run_store
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name, whole=True)
@@ -365,7 +372,8 @@ def pull(
 
     Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """
-    from ddpctl import launcher, run_store
+    from ddpctl.operations import launcher
+    from ddpctl.runs import run_store
 
     context = launcher.open_context(os.environ)
     record = run_store.load(context.root, run)
@@ -394,9 +402,10 @@ def export(
     ddpctl export night
     ddpctl export night weights.safetensors --best
     """
-    from ddpctl import run_store, targets
+    from ddpctl import targets
     from ddpctl.command import Command, once
-    from ddpctl.launch_plan import TRAINER, program
+    from ddpctl.job.launch_plan import TRAINER, program
+    from ddpctl.runs import run_store
 
     context, record = find_run(run)
     folder = run_store.checkpoints_here(record)

@@ -18,7 +18,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
-    from ddpctl.schema import starter_text
+    from ddpctl.job.schema import starter_text
     from ddpctl.targets import local
 
     context = open_context()
@@ -41,7 +41,7 @@ def init(
 def schema() -> None:
     """Print the JSON schema of ddpctl.yaml, for use in an editor."""
     from ddpctl import targets
-    from ddpctl.schema import json_schema
+    from ddpctl.job.schema import json_schema
 
     print(json.dumps(json_schema(targets.kinds()), indent=1))
 

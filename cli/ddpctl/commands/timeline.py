@@ -118,10 +118,10 @@ def report(
     and throughput, the machines and the configuration. The file needs no network and has no script. The report has
     [REDACTED] in place of the job's secrets, and in place of values whose name is like token or password.
     """
-    from ddpctl import check_job
     from ddpctl.commands.explain import why
+    from ddpctl.job.secrets import SHORTEST, can_be_sought
+    from ddpctl.operations import check_job
     from ddpctl.report.html import render_page
-    from ddpctl.secrets import SHORTEST, can_be_sought
     from ddpctl.watch.timeline import load_timeline
     from ddpwire.run_files import write_atomic
 

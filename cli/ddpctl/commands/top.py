@@ -21,7 +21,7 @@ from ddpctl.text import one_line
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from ddpctl.run_store import Run
+    from ddpctl.runs.run_store import Run
     from ddpctl.watch.snapshot import Snapshot, Watcher
 
 ONCE_S = 1.0  # the time between the two probes from which --once computes the speed
@@ -70,7 +70,7 @@ def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
 
 def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
     from ddpctl.commands.top_screen import line
-    from ddpctl.run_status import ENDED
+    from ddpctl.runs.run_status import ENDED
 
     while True:
         snapshot = watcher.probe()
@@ -103,7 +103,7 @@ def _known(value: object) -> object:
 def _live(watcher: "Watcher", run: "Run", every: float) -> None:
     from rich.live import Live
 
-    from ddpctl.run_status import ENDED
+    from ddpctl.runs.run_status import ENDED
 
     console = _console()
     snapshot = watcher.probe()
@@ -128,7 +128,7 @@ def _console() -> "Console":
 
 def _screen(console: "Console", snapshot: "Snapshot", run: "Run", *, height: int | None) -> "RenderableType":
     from ddpctl.commands.top_screen import screen
-    from ddpctl.launch_plan import title
+    from ddpctl.job.launch_plan import title
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
     heading = one_line(f"{title(run.job)} on {where}")

@@ -10,7 +10,7 @@ import yaml
 from annotated_types import Ge, Le
 
 from ddpctl.errors import UsageError
-from ddpctl.spec import Doc, fields_of
+from ddpctl.job.spec import Doc, fields_of
 from ddpctl.text import quote, unknown
 
 DAYS = 30 * 86400  # the largest limit, because a later alert does not help

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.job.spec import MAX_PORT, is_port
 from ddpctl.monitoring.alerts import dump_yaml, promql_duration
-from ddpctl.spec import MAX_PORT, is_port
 from ddpctl.text import quote
 
 JOB = "ddp"

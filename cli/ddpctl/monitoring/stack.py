@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ddpctl.command import NOT_FOUND, Command, Verb, once
 from ddpctl.errors import UnavailableError, UsageError, writing
-from ddpctl.launcher import AppContext
 from ddpctl.monitoring.alerts import Limits, rule_groups
 from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
+from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import read_regular, write_atomic
 
 PROJECT = "ddpctl-monitor"

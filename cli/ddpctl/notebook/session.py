@@ -1,6 +1,6 @@
 """Launches a run on the target local for a notebook, follows the run, and returns its result or raises its error.
 
-``ddpctl.launcher`` starts and stops the run. This module adds only what a notebook needs.
+``ddpctl.operations.launcher`` starts and stops the run. This module adds only what a notebook needs.
 """
 
 import json
@@ -19,18 +19,19 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple
 
-from ddpctl import launcher, run_store
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
-from ddpctl.executor import Executor
-from ddpctl.launch_plan import program
-from ddpctl.launcher import AppContext, Request
+from ddpctl.execution.executor import Executor
+from ddpctl.job.launch_plan import program
+from ddpctl.job.spec import NAME_PATTERN, JobSpec, check_env, check_time
 from ddpctl.notebook import serialization
 from ddpctl.notebook.errors import RankError
 from ddpctl.notebook.progress import Progress, screen
 from ddpctl.notebook.rank_main import FAILURE, RESULT
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import NAME_PATTERN, JobSpec, check_env, check_time
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.local import LocalOptions
 from ddpwire import kaggle
 from ddpwire.exits import Exit

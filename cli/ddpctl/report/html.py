@@ -8,11 +8,11 @@ from html import escape
 from string import Template
 from typing import Any
 
-from ddpctl import secrets
-from ddpctl.launch_plan import command_line, title
+from ddpctl.job import secrets
+from ddpctl.job.launch_plan import command_line, title
+from ddpctl.job.spec import JobSpec
 from ddpctl.report.svg import Mark, gantt_chart, history_plots, short
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.runs.run_store import Run
 from ddpctl.text import format_duration, number, one_line, plain
 from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks

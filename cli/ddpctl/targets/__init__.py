@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from ddpctl.command import Host, Verb
 from ddpctl.errors import ConfigError, NoInputError
-from ddpctl.launch_plan import Plan
-from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec, fields_of
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec, fields_of
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.text import quote
 from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 

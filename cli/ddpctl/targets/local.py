@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
-from ddpctl.launch_plan import (
+from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.job.launch_plan import (
     CHECK_PYTHON,
     Plan,
     check_script,
@@ -28,11 +29,10 @@ from ddpctl.launch_plan import (
     package_of,
     title,
 )
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.run_status import RunStatus, fold_nodes, node_report
-from ddpctl.run_store import Run
-from ddpctl.secrets import make_store_secret, read_secrets
-from ddpctl.spec import Doc, JobSpec
+from ddpctl.job.secrets import make_store_secret, read_secrets
+from ddpctl.job.spec import Doc, JobSpec
+from ddpctl.runs.run_status import RunStatus, fold_nodes, node_report
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.text import one_line
 from ddpwire import job_env, names, run_files

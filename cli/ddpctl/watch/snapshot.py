@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpctl import launcher
 from ddpctl.errors import UnavailableError
-from ddpctl.launcher import AppContext
-from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_status import RunStatus, State
-from ddpctl.run_store import Run
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
 from ddpwire.history import HISTORY, TIME, Row, fold, read_history

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 
-from ddpctl import launcher, targets
-from ddpctl.launcher import AppContext
-from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_status import RunStatus, State
-from ddpctl.run_store import Run
+from ddpctl import targets
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
 from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, is_time, read_events, strange_lines

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.contract.ddpctl.worlds import WORLDS, World
 
-from ddpctl import launcher
 from ddpctl.commands import explain
+from ddpctl.operations import launcher
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.ddpctl.worlds import World
 from tests.unit.ddpctl.kaggle_answers import asked, stand_in
 
-from ddpctl.own_wheel import wheel
+from ddpctl.files.own_wheel import wheel
 
 NAME = ("--name", "night")
 

@@ -14,7 +14,7 @@ import yaml
 from tests.contract.ddpctl.worlds import Kubernetes, World
 from tests.in_process import Ended
 
-from ddpctl import run_store
+from ddpctl.runs import run_store
 
 KEPT = ["networkpolicy.night", "secret.night"]  # what a run has beside its job and its files
 DETACHED = ("launch", "--detach", "--name", "night")

@@ -55,8 +55,8 @@ def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
     kind: str, world: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command of the launch that changes something stands in the dry run, but for numbers that it gets."""
-    from ddpctl import executor
     from ddpctl.command import Command, Output, shell_line
+    from ddpctl.execution import executor
 
     there = world(kind)
     dry = there.ddpctl("launch", "--dry-run", "--name", "dawn", "--", "train.py", "steps=1")

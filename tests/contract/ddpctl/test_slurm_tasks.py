@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from tests.contract.ddpctl.worlds import World
 
-from ddpctl import launcher, run_store
 from ddpctl.commands import explain
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations import launcher
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState, Outcome
 
 OUTCOMES = {

@@ -17,10 +17,11 @@ from tests.in_process import Ended
 from tests.in_process import ddpctl as call
 from tests.unit.ddpctl.kaggle_answers import stand_in
 
-from ddpctl import executor, run_store
 from ddpctl.command import UNREACHED, Command, Output, process_line
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.execution import executor
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAKE_NODE = Path(__file__).parents[1] / "fake_node"

@@ -11,9 +11,10 @@ import yaml
 from tests.unit.ddpctl.kubernetes_judges import faults, restricted
 from tests.unit.ddpctl.kubernetes_lab import expand, plan_of
 
-from ddpctl import config, targets
+from ddpctl import targets
 from ddpctl.errors import ConfigError, FileError
-from ddpctl.launch_plan import ddprun_args, program
+from ddpctl.job import config
+from ddpctl.job.launch_plan import ddprun_args, program
 from ddpctl.targets.kubernetes import target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft

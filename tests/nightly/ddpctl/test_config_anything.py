@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.ddpctl.loading import load
 
 from ddpctl.errors import DdpctlError, NoInputError
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.ddpctl.test_kubernetes_manifests import cases, check_pod_security, check_schemas
 
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 
 CASES = cases(all_pairs=True)

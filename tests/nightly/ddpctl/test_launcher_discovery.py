@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.unit.ddpctl.test_launcher_discovery import ENDED, TRAINING, run
 
-from ddpctl import launcher
+from ddpctl.operations import launcher
 from ddpwire.run_files import MetricsTarget, is_targets_file_of, targets_file_name, targets_text
 
 

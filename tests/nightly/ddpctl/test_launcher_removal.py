@@ -13,13 +13,15 @@ from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
 from tests.unit.ddpctl.test_launcher_removal import LOOKED, disk_usage
 from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
 
-from ddpctl import removal, run_store, targets
+from ddpctl import targets
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.execution.executor import Executor
+from ddpctl.operations import removal
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import DiskUsage, Run
 from ddpctl.targets import Target
 
 GONE = Output(returncode=0, stdout='{"alive": false}\n')

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.ddpctl.answers import matching, perform
 from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, RUN, SLOW, START, TARGET, show, submit
 
-from ddpctl import launcher
 from ddpctl.command import TIMED_OUT, Output
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.run_status import RunStatus
+from ddpctl.operations import launcher
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.local import gpus_of, share_gpus
 
 VISIBLE = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.ddpctl.test_local_script import JOB, PLAN
 
-from ddpctl.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
 

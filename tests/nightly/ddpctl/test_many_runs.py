@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.in_process import ddpctl
 
-from ddpctl import run_store
 from ddpctl.command import UNREACHED, Command, Output
-from ddpctl.remote import Remote
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.execution.remote import Remote
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 from ddpwire import history
 from ddpwire.run_files import Outcome
 

@@ -16,7 +16,7 @@ from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
 from tests.unit.ddpctl.test_node_probe import METRICS, PATH, node
 
 from ddpctl.command import Output
-from ddpctl.node_probe import Probe, probe_script, read_probe
+from ddpctl.execution.node_probe import Probe, probe_script, read_probe
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 

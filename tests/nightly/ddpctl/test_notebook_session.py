@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.test_notebook_session import cells_function, newest, write_run
 
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
+from ddpctl.execution.executor import Executor
 from ddpctl.notebook import session
 from ddpctl.notebook.session import Program, Tail
+from ddpctl.operations.launcher import AppContext
 
 
 def test_a_character_that_is_torn_between_two_reads_is_whole(

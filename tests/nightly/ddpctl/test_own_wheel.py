@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpctl.own_wheel import wheel
+from ddpctl.files.own_wheel import wheel
 from ddpwire.version import __version__
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.test_profile import NOW, op, read, recorded, waits
 
-from ddpctl.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise
+from ddpctl.diagnosis.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise
 from ddpwire.events import Event
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"

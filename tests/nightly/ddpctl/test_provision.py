@@ -12,7 +12,7 @@ from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_provision import FILE, SITE, WISH, fared, options, play
 
 from ddpctl.errors import ConfigError
-from ddpctl.provision import PlaybookRun, Site, inventory, inventory_text, provision
+from ddpctl.operations.provision import PlaybookRun, Site, inventory, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.unit.ddpctl.test_ranks import JOB, plan_of
 
-from ddpctl import run_store
 from ddpctl.errors import UsageError
-from ddpctl.launch_plan import title, unused_gpus
+from ddpctl.job.launch_plan import title, unused_gpus
+from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import launch
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 
 

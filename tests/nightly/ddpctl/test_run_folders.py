@@ -9,9 +9,10 @@ import pytest
 from tests.in_process import command, ddpctl
 from tests.unit.ddpctl.test_run_folders import node, runs_in
 
-from ddpctl import run_folders, run_store
 from ddpctl.commands.arguments import run_arguments
 from ddpctl.commands.formatting import TAKE_TASK
+from ddpctl.operations import run_folders
+from ddpctl.runs import run_store
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 from ddpwire.run_files import Outcome

@@ -10,9 +10,10 @@ import pytest
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_run_store import make
 
-from ddpctl import launcher, run_store
 from ddpctl.errors import ConfigError, NoInputError, UsageError
-from ddpctl.launcher import open_context
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import open_context
+from ddpctl.runs import run_store
 
 
 def test_a_record_of_an_older_version_has_no_id(tmp_path: Path) -> None:

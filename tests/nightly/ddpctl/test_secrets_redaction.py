@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpctl import secrets
+from ddpctl.job import secrets
 
 NAMES = ("password", "HF_TOKEN", "api-key", "passphrase", "client_secret", "WANDB_API_KEY", "auth.token")
 # What no frame of the tests below contains, so that what is found of it was not taken out.

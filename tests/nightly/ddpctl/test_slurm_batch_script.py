@@ -11,7 +11,7 @@ import pytest
 from tests.unit.ddpctl.slurm_standins import StandIns
 from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, HANDED, IMAGE, JOB, start, until, was_requeued
 
-from ddpctl.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpwire import run_files
 

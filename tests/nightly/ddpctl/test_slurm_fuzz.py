@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.ddpctl.slurm_standins import StandIns
 
-from ddpctl.launch_plan import Plan
-from ddpctl.schema import fields_of
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.schema import fields_of
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.ddpctl.test_slurm_batch_script import JOB
 
 from ddpctl.errors import ConfigError
-from ddpctl.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.slurm.options import SlurmOptions, check_array
 from ddpctl.targets.slurm.target import SlurmTarget
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from tests.unit.ddpctl.test_slurm_queue import NODE, SAVED, answered, status
 
-from ddpctl.run_status import State
+from ddpctl.runs.run_status import State
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.queue import STATES, Job
 

@@ -6,9 +6,9 @@ import pytest
 from paramiko import PKey, RSAKey
 from paramiko.hostkeys import HostKeys
 
-from ddpctl import ssh
 from ddpctl.command import Host
-from ddpctl.ssh import Connector, known_keys, read_settings
+from ddpctl.execution import ssh
+from ddpctl.execution.ssh import Connector, known_keys, read_settings
 
 
 def key_line(key: PKey) -> str:

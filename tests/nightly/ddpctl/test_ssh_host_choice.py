@@ -8,7 +8,7 @@ from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, RUN, START, by_host, f
 from tests.unit.ddpctl.test_ssh_host_choice import AGAIN, BOXES, DEAD, ON_TWO, OPTIONS, PLAN, STATE, chosen, shows, wait
 
 from ddpctl.errors import UnavailableError
-from ddpctl.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.ssh.target import SshTarget
 
 

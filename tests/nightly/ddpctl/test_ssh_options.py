@@ -12,7 +12,7 @@ from tests.unit.ddpctl.test_ssh_options import HEAD, WHOLE, load
 from ddpctl import targets
 from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
-from ddpctl.schema import json_schema
+from ddpctl.job.schema import json_schema
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 

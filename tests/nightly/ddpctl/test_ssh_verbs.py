@@ -11,10 +11,11 @@ from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.ssh_answers import OPTIONS, by_host
 from tests.unit.ddpctl.test_ssh_verbs import ELASTIC, GONE, LOST_HOST, lost
 
-from ddpctl import launcher, run_store
 from ddpctl.command import Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.launcher import AppContext
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.options import SshOptions
 from ddpctl.targets.ssh.preflight import report, split_shown

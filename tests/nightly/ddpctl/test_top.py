@@ -6,7 +6,7 @@ import pytest
 from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snapshot
 
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
-from ddpctl.node_probe import ProbeResult
+from ddpctl.execution.node_probe import ProbeResult
 from ddpctl.text import number
 from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (

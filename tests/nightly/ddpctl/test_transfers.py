@@ -11,9 +11,9 @@ import pytest
 
 from ddpctl.command import Command, FilePart, Host, Output, Transfer
 from ddpctl.errors import ConfigError, NoInputError
-from ddpctl.project_files import look
+from ddpctl.execution.transfers import Display, move, pump
+from ddpctl.files.project_files import look
 from ddpctl.targets.ssh.project import _project
-from ddpctl.transfers import Display, move, pump
 
 
 def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from tests.unit.ddpctl.test_watch_timeline import NOBODY, START, both, drawn, event, timeline
 
 from ddpctl.commands.timeline import lines
-from ddpctl.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
     Span,

@@ -15,10 +15,10 @@ import pytest
 from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, node_log, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
 
-from ddpctl import run_store
 from ddpctl.errors import CannotWriteError
-from ddpctl.launch_plan import title
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import title
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
 from ddprun.termination import stopped_before_start
 from ddpwire.run_files import KILLED_ON_REQUEST
 

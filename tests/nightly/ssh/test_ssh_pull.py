@@ -15,9 +15,9 @@ import pytest
 from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, free_port
 from tests.e2e.driver import wait_until
 
-from ddpctl import run_store
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 

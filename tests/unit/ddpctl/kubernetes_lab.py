@@ -9,9 +9,9 @@ from typing import Any
 from tests.unit.ddpctl.answers import Answer
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.launch_plan import Plan
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft
 

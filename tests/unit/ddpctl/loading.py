@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import pytest
 from annotated_types import Ge
 
-from ddpctl import config
-from ddpctl.spec import Doc
+from ddpctl.job import config
+from ddpctl.job.spec import Doc
 
 
 @dataclass(frozen=True, kw_only=True)

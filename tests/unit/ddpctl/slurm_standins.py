@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpctl.launch_plan import Plan
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 

@@ -9,9 +9,9 @@ from tests.unit.ddpctl.answers import OK, Answer, perform
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import NotStartedError
-from ddpctl.launch_plan import Plan
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.target import SshTarget
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.loading import KINDS, Local, Ssh, check_errors, load, read_cases
 
-from ddpctl import config
 from ddpctl.errors import ConfigError, NoInputError, UsageError
-from ddpctl.spec import JobSpec, check_time, time_s
+from ddpctl.job import config
+from ddpctl.job.spec import JobSpec, check_time, time_s
 
 ERRORS = Path(__file__).parents[2] / "data" / "config" / "errors.txt"
 
@@ -256,7 +256,7 @@ def test_the_errors_of_a_file_and_of_the_flags_are_reported_together() -> None:
 
 
 def test_importing_config_imports_no_pydantic() -> None:
-    code = "import sys, ddpctl.config; print([name for name in ('pydantic', 'torch') if name in sys.modules])"
+    code = "import sys, ddpctl.job.config; print([name for name in ('pydantic', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
 

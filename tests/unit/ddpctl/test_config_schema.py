@@ -5,8 +5,8 @@ import pytest
 import yaml
 from tests.unit.ddpctl.loading import KINDS, Ssh
 
-from ddpctl.schema import json_schema
-from ddpctl.spec import JobSpec, fields_of
+from ddpctl.job.schema import json_schema
+from ddpctl.job.spec import JobSpec, fields_of
 
 
 def test_a_field_has_its_type_default_and_documentation() -> None:

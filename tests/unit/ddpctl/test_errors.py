@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from ddpctl import launcher, run_store, targets
+from ddpctl import targets
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext, Request
+from ddpctl.execution.executor import Executor
+from ddpctl.job.secrets import read_secrets
+from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError
-from ddpctl.secrets import read_secrets
-from ddpctl.spec import JobSpec
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.runs import run_store
 from ddpctl.targets.local import LocalOptions
 from ddpwire.exits import Exit
 

@@ -15,8 +15,8 @@ import pytest
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.executor import Executor
-from ddpctl.remote import batches
+from ddpctl.execution.executor import Executor
+from ddpctl.execution.remote import batches
 
 PYTHON = sys.executable
 
@@ -102,7 +102,7 @@ print("the lifeline is cut", flush=True)
 LAUNCHER = """
 import os, sys, time
 from ddpctl.command import Command
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 def verb():
     yield (Command(argv=(sys.executable, "-c", sys.argv[1]), mode="background", output=sys.argv[2], tether=True),)
 Executor(os.environ).perform(verb())
@@ -152,7 +152,7 @@ print("read " + repr(sys.stdin.readline()), flush=True)
 LENDER = """
 import os, sys, time
 from ddpctl.command import Command
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 def verb():
     argv = (sys.executable, "-c", sys.argv[1])
     yield (Command(argv=argv, mode="background", output=sys.argv[2], stdin_inherited=True),)
@@ -187,7 +187,7 @@ def test_ctrl_c_while_a_command_streams_calls_on_interrupt(tmp_path: Path) -> No
 import os, sys, threading, time, signal
 from pathlib import Path
 from ddpctl.command import Command
-from ddpctl.executor import Executor
+from ddpctl.execution.executor import Executor
 times = []
 def wait(true):
     deadline = time.monotonic() + 20
@@ -259,7 +259,7 @@ def test_after_an_interruption_what_a_command_has_left_behind_is_killed(tmp_path
     outer = (
         "import os, sys\n"
         "from ddpctl.command import Command\n"
-        "from ddpctl.executor import Executor\n"
+        "from ddpctl.execution.executor import Executor\n"
         "def verb():\n"
         f"    argv = (sys.executable, '-c', {inner!r}, str(os.getpid()))\n"
         "    return (yield (Command(argv=argv, mode='tty', kills_orphans=True),))\n"

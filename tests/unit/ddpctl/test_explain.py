@@ -10,8 +10,15 @@ import pytest
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_run_store import make
 
-from ddpctl.explain import Cause, Explanation, explain_not_finite, explain_outcome, explain_ranks, of_last_start
-from ddpctl.rank_view import read_answer
+from ddpctl.diagnosis.explain import (
+    Cause,
+    Explanation,
+    explain_not_finite,
+    explain_outcome,
+    explain_ranks,
+    of_last_start,
+)
+from ddpctl.diagnosis.rank_view import read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 

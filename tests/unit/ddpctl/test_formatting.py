@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import run_store
 from ddpctl.commands import formatting
-from ddpctl.run_status import NodeReport, Progress, RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 
 RUN = Run(

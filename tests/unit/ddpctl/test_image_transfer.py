@@ -5,11 +5,11 @@ import json
 import pytest
 from tests.unit.ddpctl.answers import perform
 
-from ddpctl import image_transfer
 from ddpctl.command import FilePart, Host, Output, shell_line
 from ddpctl.errors import DdpctlError, UnavailableError
-from ddpctl.image_transfer import Blob, Survey
-from ddpctl.images import Image
+from ddpctl.files.images import Image
+from ddpctl.operations import image_transfer
+from ddpctl.operations.image_transfer import Blob, Survey
 
 BOX1, BOX2 = Host(address="box1"), Host(address="box2", user="alice", port=2222)
 LOW, HIGH, CONFIG = "1" * 64, "2" * 64, "c" * 64

@@ -11,8 +11,8 @@ from tests.in_process import ddpctl
 from ddpctl.command import Host, Output
 from ddpctl.commands.image import parse_host
 from ddpctl.errors import UnavailableError, UsageError
-from ddpctl.image_transfer import inspect_image
-from ddpctl.images import Engine, Image, build_line, difference, human_size, pin, read_inspect, show
+from ddpctl.files.images import Engine, Image, build_line, difference, human_size, pin, read_inspect, show
+from ddpctl.operations.image_transfer import inspect_image
 
 SAID = {
     "Id": "sha256:" + "a" * 64,

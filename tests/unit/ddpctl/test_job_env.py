@@ -16,8 +16,8 @@ from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
 from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, facts
 
 from ddpctl.command import Output
-from ddpctl.launch_plan import Plan
-from ddpctl.spec import JobSpec, check_secrets
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec, check_secrets
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.local import LocalOptions, LocalTarget

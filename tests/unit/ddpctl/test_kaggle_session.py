@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import run_store
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
+from ddpctl.execution.executor import Executor
+from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import session
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 from ddprun import node_config
 from ddprun.node_config import Deadline
 from ddpwire import kaggle

@@ -12,13 +12,14 @@ import pytest
 from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 
-from ddpctl import config, targets
+from ddpctl import targets
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
-from ddpctl.launch_plan import Plan
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job import config
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
@@ -40,7 +41,7 @@ LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
-WHEEL, VIEW, PUSH, CAT = "ddpctl.own_wheel", "kaggle config view", "kernels push", "cat "
+WHEEL, VIEW, PUSH, CAT = "ddpctl.files.own_wheel", "kaggle config view", "kernels push", "cat "
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
     WHEEL: Output(returncode=0, stdout="d2hlZWw=\n"),
@@ -80,7 +81,7 @@ def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
     )  # fmt: skip
     write = ("sh", "-c", _WRITE, "ddpctl", "/r/night/kaggle")
     assert asked == [
-        Command(argv=(sys.executable, "-P", "-m", "ddpctl.own_wheel"), probe=True, timeout_s=60),
+        Command(argv=(sys.executable, "-P", "-m", "ddpctl.files.own_wheel"), probe=True, timeout_s=60),
         Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
         Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
         Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300),

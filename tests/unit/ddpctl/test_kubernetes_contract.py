@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.operator_environment import Pod, pods_of
 from tests.unit.ddpctl.kubernetes_lab import draft_of
 
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddprun import node_config, options
 

@@ -12,8 +12,8 @@ from tests.unit.ddpctl.kubernetes_lab import DATA, recorded, run_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.run_status import RunStatus
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.kubernetes.kubectl import error_of
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.status import fold, unexplained

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
 
-from ddpctl import run_store
+from ddpctl.runs import run_store
 from ddpctl.targets.kubernetes.log_follower import Task
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog

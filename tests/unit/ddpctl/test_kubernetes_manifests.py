@@ -11,7 +11,7 @@ import yaml
 from tests.unit.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
 from tests.unit.ddpctl.kubernetes_lab import DATA, JOB, draft_of, expand, plan_of
 
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes import manifests, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions

@@ -14,7 +14,7 @@ from tests.unit.ddpctl.answers import Answer, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, cluster, plan_of
 
 from ddpctl.command import Output
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 

@@ -14,7 +14,7 @@ from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, cluster, lines, p
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets import Submission
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget

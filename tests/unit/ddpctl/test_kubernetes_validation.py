@@ -10,8 +10,9 @@ import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA
 from tests.unit.ddpctl.loading import check_errors, read_cases
 
-from ddpctl import config, targets
+from ddpctl import targets
 from ddpctl.errors import FileError, UsageError
+from ddpctl.job import config
 
 
 def load(tmp_path: Path, text: str, **rest: Any) -> config.Settings:

@@ -13,9 +13,9 @@ from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, re
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.launcher import AppContext, Stopper
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.operations.launcher import AppContext, Stopper
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget

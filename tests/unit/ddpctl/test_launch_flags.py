@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from ddpctl.commands.launch import Flags, request_of_flags, with_flags
-from ddpctl.launcher import Request
+from ddpctl.operations.launcher import Request
 
 FILE = """\
 profiles: {long: {time_limit: 9h}}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import launcher
-from ddpctl.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec, check_command
+from ddpctl.job.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
+from ddpctl.job.spec import JobSpec, check_command
+from ddpctl.operations import launcher
+from ddpctl.runs.run_store import Run
 
 PROGRAMS = {
     (): ("-m", "ddptrain"),

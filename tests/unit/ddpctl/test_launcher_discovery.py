@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from ddpctl import launcher
-from ddpctl.run_status import NodeReport, RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations import launcher
+from ddpctl.runs.run_status import NodeReport, RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState
 
 

@@ -13,11 +13,12 @@ from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.ssh_answers import HOSTS, by_host
 from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
 
-from ddpctl import removal, run_store
 from ddpctl.command import Command, Host, Output
 from ddpctl.commands import formatting
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.operations import removal
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import DiskUsage, Run
 from ddpctl.targets.ssh import claims, scripts
 
 LOOKED = Output(

@@ -11,10 +11,10 @@ from tests.unit.ddpctl.answers import Answer, matching, only, perform
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.launch_plan import CHECK_PYTHON, Plan
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import CHECK_PYTHON, Plan
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget, share_gpus
 

@@ -5,8 +5,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ddpctl.launch_plan import Plan
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})

@@ -15,7 +15,7 @@ from tests.unit.ddpctl.answers import only, perform
 from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
 
 from ddpctl.command import Output
-from ddpctl.node_probe import Probe, ProbeResult, probe_script, read_probe
+from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.targets.ssh.target import SshTarget
 from ddpwire.run_files import DIAGNOSIS_REQUEST
 

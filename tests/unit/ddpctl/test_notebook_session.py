@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ddpctl import run_store
 from ddpctl.errors import UsageError
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
+from ddpctl.execution.executor import Executor
+from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import session
 from ddpctl.notebook.session import Program, Tail
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import gzip
 import json
 from typing import Any
 
-from ddpctl.profile import RankProfile, read_profile, summarise, summary_table
+from ddpctl.diagnosis.profile import RankProfile, read_profile, summarise, summary_table
 
 NOW = 1_800_000_000.0
 BASE_NS = 1_790_000_000_000_000_000

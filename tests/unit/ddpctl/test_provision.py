@@ -11,7 +11,7 @@ from tests.in_process import ddpctl
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.provision import HostResult, PlaybookRun, Site, inventory_text, provision
+from ddpctl.operations.provision import HostResult, PlaybookRun, Site, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})

@@ -13,8 +13,8 @@ from tests.unit.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError
-from ddpctl.launch_plan import Plan, unused_gpus
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan, unused_gpus
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kaggle.options import KaggleOptions
 from ddpctl.targets.kaggle.target import KaggleTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 from tests.unit.ddpctl.test_watch_timeline import START, timeline
 
+from ddpctl.job.spec import JobSpec
 from ddpctl.report.html import configuration_table, render_page
-from ddpctl.run_status import RunStatus
-from ddpctl.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import Span
 from ddpwire.events import Event

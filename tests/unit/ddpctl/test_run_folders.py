@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.in_process import ddpctl
 
-from ddpctl import run_folders
 from ddpctl.errors import NoInputError
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.operations import run_folders
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.events import Event
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 

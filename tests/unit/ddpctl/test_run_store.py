@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import run_status, run_store
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_status, run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.run_files import Outcome
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddpctl.secrets import exposed, exposed_arguments
-from ddpctl.spec import JobSpec
+from ddpctl.job.secrets import exposed, exposed_arguments
+from ddpctl.job.spec import JobSpec
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpctl import secrets
+from ddpctl.job import secrets
 
 
 @pytest.mark.parametrize(

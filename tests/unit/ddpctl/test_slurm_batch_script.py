@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddprun.node_config import NodeConfig, read_config

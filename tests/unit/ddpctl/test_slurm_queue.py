@@ -8,8 +8,8 @@ from tests.unit.ddpctl.answers import only, perform
 from tests.unit.ddpctl.test_slurm_target import RUN
 
 from ddpctl.command import Output
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import read_answers

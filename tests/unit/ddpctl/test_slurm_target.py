@@ -11,9 +11,9 @@ from tests.unit.ddpctl.answers import Answer, matching, only, perform
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.launch_plan import Plan
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission, default_kind
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script

@@ -28,7 +28,7 @@ from tests.unit.ddpctl.ssh_answers import (
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, NotStartedError, UnavailableError
-from ddpctl.removal import disk_usage_script
+from ddpctl.operations.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.target import SshTarget

@@ -7,7 +7,7 @@ import pytest
 
 from ddpctl.command import Host
 from ddpctl.errors import ConfigError
-from ddpctl.ssh import Connector, read_settings
+from ddpctl.execution.ssh import Connector, read_settings
 
 
 @pytest.fixture(autouse=True)

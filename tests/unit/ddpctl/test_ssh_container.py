@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from ddpctl.errors import ConfigError
-from ddpctl.launch_plan import Plan
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.ssh.scripts import NodeContainer, env_file, run_args
 
 JOB = JobSpec(command=("train.py",), cpus=8, memory="2Gi", shm="1Gi", time_limit="1h", mounts=("/data:/data:ro",))

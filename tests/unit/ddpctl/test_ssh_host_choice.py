@@ -10,7 +10,7 @@ from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, GPUS, RUN, START, by_h
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.ssh.host_choice import Choice, choose, wait_in_line
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, parse_facts

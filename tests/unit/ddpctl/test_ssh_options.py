@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import config, targets
+from ddpctl import targets
 from ddpctl.errors import ConfigError
+from ddpctl.job import config
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"

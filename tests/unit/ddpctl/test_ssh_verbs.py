@@ -9,8 +9,8 @@ from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, RUN, by_host
 
 from ddpctl.command import Output
 from ddpctl.errors import NoInputError, UnavailableError
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.target import SshTarget

@@ -14,10 +14,10 @@ from ddpctl.command import Output
 from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import line, screen
 from ddpctl.errors import UnavailableError
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
-from ddpctl.node_probe import ProbeResult
-from ddpctl.run_status import RunStatus
+from ddpctl.execution.executor import Executor
+from ddpctl.execution.node_probe import ProbeResult
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.watch.snapshot import (
     Reading,
     Snapshot,

@@ -8,8 +8,8 @@ import pytest
 
 from ddpctl.command import Command, FilePart, Output, Transfer
 from ddpctl.errors import DdpctlError
-from ddpctl.pull import Place, finish, pull_places, survey
-from ddpctl.transfers import Display, pump
+from ddpctl.execution.transfers import Display, pump
+from ddpctl.files.pull import Place, finish, pull_places, survey
 
 
 class Terminal(io.StringIO):

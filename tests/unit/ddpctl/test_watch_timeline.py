@@ -5,9 +5,9 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from ddpctl.commands.timeline import lines
-from ddpctl.run_status import RunStatus, State
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
     Span,

@@ -10,13 +10,15 @@ from unittest import mock
 import pytest
 from dashboards import fleet, run
 
-from ddpctl import config, launcher, targets
-from ddpctl.executor import Executor
-from ddpctl.launcher import Request
+from ddpctl import targets
+from ddpctl.execution.executor import Executor
+from ddpctl.job import config
 from ddpctl.monitoring import alerts, stack
 from ddpctl.monitoring import stack as monitoring_manifests
 from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import Request
 from ddpwire.events import KINDS
 from ddpwire.metrics import CATALOGUE, Metric
 from ddpwire.series import LoopSeries

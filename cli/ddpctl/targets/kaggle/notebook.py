@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.launch_plan import TRAINER, Plan, program, title
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import TRAINER, Plan, program, title
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kaggle.options import INSIDE, NONE, KaggleOptions
 from ddpctl.text import either
 from ddpwire import kaggle

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ddpctl.launch_plan import TRAINER, program
-from ddpctl.secrets import exposed
-from ddpctl.spec import Doc, JobSpec, matching
+from ddpctl.job.launch_plan import TRAINER, program
+from ddpctl.job.secrets import exposed
+from ddpctl.job.spec import Doc, JobSpec, matching
 from ddpwire import kaggle
 
 INSIDE, NONE = "inside", "none"

@@ -14,9 +14,9 @@ from typing import Literal
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
-from ddpctl.launch_plan import Plan, script_of
-from ddpctl.run_status import RunStatus, State
-from ddpctl.run_store import Run
+from ddpctl.job.launch_plan import Plan, script_of
+from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
@@ -150,7 +150,7 @@ class KaggleTarget(Target):
         files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
         if self.options.wheel != INSIDE:
             return Cargo(files=files)
-        argv = (sys.executable, "-P", "-m", "ddpctl.own_wheel")
+        argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
         (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
         if wheel.returncode:
             raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a message')}")

@@ -14,9 +14,9 @@ from typing import Any
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import NoInputError, UnavailableError
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.pull import Place, pull_places
-from ddpctl.run_store import Run
+from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files.pull import Place, pull_places
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Kubectl, check, workload_of
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions, holds

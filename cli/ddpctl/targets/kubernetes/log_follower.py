@@ -21,8 +21,8 @@ from typing import Any
 
 from ddpctl.command import NOT_FOUND, Command, Output, once
 from ddpctl.errors import UnavailableError
-from ddpctl.executor import Executor, end_with_parent
-from ddpctl.run_store import Run, read
+from ddpctl.execution.executor import Executor, end_with_parent
+from ddpctl.runs.run_store import Run, read
 from ddpctl.targets.kubernetes.files import keep_placed
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items, kubectl_of, workload_of
 from ddpctl.targets.kubernetes.pod import is_ours, selector_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGHUP
 from typing import Any
 
-from ddpctl.spec import time_s
+from ddpctl.job.spec import time_s
 from ddpctl.targets.kubernetes.options import Workload as Word
 from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, manifest, template, variables
 from ddpwire import names

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, matching, size_bytes
+from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, matching, size_bytes
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"

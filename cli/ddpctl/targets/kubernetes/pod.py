@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from ddpctl.launch_plan import Plan, ddprun_args, program
-from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.job.launch_plan import Plan, ddprun_args, program
+from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ddpctl.errors import ConfigError
-from ddpctl.schema import FILE_NAME, SECTIONS
+from ddpctl.job.schema import FILE_NAME, SECTIONS
 from ddpwire.exits import Exit
 
 MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB

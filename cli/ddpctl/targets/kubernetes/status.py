@@ -11,8 +11,8 @@ from signal import SIGSEGV
 from typing import Any, Literal
 
 from ddpctl.command import NOT_FOUND, Output
-from ddpctl.run_status import NodeReport, RunStatus, State
-from ddpctl.run_store import Run
+from ddpctl.runs.run_status import NodeReport, RunStatus, State
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import holds

@@ -12,11 +12,11 @@ from typing import Any
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
-from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
-from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.secrets import read_secrets
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
+from ddpctl.job.secrets import read_secrets
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
 from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files

@@ -8,9 +8,9 @@ override them with options of sbatch. slurm/README.md explains every line of the
 import shlex
 from pathlib import PurePath
 
-from ddpctl.launch_plan import Plan, ddprun_args, script_of, title
-from ddpctl.secrets import make_store_secret
-from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.job.launch_plan import Plan, ddprun_args, script_of, title
+from ddpctl.job.secrets import make_store_secret
+from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.slurm.containers import Runtime, runtime_of
 from ddpctl.targets.slurm.options import SlurmOptions, lead_s
 from ddpwire import job_env, names

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddpctl.launch_plan import CHECK_PYTHON
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import CHECK_PYTHON
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpwire import names, run_files
 from ddpwire.exits import Exit

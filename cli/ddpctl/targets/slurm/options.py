@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import Doc, JobSpec, Rule, matching
+from ddpctl.job.spec import Doc, JobSpec, Rule, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
 

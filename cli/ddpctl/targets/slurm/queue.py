@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.run_status import ENDED, NodeReport, Progress, RunStatus, State, fold_nodes, read_progress
-from ddpctl.run_store import Run
+from ddpctl.runs.run_status import ENDED, NodeReport, Progress, RunStatus, State, fold_nodes, read_progress
+from ddpctl.runs.run_store import Run
 from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY

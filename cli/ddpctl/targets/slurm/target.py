@@ -12,12 +12,12 @@ from pathlib import PurePath
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.launch_plan import Plan, check_script, find_script, look_for_script, script_of
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.pull import Place, pull_places
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.secrets import read_secrets
+from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files.pull import Place, pull_places
+from ddpctl.job.launch_plan import Plan, check_script, find_script, look_for_script, script_of
+from ddpctl.job.secrets import read_secrets
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script

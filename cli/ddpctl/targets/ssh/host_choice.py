@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpctl.command import Command, Output, Verb, sh
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.launch_plan import Plan, counted
-from ddpctl.spec import JobSpec
+from ddpctl.job.launch_plan import Plan, counted
+from ddpctl.job.spec import JobSpec
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import NO_ERROR, Facts, GpusTakenError, Judgement, judge, parse_facts

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, matching
+from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, matching
 
 USER = re.compile(r"[\w.][\w.-]*")
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")

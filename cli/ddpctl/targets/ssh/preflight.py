@@ -9,9 +9,9 @@ from typing import Any
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.images import Image, difference, read_inspect
-from ddpctl.launch_plan import Plan, counted, script_of
-from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.files.images import Image, difference, read_inspect
+from ddpctl.job.launch_plan import Plan, counted, script_of
+from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer, Verb, path_word
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
-from ddpctl.images import human_size
-from ddpctl.launch_plan import counted
-from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
+from ddpctl.files.images import human_size
+from ddpctl.files.project_files import IGNORE, LIST, RSYNC, file_state
+from ddpctl.job.launch_plan import counted
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
@@ -84,7 +84,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     ``run_dir``: the run's folder on this machine, for temporary files.
     """
     tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
-    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.project_files', sys.executable)
+    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable)
     here = Command(argv=look, cwd=cwd, probe=True, timeout_s=LIST_S)
     listed, *answers = yield (here, *(_look_there(host, tree) for host in hosts))
     project = _project(cwd, listed)

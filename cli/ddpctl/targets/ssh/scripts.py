@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ddpctl.command import NO_GPU, path_word
 from ddpctl.errors import ConfigError
-from ddpctl.images import Engine, inspect_line
-from ddpctl.launch_plan import CHECK_PYTHON, Plan, ddprun_args
-from ddpctl.spec import size_bytes
+from ddpctl.files.images import Engine, inspect_line
+from ddpctl.job.launch_plan import CHECK_PYTHON, Plan, ddprun_args
+from ddpctl.job.spec import size_bytes
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions

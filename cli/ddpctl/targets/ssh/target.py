@@ -9,13 +9,13 @@ from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
 from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError, UsageError
-from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.pull import Place, pull_places
-from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
-from ddpctl.run_store import Run
-from ddpctl.secrets import make_store_secret, read_secrets
-from ddpctl.spec import JobSpec
+from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files.pull import Place, pull_places
+from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
+from ddpctl.job.secrets import make_store_secret, read_secrets
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import NodeReport, RunStatus, fold_nodes, node_report
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed

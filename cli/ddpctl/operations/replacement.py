@@ -7,10 +7,10 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from ddpctl import run_store
 from ddpctl.errors import DdpctlError
-from ddpctl.executor import Executor
-from ddpctl.run_store import Run
+from ddpctl.execution.executor import Executor
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, Moved, Target
 
 POLL_S = 3.0

@@ -2,7 +2,7 @@
 
 Each place (a host or a pod) lists its files, and sends the missing files in one stream, with their SHA-256. An
 interrupted transfer continues where it stopped. A file gets its final name only if its checksum is right. The program
-``python -m ddpctl.pull FOLDER`` reads and writes the files on this machine.
+``python -m ddpctl.files.pull FOLDER`` reads and writes the files on this machine.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from ddpctl.command import Command, FilePart, Transfer, Verb
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.images import human_size
+from ddpctl.files.images import human_size
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS, STORE_SECRET
@@ -192,7 +192,7 @@ def _part(into: str, path: str) -> str:
 
 
 def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[str, Any]]:
-    argv = (sys.executable, "-P", "-m", "ddpctl.pull", into)
+    argv = (sys.executable, "-P", "-m", "ddpctl.files.pull", into)
     (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
     if done.returncode:
         raise CannotWriteError(f"cannot pull into {into}: {done.last_line()}")

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddpctl import run_store
 from ddpctl.errors import NoInputError
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.events import EVENTS, EVENTS_BEFORE, read_events
 from ddpwire.run_files import CHECKPOINTS, ENVIRONMENT, NODE, RECORD, STARTS, read_node, read_regular, read_starts
 from ddpwire.version import __version__

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from ddpctl.rank_view import (
+from ddpctl.diagnosis.rank_view import (
     COLLECTIVES,
     DEFAULT_GROUP,
     LOADER,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ddpctl.rank_view import COLLECTIVES, LOADER, Frame, has_file, place_of
+from ddpctl.diagnosis.rank_view import COLLECTIVES, LOADER, Frame, has_file, place_of
 from ddpctl.text import one_line, table
 from ddpwire.events import Event
 from ddpwire.run_files import parse_json

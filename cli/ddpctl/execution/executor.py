@@ -21,9 +21,9 @@ from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
-from ddpctl.remote import Remote, batches, write_bytes
+from ddpctl.execution.remote import Remote, batches, write_bytes
+from ddpctl.execution.transfers import Display, move
 from ddpctl.text import plain
-from ddpctl.transfers import Display, move
 from ddpwire import names
 
 _MAX_PARALLEL = 64

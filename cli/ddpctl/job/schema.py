@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
 
-from ddpctl.spec import Field, JobSpec, Kind, fields_of
+from ddpctl.job.spec import Field, JobSpec, Kind, fields_of
 from ddpctl.text import quote, unknown
 
 if TYPE_CHECKING:

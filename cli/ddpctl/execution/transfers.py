@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from ddpctl.command import TIMED_OUT, Command, FilePart, Output, Transfer
 from ddpctl.errors import CannotWriteError, NoInputError
-from ddpctl.images import human_size
+from ddpctl.files.images import human_size
 from ddpctl.text import cut, format_duration
 
 _CHUNK = 1 << 20

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddpctl import check_job, launcher, targets
+from ddpctl import targets
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.launcher import AppContext, Request
-from ddpctl.run_store import Run
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations import check_job, launcher
+from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.runs.run_store import Run
 from ddpctl.text import table
 from ddpwire import names
 from ddpwire.exits import Exit

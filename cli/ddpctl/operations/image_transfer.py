@@ -18,9 +18,9 @@ from typing import Literal
 
 from ddpctl.command import Command, FilePart, Host, Verb
 from ddpctl.errors import DdpctlError, UnavailableError, writing
-from ddpctl.executor import Executor
-from ddpctl.images import Engine, Image, difference, human_size, inspect_line, read_inspect
-from ddpctl.launch_plan import counted
+from ddpctl.execution.executor import Executor
+from ddpctl.files.images import Engine, Image, difference, human_size, inspect_line, read_inspect
+from ddpctl.job.launch_plan import counted
 from ddpwire.exits import Exit
 
 Codec = Literal["zst", "gz"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import Channel
 
-    from ddpctl.ssh import Connector
+    from ddpctl.execution.ssh import Connector
 
 
 PROBE_S = 3.0  # how often a silent host is checked
@@ -93,7 +93,7 @@ class Remote:
 
         ``num_streams`` is the number of commands that will be streamed in parallel.
         """
-        from ddpctl.ssh import Connector
+        from ddpctl.execution.ssh import Connector
 
         self._connector = self._connector or Connector(self._home)
         self._out = MergedOutput(lambda data: write_bytes(sys.stdout, self.keep(data)), num_sources=num_streams)
@@ -128,7 +128,7 @@ class Remote:
         """Start a command and return its first line of output. Its stdin stays open until ``release``."""
         from paramiko.ssh_exception import SSHException
 
-        from ddpctl.ssh import NoConnectionError
+        from ddpctl.execution.ssh import NoConnectionError
 
         out, err = bytearray(), bytearray()
         try:
@@ -156,7 +156,7 @@ class Remote:
     def hand_over(self, command: Command) -> Output:
         """Run a command that uses the terminal of this process."""
         self.prepare()
-        from ddpctl.ssh import NoConnectionError
+        from ddpctl.execution.ssh import NoConnectionError
 
         try:
             done = self._connect(_host(command)).run(process_line(command), pty=True, warn=True, in_stream=sys.stdin)
@@ -174,7 +174,7 @@ class Remote:
     def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
         from paramiko.ssh_exception import SSHException
 
-        from ddpctl.ssh import NoConnectionError
+        from ddpctl.execution.ssh import NoConnectionError
 
         deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
         try:
@@ -206,7 +206,7 @@ class Remote:
         """Open a channel. If the existing connection is broken, connect again once."""
         from paramiko.ssh_exception import SSHException
 
-        from ddpctl.ssh import NoConnectionError
+        from ddpctl.execution.ssh import NoConnectionError
 
         for _ in range(2):
             try:

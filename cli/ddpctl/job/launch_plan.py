@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import NoInputError
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpctl.text import one_line
 from ddpwire import names
 from ddpwire.run_files import STORE_SECRET

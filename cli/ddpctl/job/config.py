@@ -17,8 +17,8 @@ import yaml
 from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
-from ddpctl.schema import FILE_NAME, SECTIONS, Kinds, Text, is_null, kind_of, read_text, validate
-from ddpctl.spec import JobSpec, fields_of
+from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, Text, is_null, kind_of, read_text, validate
+from ddpctl.job.spec import JobSpec, fields_of
 from ddpctl.text import either, one_line, quote, unknown
 from ddpwire.run_files import open_regular
 

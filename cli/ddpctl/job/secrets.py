@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.spec import JobSpec
+from ddpctl.job.spec import JobSpec
 from ddpwire.run_files import STORE_SECRET
 
 # Names that look like names of secrets, but are not: tokenizers, numbers of tokens, authors, files and variables.

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
-from ddpctl.launch_plan import Plan
-from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
-from ddpctl.spec import JobSpec, check_nodes, fields_of
+from ddpctl.job.launch_plan import Plan
+from ddpctl.job.spec import JobSpec, check_nodes, fields_of
+from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpwire import kaggle
 from ddpwire.events import is_time
 from ddpwire.run_files import (

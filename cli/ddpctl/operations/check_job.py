@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ddpctl import launcher, removal, run_store
 from ddpctl.errors import DdpctlError
-from ddpctl.launcher import AppContext, Request
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.operations import launcher, removal
+from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
 from ddpwire import log_record
 from ddpwire.exits import Exit

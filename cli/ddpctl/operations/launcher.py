@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl import interrupts, run_folders, run_store, targets
+from ddpctl import targets
 from ddpctl.command import Command, Verb
 from ddpctl.errors import (
     CannotWriteError,
@@ -25,13 +25,16 @@ from ddpctl.errors import (
     UnavailableError,
     UsageError,
 )
-from ddpctl.executor import Executor
-from ddpctl.launch_plan import TRAINER, Plan, program, title
-from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.replacement import Replacement
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Launch, Run
-from ddpctl.spec import JobSpec
+from ddpctl.execution import interrupts
+from ddpctl.execution.executor import Executor
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.job.launch_plan import TRAINER, Plan, program, title
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations import run_folders
+from ddpctl.operations.replacement import Replacement
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Launch, Run
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import one_line, plain
 from ddpwire.exits import STOPPED, Exit

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
-from ddpctl import run_store, targets
+from ddpctl import targets
 from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
-from ddpctl.launcher import AppContext, clear, status, target_of
-from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Run
+from ddpctl.operations.launcher import AppContext, clear, status, target_of
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import DiskUsage, Run
 from ddpwire.run_files import CHECKPOINTS, LOCK, RECORD
 
 NUM_THREADS = 8

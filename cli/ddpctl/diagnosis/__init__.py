@@ -1,0 +1,1 @@
+"""Why a run hangs, is slow or has failed."""

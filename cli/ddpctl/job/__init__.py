@@ -1,0 +1,1 @@
+"""What is asked for: ddpctl.yaml, flags, and what becomes of them."""

@@ -1,0 +1,1 @@
+"""What the verbs of ddpctl do, step by step."""

@@ -1,0 +1,1 @@
+"""Records and states of runs."""
