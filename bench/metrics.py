@@ -114,8 +114,8 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
     The node has 8 ranks. The key "" has the node's own series."""
     from prometheus_client import CollectorRegistry
 
-    from ddprun import host_metrics
-    from ddprun import metrics as node_metrics
+    from ddprun.metrics import host_metrics
+    from ddprun.metrics import metrics as node_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(RANKS):

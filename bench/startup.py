@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import measuring
 
-from ddprun import processes
+from ddprun.system import processes
 
 SCRIPT = Path(__file__).parent / "first_step.py"
 TIMEOUT_S = 120.0

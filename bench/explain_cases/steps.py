@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddprun import compat, process_groups, rank_profiler
-from ddprun.rank_server import SOCKET_SUFFIX
+from ddprun.ranks import process_groups, rank_profiler
+from ddprun.ranks.rank_server import SOCKET_SUFFIX
+from ddprun.system import compat
 from ddpwire.heartbeat import HEARTBEAT_FILE
 
 WARM_UP, EVERY_S = 50, 4.0

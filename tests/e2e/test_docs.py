@@ -13,7 +13,7 @@ from tests.e2e.driver import ROOT, SCRIPTS
 from tests.in_process import ddpctl as in_process
 from tests.unit.ddpctl.kaggle_answers import stand_in
 
-from ddprun import options
+from ddprun.settings import options
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
 LINKED = [*PAGES, ROOT / "ansible/README.md", ROOT / "k8s/README.md"]

@@ -26,24 +26,27 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import heartbeat_monitor, metrics, network, processes, rank_environment, termination
-from ddprun.consensus import Consensus
-from ddprun.diagnosis import Diagnosis
-from ddprun.errors import node_error
-from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
-from ddprun.logs import RankLogs
-from ddprun.metrics import NodeSeries
-from ddprun.node_config import NodeConfig
-from ddprun.node_dir import Journal, last_checkpoint
-from ddprun.process_groups import GUIDE
-from ddprun.rank_environment import ResourceAllocation
-from ddprun.rank_errors import NO_STDIN, last_error
-from ddprun.recovery import Downtime, Recovery
-from ddprun.rendezvous import FixedRankRendezvous
-from ddprun.restart_policy import Failure
-from ddprun.stores import StoreError
-from ddprun.termination import OomMonitor, Stop
-from ddprun.workers import SupervisorLostError, Workers
+from ddprun.files.node_dir import Journal, last_checkpoint
+from ddprun.health import heartbeat_monitor
+from ddprun.health.diagnosis import Diagnosis
+from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
+from ddprun.metrics import metrics
+from ddprun.metrics.metrics import NodeSeries
+from ddprun.metrics.recovery import Downtime, Recovery
+from ddprun.nodes.consensus import Consensus
+from ddprun.nodes.rendezvous import FixedRankRendezvous
+from ddprun.output.logs import RankLogs
+from ddprun.output.rank_errors import NO_STDIN, last_error
+from ddprun.ranks import rank_environment, termination
+from ddprun.ranks.process_groups import GUIDE
+from ddprun.ranks.rank_environment import ResourceAllocation
+from ddprun.ranks.termination import OomMonitor, Stop
+from ddprun.ranks.workers import SupervisorLostError, Workers
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import network, processes
+from ddprun.system.errors import node_error
+from ddprun.system.restart_policy import Failure
+from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import run_files
 from ddpwire.exits import STOPPED, Exit, of_status

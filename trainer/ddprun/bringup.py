@@ -13,19 +13,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ddprun import metrics, node_facts, preflight, progress
-from ddprun.console import Console
-from ddprun.heartbeat_monitor import HeartbeatMonitor
-from ddprun.logs import RankLogs
-from ddprun.metrics import NodeMetrics
-from ddprun.node_config import NodeConfig
-from ddprun.node_dir import Journal, NodeDir
-from ddprun.preflight import PreflightReport, Route
-from ddprun.rank_environment import ResourceAllocation
-from ddprun.recovery import Downtime
-from ddprun.requeue import newest_checkpoint
-from ddprun.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
-from ddprun.workers import Workers
+from ddprun.files.node_dir import Journal, NodeDir
+from ddprun.health.heartbeat_monitor import HeartbeatMonitor
+from ddprun.metrics import metrics
+from ddprun.metrics.metrics import NodeMetrics
+from ddprun.metrics.recovery import Downtime
+from ddprun.nodes import preflight
+from ddprun.nodes.preflight import PreflightReport, Route
+from ddprun.output import progress
+from ddprun.output.console import Console
+from ddprun.output.logs import RankLogs
+from ddprun.ranks.rank_environment import ResourceAllocation
+from ddprun.ranks.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
+from ddprun.ranks.workers import Workers
+from ddprun.settings import node_facts
+from ddprun.settings.node_config import NodeConfig
+from ddprun.settings.requeue import newest_checkpoint
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
@@ -58,10 +61,10 @@ def bring_up(
 
     with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         from ddprun.agent import NodeAgent, NodeContext
-        from ddprun.checkpoint_copies import start_copies
-        from ddprun.consensus import Consensus
-        from ddprun.peer_checks import PeerChecks
-        from ddprun.rendezvous import FixedRankRendezvous
+        from ddprun.files.checkpoint_copies import start_copies
+        from ddprun.nodes.consensus import Consensus
+        from ddprun.nodes.peer_checks import PeerChecks
+        from ddprun.nodes.rendezvous import FixedRankRendezvous
 
     heartbeats = HeartbeatMonitor(node_dir, config.node_rank)
     node_metrics = NodeMetrics(config, node_dir, journal, heartbeats, environ)

@@ -21,19 +21,24 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun import fork_server, joining, launchers, machine, node_config, options, preflight, progress, run_identity
-from ddprun.console import Console
-from ddprun.errors import NodeError, node_error
-from ddprun.folder_watch import FolderWatch
-from ddprun.node_config import NodeConfig
-from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
-from ddprun.preflight import PreflightReport
-from ddprun.rank_environment import allocate_resources, describe_allocation
-from ddprun.recovery import Downtime
-from ddprun.registration import deregister, push_outcome
-from ddprun.termination import Signals, stopped_before_start
-from ddprun.timed_log import TimedLog
-from ddprun.workers import Workers
+from ddprun.files import run_identity
+from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
+from ddprun.health.folder_watch import FolderWatch
+from ddprun.metrics.recovery import Downtime
+from ddprun.metrics.registration import deregister, push_outcome
+from ddprun.nodes import joining, preflight
+from ddprun.nodes.preflight import PreflightReport
+from ddprun.output import progress
+from ddprun.output.console import Console
+from ddprun.output.timed_log import TimedLog
+from ddprun.ranks import fork_server
+from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
+from ddprun.ranks.termination import Signals, stopped_before_start
+from ddprun.ranks.workers import Workers
+from ddprun.settings import launchers, node_config, options
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import machine
+from ddprun.system.errors import NodeError, node_error
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ddprun import network, process_discovery, processes
-from ddprun.timed_log import strip_torch_prefix
+from ddprun.files import process_discovery
+from ddprun.output.timed_log import strip_torch_prefix
+from ddprun.system import network, processes
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT

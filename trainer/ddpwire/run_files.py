@@ -5,7 +5,7 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
   starts                   one line for each time that a batch script has started the run (read_starts)
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
-    .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.checkpoint_copies)
+    .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.files.checkpoint_copies)
   node-0/
     ddprun.lock            a file that the node's ddprun locks until it ends
     node.json              the node's state: pid, state, metrics address, ranks
@@ -21,7 +21,7 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
     heartbeat/rank-1       rank 1's last step in the current attempt (ddpwire.heartbeat)
     heartbeat/rank-1.group     exists if ddprun forked rank 1 and rank 1 has made a process group
     heartbeat/group...     each link names the process that has claimed a rank in a process group (only for ddprun)
-    diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
+    diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.health.diagnosis)
     diagnosis.json         what the ranks did during the last ddpctl explain
     diagnosis-attempt-2.json   what the ranks did when one of them hung in attempt 2
     profile.json           what the ranks did during the last ddpctl profile (ddprun.profile)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddprun.network import FREE_PORT_RANGE
+from ddprun.system.network import FREE_PORT_RANGE
 
 
 def pet(node: int, port: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from ddprun.machine import count_gpus
+from ddprun.system.machine import count_gpus
 from ddpwire.metrics import CATALOGUE
 
 OWNER = {"DDP_USER": "ann", "DDP_PROJECT": "vision"}

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 
-from ddprun import process_discovery
+from ddprun.files import process_discovery
 from ddpwire.events import read_events
 from ddpwire.run_files import Outcome
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddprun.termination import SAME_REQUEST_S
+from ddprun.ranks.termination import SAME_REQUEST_S
 from ddpwire import log_record
 from ddpwire.events import EVENTS
 from ddpwire.run_files import Outcome

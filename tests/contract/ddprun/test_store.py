@@ -7,7 +7,7 @@ import time
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
-from ddprun import stores
+from ddprun.system import stores
 from ddpwire.exits import Exit
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.nightly.ddprun.failing_scripts import TEN
 from tests.nightly.ddprun.supervised import run_ranks
 
-from ddprun.rank_errors import last_error
+from ddprun.output.rank_errors import last_error
 from ddpwire import names
 from ddpwire.run_files import rank_error, rank_log
 

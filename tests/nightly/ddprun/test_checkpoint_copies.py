@@ -13,8 +13,9 @@ from tests.unit.ddprun import test_checkpoint_copies
 from tests.unit.ddprun.test_checkpoint_copies import SECRET, Nodes, announced, get
 from torch.distributed import TCPStore
 
-from ddprun import checkpoint_copies, stores
-from ddprun.checkpoint_copies import ANNOUNCED, CHUNK_BYTES, finish_copy, read_manifest
+from ddprun.files import checkpoint_copies
+from ddprun.files.checkpoint_copies import ANNOUNCED, CHUNK_BYTES, finish_copy, read_manifest
+from ddprun.system import stores
 from ddpwire.run_files import COPY, COPY_PART
 
 nodes = test_checkpoint_copies.nodes  # the fixture

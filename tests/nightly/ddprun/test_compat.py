@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddprun import compat, metrics
+from ddprun.metrics import metrics
+from ddprun.system import compat
 
 
 def test_without_the_format_of_its_files_they_stay_apart_and_are_added_up(monkeypatch, tmp_path):

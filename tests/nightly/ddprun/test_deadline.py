@@ -5,7 +5,7 @@ import sys
 
 ASKED_TWICE = """
 import os, signal, time
-from ddprun.termination import Signals
+from ddprun.ranks.termination import Signals
 heard = []
 signals = Signals(heard.append, print)
 signals.listen()

@@ -12,8 +12,8 @@ from tests.contract.ddprun.test_processes import supervisor_of
 from tests.unit.ddprun import test_faults_of_ddprun
 from torch.distributed import DistNetworkError, TCPStore
 
-from ddprun import node_config
-from ddprun.errors import NodeError
+from ddprun.settings import node_config
+from ddprun.system.errors import NodeError
 from ddpwire.exits import Exit
 
 secret = test_faults_of_ddprun.secret  # the fixture
@@ -68,8 +68,8 @@ def test_on_kubernetes_an_optional_secret_that_does_not_exist_is_none(tmp_path):
 
 KILLED_SUPERVISOR = """
 import os, threading, psutil
-from ddprun.logs import RankStreams
-from ddprun.workers import SupervisorLostError, Workers
+from ddprun.output.logs import RankStreams
+from ddprun.ranks.workers import SupervisorLostError, Workers
 read, write = os.pipe()
 workers = Workers([], lock_fd=read, fork=False)
 workers.on_exit = lambda tag, status: None

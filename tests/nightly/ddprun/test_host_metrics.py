@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.unit.ddprun.test_host_metrics import NVML, NotSupportedError
 
-from ddprun import host_metrics, node_config, node_facts, options
+from ddprun.metrics import host_metrics
+from ddprun.settings import node_config, node_facts, options
 
 
 def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> None:

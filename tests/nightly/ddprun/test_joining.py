@@ -6,7 +6,7 @@ import socket
 import pytest
 from tests.contract.ddprun.test_meeting import start
 
-from ddprun import network
+from ddprun.system import network
 from ddpwire.run_files import read_outcome
 
 

@@ -2,14 +2,14 @@
 
 import os
 
-from ddprun import node_config, options
-from ddprun.console import Console
-from ddprun.logs import RankLogs
+from ddprun.output.console import Console
+from ddprun.output.logs import RankLogs
+from ddprun.settings import node_config, options
 
 
 def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddprun.logs.time.sleep", lambda _: None)  # look without a pause
-    monkeypatch.setattr("ddprun.logs.CATCH_UP_S", 240.0)  # the thread that reads may be kept from a core
+    monkeypatch.setattr("ddprun.output.logs.time.sleep", lambda _: None)  # look without a pause
+    monkeypatch.setattr("ddprun.output.logs.CATCH_UP_S", 240.0)  # the thread that reads may be kept from a core
     config = node_config.read_config(options.parse(["--nproc-per-node=1", "x.py"]), {}, lambda _: 1)
     logs = RankLogs(Console("node0"), config)
     for attempt in range(300):

@@ -3,7 +3,7 @@
 import sys
 import types
 
-from ddprun import machine as ddprun_machine
+from ddprun.system import machine as ddprun_machine
 
 
 def test_gpus_are_read_from_nvml(monkeypatch):

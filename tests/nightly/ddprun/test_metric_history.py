@@ -5,7 +5,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from tests.unit.ddprun import test_metric_history
 
-from ddprun.metrics import MetricHistory
+from ddprun.metrics.metrics import MetricHistory
 from ddpwire.history import HEADER, read_history
 
 registry = test_metric_history.registry  # the fixture

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.ddprun.test_node_config import TWO, read
 
-from ddprun.errors import NodeError
+from ddprun.system.errors import NodeError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.contract.ddprun.test_signals import INTERRUPTED
 
-from ddprun.termination import SAME_REQUEST_S
+from ddprun.ranks.termination import SAME_REQUEST_S
 
 EXECUTED = ("test_sigterm_at_any_moment", "test_ctrl_c_is_a_keyboard_interrupt_and_130")
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from ddprun import node_config, node_facts, options
+from ddprun.settings import node_config, node_facts, options
 from ddpwire import clock
 
 

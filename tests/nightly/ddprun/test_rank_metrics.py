@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.ddprun.test_rank_metrics import count, samples
 
-from ddprun import metrics
+from ddprun.metrics import metrics
 
 
 def test_the_merged_file_does_not_grow_with_the_number_of_restarts(tmp_path: Path) -> None:

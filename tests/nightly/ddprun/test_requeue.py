@@ -2,7 +2,7 @@
 
 import errno
 
-from ddprun.requeue import Requeues
+from ddprun.settings.requeue import Requeues
 from ddpwire.run_files import Outcome, read_outcome
 
 
@@ -31,6 +31,6 @@ def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkey
     def fails(_):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr("ddprun.requeue.newest_checkpoint", fails)
+    monkeypatch.setattr("ddprun.settings.requeue.newest_checkpoint", fails)
     assert starts[-1].limit(STOPPED) == STOPPED
     assert start(tmp_path).limit(STOPPED) == STOPPED

@@ -5,8 +5,9 @@ import errno
 import pytest
 from tests.unit.ddprun.test_route import find, resolver, two
 
-from ddprun import network, node_config, options
-from ddprun.errors import NodeError
+from ddprun.settings import node_config, options
+from ddprun.system import network
+from ddprun.system.errors import NodeError
 
 
 def read(*argv, **environ):

@@ -12,7 +12,7 @@ from tests import forks
 from tests.fixtures.nodes import RANKS
 from tests.terminal import Session
 
-from ddprun.termination import SAME_REQUEST_S
+from ddprun.ranks.termination import SAME_REQUEST_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STARTS = pytest.mark.parametrize("options", [(), ("--exec",)], ids=["fork", "exec"])
@@ -79,7 +79,7 @@ def test_one_of_several_ranks_is_debugged(tmp_path) -> None:
 
 WRITES = """
 import sys
-from ddprun.console import Console
+from ddprun.output.console import Console
 console = Console("node0")
 console.start()
 for number in range(int(sys.argv[1])):

@@ -19,7 +19,7 @@ from ddpctl.errors import CannotWriteError
 from ddpctl.job.launch_plan import title
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
-from ddprun.termination import stopped_before_start
+from ddprun.ranks.termination import stopped_before_start
 from ddpwire.run_files import KILLED_ON_REQUEST
 
 IDLE = str(SCRIPTS / "idle.py")

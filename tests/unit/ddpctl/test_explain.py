@@ -1,4 +1,4 @@
-"""The cause and the culprit that explain finds, from evidence as ddprun.diagnosis writes it."""
+"""The cause and the culprit that explain finds, from evidence as ddprun.health.diagnosis writes it."""
 
 import json
 import re

@@ -12,8 +12,8 @@ from ddpctl.notebook import session
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
-from ddprun import node_config
-from ddprun.node_config import Deadline
+from ddprun.settings import node_config
+from ddprun.settings.node_config import Deadline
 from ddpwire import kaggle
 
 ON_KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}

@@ -11,7 +11,7 @@ from tests.unit.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddprun import node_config, options
+from ddprun.settings import node_config, options
 
 JOB = JobSpec(name="digits", nodes="3", gpus=4, command=("train.py", "--note", "$(HOSTNAME) $$"), time_limit="12h")
 ELASTIC = replace(JOB, nodes="2:3")

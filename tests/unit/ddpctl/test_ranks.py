@@ -22,7 +22,7 @@ from ddpctl.targets.kubernetes.pod import resources
 from ddpctl.targets.local import LocalOptions, LocalTarget
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
-from ddprun import node_config, options
+from ddprun.settings import node_config, options
 
 JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))
 UNSET = Output(returncode=1)

@@ -17,8 +17,8 @@ from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddprun.node_config import NodeConfig, read_config
-from ddprun.options import parse
+from ddprun.settings.node_config import NodeConfig, read_config
+from ddprun.settings.options import parse
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"

@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from ddprun import machine as ddprun_machine
-from ddprun import node_config, options, rank_environment
-from ddprun.errors import NodeError
+from ddprun.ranks import rank_environment
+from ddprun.settings import node_config, options
+from ddprun.system import machine as ddprun_machine
+from ddprun.system.errors import NodeError
 from ddpwire.machine import format_ranges
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.

@@ -11,9 +11,10 @@ import pytest
 from tests.fixtures.nodes import until
 from torch.distributed import HashStore
 
-from ddprun import checkpoint_copies, stores
-from ddprun.checkpoint_copies import ANNOUNCED, PROOF, finish_copy, read_manifest, start_copies
-from ddprun.errors import NodeError
+from ddprun.files import checkpoint_copies
+from ddprun.files.checkpoint_copies import ANNOUNCED, PROOF, finish_copy, read_manifest, start_copies
+from ddprun.system import stores
+from ddprun.system.errors import NodeError
 from ddpwire.events import EVENTS, EventLog
 from ddpwire.exits import Exit
 from ddpwire.run_files import COPY

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from ddprun import compat, fork_server
+from ddprun.ranks import fork_server
+from ddprun.system import compat
 
 
 @pytest.mark.parametrize(("module", "name"), compat.FORK_NAMES, ids=lambda value: getattr(value, "__name__", value))

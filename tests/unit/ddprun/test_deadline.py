@@ -6,9 +6,9 @@ import time
 import pytest
 from tests.fixtures.nodes import until
 
-from ddprun import node_config
-from ddprun.errors import NodeError
-from ddprun.node_config import Deadline
+from ddprun.settings import node_config
+from ddprun.settings.node_config import Deadline
+from ddprun.system.errors import NodeError
 
 SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
 

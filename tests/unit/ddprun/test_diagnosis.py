@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ddprun import diagnosis
-from ddprun.diagnosis import MAX_DIAGNOSIS_BYTES, Diagnosis
+from ddprun.health import diagnosis
+from ddprun.health.diagnosis import MAX_DIAGNOSIS_BYTES, Diagnosis
 from ddpwire.run_files import diagnosis_file
 
 FRAME = ("/" + "f" * 498, 7, "n" * 499)  # as long as faulthandler writes them

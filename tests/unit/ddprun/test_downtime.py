@@ -1,6 +1,6 @@
 """The time before ranks were started, by what it went for."""
 
-from ddprun.recovery import Downtime
+from ddprun.metrics.recovery import Downtime
 from ddpwire.heartbeat import Beat
 
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from ddprun import node_config, stores
-from ddprun.errors import NodeError, config_error
 from ddprun.main import CRASH_LOG, end_on_thread_error
+from ddprun.settings import node_config
+from ddprun.system import stores
+from ddprun.system.errors import NodeError, config_error
 from ddpwire.exits import Exit
 
 

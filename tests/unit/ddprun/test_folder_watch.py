@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddprun import folder_watch
-from ddprun.folder_watch import FolderWatch
+from ddprun.health import folder_watch
+from ddprun.health.folder_watch import FolderWatch
 from ddpwire.exits import Exit
 
 

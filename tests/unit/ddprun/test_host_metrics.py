@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ddprun import host_metrics
+from ddprun.metrics import host_metrics
 
 
 class NotSupportedError(Exception):

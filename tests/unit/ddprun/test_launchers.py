@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
-from ddprun import launchers, node_config, options
-from ddprun.errors import NodeError
+from ddprun.settings import launchers, node_config, options
+from ddprun.system.errors import NodeError
 from ddpwire import kaggle
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000"}

@@ -1,6 +1,6 @@
 """What of a rank's last words is shown, and when; and a real node whose ranks all cry when one fails."""
 
-from ddprun.log_view import HOLD_S, MAX_HELD_LINES, LogFilter
+from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, LogFilter
 
 CRASH = [b"[rank1]: Traceback (most recent call last):", b"[rank1]:   File x", b"[rank1]: ValueError: bad label 17"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ddprun import machine as ddprun_machine
+from ddprun.system import machine as ddprun_machine
 from ddpwire.machine import GIB, MIB, visible_devices
 
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from ddprun import metrics
-from ddprun.metrics import MetricHistory
+from ddprun.metrics import metrics
+from ddprun.metrics.metrics import MetricHistory
 from ddpwire.history import read_history
 
 

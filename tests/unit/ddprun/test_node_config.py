@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddprun import node_config, options
-from ddprun.errors import NodeError
+from ddprun.settings import node_config, options
+from ddprun.system.errors import NodeError
 
 TWO = {
     "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000",

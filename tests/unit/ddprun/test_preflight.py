@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddprun import node_config, node_facts, options, rank_environment
+from ddprun.ranks import rank_environment
+from ddprun.settings import node_config, node_facts, options
 
 
 def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from ddprun import progress
-from ddprun.progress import Progress
+from ddprun.output import progress
+from ddprun.output.progress import Progress
 
 
 def test_a_line_after_5_s_and_then_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddprun import metrics
-from ddprun.heartbeat_monitor import HeartbeatMonitor
-from ddprun.metrics import read_rank
-from ddprun.node_dir import read_previous_run
+from ddprun.files.node_dir import read_previous_run
+from ddprun.health.heartbeat_monitor import HeartbeatMonitor
+from ddprun.metrics import metrics
+from ddprun.metrics.metrics import read_rank
 from ddpwire.heartbeat import Heart
 from ddpwire.run_files import HEARTBEAT, RankProcess, rank_heartbeat
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from ddprun.requeue import Requeues, newest_checkpoint
+from ddprun.settings.requeue import Requeues, newest_checkpoint
 from ddpwire.run_files import Outcome
 
 STOPPED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)

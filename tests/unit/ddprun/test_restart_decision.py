@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddprun.heartbeat_monitor import RankStatus, find_hung_rank
-from ddprun.restart_policy import Decision, FailedAttempt, decide
-from ddprun.termination import OomMonitor
+from ddprun.health.heartbeat_monitor import RankStatus, find_hung_rank
+from ddprun.ranks.termination import OomMonitor
+from ddprun.system.restart_policy import Decision, FailedAttempt, decide
 from ddpwire.run_files import Outcome
 
 KILLED = Outcome(code=137, cause="killed", message="rank 1 on node 0 was killed by SIGKILL", node=0, rank=1, retry=True)

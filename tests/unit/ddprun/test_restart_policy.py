@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddprun.restart_policy import Failure, find_root_failure, may_restart, outcome_of
+from ddprun.system.restart_policy import Failure, find_root_failure, may_restart, outcome_of
 from ddpwire.run_files import Outcome
 
 KILLED = Failure(node=0, rank=1, status=-9)

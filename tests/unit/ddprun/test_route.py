@@ -9,8 +9,10 @@ import time
 import psutil
 import pytest
 
-from ddprun import network, node_config, options, preflight
-from ddprun.errors import NodeError
+from ddprun.nodes import preflight
+from ddprun.settings import node_config, options
+from ddprun.system import network
+from ddprun.system.errors import NodeError
 
 
 def read(*argv, **environ):

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from ddprun import node_config, options, run_identity
+from ddprun.files import run_identity
+from ddprun.settings import node_config, options
 
 HOST = {"PET_NNODES": "2", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29500", "DDP_RUN_ID": "night"}
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_USER": "bob", "SLURM_JOB_ACCOUNT": "vision"}

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddprun.script_environment import UNKNOWN, may_train, set_before_torch
+from ddprun.settings.script_environment import UNKNOWN, may_train, set_before_torch
 
 SOURCES = {
     "item": ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", ["OMP_NUM_THREADS"]),

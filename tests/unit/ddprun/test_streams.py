@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from ddprun.console import Console
-from ddprun.log_view import PROGRESS_S, LineView
-from ddprun.logs import RankFile, Stream
-from ddprun.timed_log import TimedLog
+from ddprun.output.console import Console
+from ddprun.output.log_view import PROGRESS_S, LineView
+from ddprun.output.logs import RankFile, Stream
+from ddprun.output.timed_log import TimedLog
 
 
 class Shown(Console):

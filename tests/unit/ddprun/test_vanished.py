@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
-from ddprun import network, stores
+from ddprun.system import network, stores
 
 
 @pytest.fixture

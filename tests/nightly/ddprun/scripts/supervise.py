@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 
-from ddprun import fork_server
-from ddprun.logs import RankStreams
-from ddprun.workers import Workers
+from ddprun.output.logs import RankStreams
+from ddprun.ranks import fork_server
+from ddprun.ranks.workers import Workers
 
 forks = sys.argv[1] == "fork"
 threading.excepthook = lambda _: os._exit(70)  # as ddprun's main sets one of its own

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ddprun import rank_profiler
+from ddprun.ranks import rank_profiler
 
 SECONDS = 60.0  # longer than the test waits: what ends a recording is the script
 trace = Path("trace.json")

@@ -1,0 +1,99 @@
+"""Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
+
+A node's lock shows whether its ddprun is alive. ddprun takes the lock first, and its supervisor inherits it. If the
+lock is free, ddprun, its supervisor and its ranks have ended. But a new ddprun may be starting, and orphans may remain:
+processes that the ranks started, and that survived when the supervisor was killed. Both are found by their environment
+in /proc, because all processes of a run inherit the path of its folder.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ddprun.system import processes
+from ddpwire import names
+from ddpwire.run_files import LOCK, NODE, OUTCOME
+
+LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
+POLL_S = 0.02
+
+
+def take_lock(node_dir: Path) -> int | None:
+    """Lock the node. Return the descriptor that holds the lock, or None if another ddprun has it. Raises OSError."""
+    descriptor = os.open(node_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError as error:
+            is_taken = error.errno in (errno.EAGAIN, errno.EACCES)
+            if not is_taken or time.monotonic() > deadline:
+                os.close(descriptor)
+                if is_taken:
+                    return None
+                raise
+        time.sleep(POLL_S)
+
+
+def is_locked(node_dir: Path) -> bool:
+    """Return whether the node's ddprun or its supervisor is alive."""
+    try:
+        descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def all_processes() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the pid and the environment of each living process of any run, except the caller and its parent."""
+    mark = f"{names.RUN_DIR}=".encode()
+    for process in processes.list_processes():
+        if process.alive and process.pid not in (os.getpid(), os.getppid()):
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+                if mark in environ:
+                    yield process.pid, environ.split(b"\0")
+
+
+ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes, or a function that returns its result
+
+
+def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
+    """Return whether the node's ddprun is alive, even if it is starting and has written no file yet."""
+    if is_locked(node_dir):
+        return True
+    has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
+    return not has_written and any(starting_processes(node_dir, table))
+
+
+def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
+    """Yield the pids of the processes that were started for the node whose folder is ``node_dir``."""
+    variable = f"{names.NODE_RANK}={node_dir.name.removeprefix('node-')}".encode()
+    yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
+
+
+def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the pid and the environment of each living process of the run, except the caller and its parent."""
+    mark = f"{names.RUN_DIR}={run_dir}".encode()
+    yield from ((pid, environ) for pid, environ in table() if mark in environ)
+
+
+def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
+    """Kill all processes of the run, including orphans, with SIGKILL. Give up after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
+        for pid in left:
+            processes.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)

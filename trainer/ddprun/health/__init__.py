@@ -1,0 +1,1 @@
+"""Hangs, and file systems that do not answer."""

@@ -1,0 +1,295 @@
+"""Collects data about what this node's ranks do, for ``ddpctl explain``. This happens on request, and after a hang.
+
+ddpctl writes a unique word into ``diagnosis.request``. Then ddprun queries its ranks and writes ``diagnosis.json``,
+which contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. Each query has
+a timeout, because a rank that hangs or is stopped may not answer. A missing answer is reported as well.
+"""
+
+import base64
+import contextlib
+import gzip
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ddprun.ranks.rank_server import STACKS, STACKS_SIGNAL, ask
+from ddprun.system import processes
+from ddpwire import run_files
+from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_heartbeat, read_regular, write_atomic
+
+RANKS = Path(__file__).parents[1] / "ranks"
+NUM_SAMPLES = 5
+SAMPLE_INTERVAL_S = 0.3
+STACKS_TIMEOUT_S = 1.0
+SETTLED_S = 0.1  # a dump that has not grown for this long is complete: it has no end mark
+POLL_S = 0.01
+FLIGHT_TIMEOUT_S = 1.0
+TRACE_TIMEOUT_S = 30.0  # in addition to the recorded seconds
+MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
+NO_SERVER = "it has no process group, or was not forked by ddprun (--exec)"
+MAX_STACKS_BYTES = 1 << 18
+MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the newest of each rank; torch keeps 2000
+MAX_THREADS, MAX_FRAMES = 8, 24
+MAX_CHILDREN = 6
+MAX_REQUEST_CHARS = 64
+PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
+MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+# In /proc/net/tcp: the states established and SYN_SENT; the retransmission timer.
+TCP_STATES, TCP_RESENDS = ("01", "02"), "01:"
+Frame = tuple[str, int, str]  # file, line, function
+
+
+class Diagnosis:
+    """Collects data about what the ranks of the current attempt do."""
+
+    def __init__(self, node_dir: Path, node: int) -> None:
+        self._node_dir, self._node = node_dir, node
+        self._ranks: tuple[RankProcess, ...] = ()
+        self._attempt = 1
+        self._answered = ""
+        self._thread: threading.Thread | None = None
+        with contextlib.suppress(OSError):  # create both files now: NFS caches that a file is missing
+            for old in node_dir.glob(run_files.diagnosis_file("*")):
+                old.unlink()
+            (node_dir / DIAGNOSIS).touch()
+            (node_dir / run_files.PROFILE).write_text("")
+            (node_dir / DIAGNOSIS_REQUEST).write_text("")
+
+    def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
+        """From now on, collect data from these ranks."""
+        self._ranks, self._attempt = ranks, attempt
+
+    def answer_request(self) -> None:
+        """If ddpctl has written a request, answer it in a thread, because the ranks may take seconds to answer."""
+        if self._thread and self._thread.is_alive():
+            return
+        try:
+            request = read_regular(self._node_dir / DIAGNOSIS_REQUEST).decode(errors="replace")[:MAX_REQUEST_CHARS]
+        except OSError:
+            return
+        if request and request != self._answered:
+            self._answered = request
+            wanted = PROFILE_REQUEST.fullmatch(request)
+            answer = partial(self._profile, float(wanted[1])) if wanted else partial(self._write, DIAGNOSIS)
+            self._thread = threading.Thread(target=answer, args=(request,), name="diagnosis", daemon=True)
+            self._thread.start()
+
+    def keep(self) -> None:
+        """Save the data of the current attempt. Call this before its ranks are killed because of a hang."""
+        self._write(run_files.diagnosis_file(self._attempt), num_samples=2)
+
+    def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
+        ranks = collect(self._ranks, self._node_dir, num_samples)
+        found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
+        data = json.dumps(found).encode()
+        for most in (20, 2, 0):  # with very many ranks, keep their current state and drop older data
+            if len(data) > MAX_DIAGNOSIS_BYTES:
+                for rank in ranks:
+                    _shorten(rank, most)
+                data = json.dumps(found | {"shortened": True}).encode()
+        with contextlib.suppress(OSError):  # the disk is full
+            write_atomic(self._node_dir / name, data)
+
+    def _profile(self, seconds: float, request: str) -> None:
+        """Profile all ranks at the same time. ddpctl recognizes the answer by ``request``, which is written last."""
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
+
+            def record(rank: RankProcess) -> dict[str, Any]:
+                name = rank_heartbeat(rank.rank)
+                return {"rank": rank.rank} | profile_rank(self._node_dir / name, Path(folder, f"{rank.rank}"), seconds)
+
+            with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
+                found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
+            write_atomic(self._node_dir / run_files.PROFILE, json.dumps(found).encode())
+
+
+def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
+    """Return the data of each rank as JSON: process states and stacks at several moments, and its last collectives."""
+    found: list[dict[str, Any]] = []
+    for rank in ranks:
+        group_at = _modified_at(node_dir / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
+        found.append({"rank": rank.rank, "pid": rank.pid, "group_at": group_at, "samples": [], "children": []})
+    children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
+    for number in range(num_samples):
+        time.sleep(SAMPLE_INTERVAL_S if number else 0)
+        states = [_state(rank.pid) | {"links": read_links(Path(f"/proc/{rank.pid}"))} for rank in ranks]
+        stacks = read_stacks([rank.pid for rank in ranks])
+        for one, state, stack in zip(found, states, stacks, strict=True):
+            one["samples"].append(state | {"time": time.time(), "threads": stack})
+    # A rank and its children share one file: ask one child at a time.
+    for place in range(max(map(len, children), default=0)):
+        asked = [(one, pids[place]) for one, pids in zip(found, children, strict=True) if place < len(pids)]
+        states = [_state(pid) for _, pid in asked]
+        for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+            one["children"].append({"pid": pid, "threads": stack} | state)
+    for one, rank in zip(found, ranks, strict=True):
+        one |= read_collectives(node_dir / rank_heartbeat(rank.rank)) | {"time": time.time()}
+    return found
+
+
+def _shorten(rank: dict[str, Any], most: int) -> None:
+    """Keep only a rank's last sample, at most ``most`` collectives and children, and some threads and frames."""
+    rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
+    rank["collectives"] = rank["collectives"][-most:] if most else []
+    for one in (*rank["samples"], *rank["children"]):
+        one["threads"] = one["threads"] and [frames[: most + 4] for frames in one["threads"][: most + 1]]
+
+
+def _modified_at(path: Path) -> float | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return None
+
+
+def _state(pid: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        fields = rest.split()
+        found |= {"name": name.partition("(")[2], "state": fields[0], "ticks": int(fields[11]) + int(fields[12])}
+        switches = re.search(r"(?m)^voluntary\w+:\s(\d+)", Path(f"/proc/{pid}/task/{pid}/status").read_text())
+        found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has started to wait
+        found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
+    return found
+
+
+def read_links(process: Path) -> list[list[Any]]:
+    """Return a list for each TCP peer that a process has on another machine.
+
+    A list contains the process's address, the peer's address, the unacknowledged bytes, and the retransmissions.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    with contextlib.suppress(OSError, ValueError):  # the process has ended, or this is not Linux
+        own = {str(link.readlink()) for link in (process / "fd").iterdir()}
+        for line in "".join(table.read_text() for table in (process / "net").glob("tcp*")).splitlines():
+            fields = line.split()
+            here, there = (address.partition(":")[0] for address in fields[1:3])
+            if here != there and fields[3] in TCP_STATES and f"socket:[{fields[9]}]" in own:
+                link = found.setdefault((here, there), [0, 0])
+                if fields[5].startswith(TCP_RESENDS):  # with another timer, the other side does not accept data
+                    link[:] = link[0] + int(fields[4].partition(":")[0], 16), max(link[1], int(fields[6], 16))
+    return [[*addresses, *link] for addresses, link in found.items()]
+
+
+def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
+    """Return each process's stacks, or None if it did not answer. The main thread and innermost frames come first."""
+    files = {pid: descriptor for pid in pids if (descriptor := _open_stacks(pid)) is not None}
+    try:
+        for pid, descriptor in files.items():
+            os.ftruncate(descriptor, 0)
+            _signal_main_thread(pid)
+        _wait_until_settled(files.values())
+        texts = {pid: os.pread(descriptor, MAX_STACKS_BYTES, 0) for pid, descriptor in files.items()}
+    finally:
+        for descriptor in files.values():
+            os.close(descriptor)
+    return [parse_stacks(texts[pid].decode(errors="replace")) if texts.get(pid) else None for pid in pids]
+
+
+def _open_stacks(pid: int) -> int | None:
+    """Open the memfd to which a process writes its stacks. Return None if this fails or the process is stopped."""
+    with contextlib.suppress(OSError):
+        if not processes.is_stopped(pid):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                if str(link.readlink()).startswith(f"/memfd:{STACKS}"):
+                    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    return None
+
+
+def _signal_main_thread(pid: int) -> None:
+    """Send STACKS_SIGNAL to the main thread. The signal may disturb other threads, which libraries have started."""
+    with contextlib.suppress(OSError):
+        if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
+            processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
+        else:
+            os.kill(pid, STACKS_SIGNAL)
+
+
+def _wait_until_settled(descriptors: Iterable[int]) -> None:
+    deadline, seen, changed_at = time.monotonic() + STACKS_TIMEOUT_S, [-1], time.monotonic()
+    while time.monotonic() < deadline:
+        sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
+        if sizes != seen:
+            seen, changed_at = sizes, time.monotonic()
+        elif all(sizes) and time.monotonic() - changed_at > SETTLED_S:
+            return
+        time.sleep(POLL_S)
+
+
+def parse_stacks(text: str) -> list[list[Frame]]:
+    """Return the threads in faulthandler's dump. The first one is the main thread, which handled the signal."""
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append((line.startswith("Current"), []))
+        elif threads and (match := FRAME.fullmatch(line)):
+            threads[-1][1].append((match[1], int(match[2]), match[3]))
+    own = str(RANKS / "rank_server.py")
+    kept = [one for one in threads if not any(frame[0] == own for frame in one[1])]
+    return [_script_frames(frames) for _, frames in sorted(kept, key=lambda one: not one[0])][:MAX_THREADS]
+
+
+def _script_frames(frames: list[Frame]) -> list[Frame]:
+    """Return at most MAX_FRAMES frames of the script, without the frames of ddprun's code that started the script."""
+    start = str(RANKS / "fork_server.py")
+    end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
+    return frames[: min(end, MAX_FRAMES)]
+
+
+def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str, Any]:
+    """Return a rank's last ``collectives`` from its flight recorder.
+
+    If this fails, return the reason under the key ``unknown``.
+    """
+    try:
+        recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
+        entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
+        return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-limit:]}
+    except FileNotFoundError:
+        return {"collectives": [], "unknown": NO_SERVER}
+    except TimeoutError:
+        return {"collectives": [], "unknown": f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return {"collectives": [], "unknown": f"its flight recorder cannot be read: {error}"}
+
+
+def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
+    """Return a rank's profile (rank_profiler.py) and gzipped trace.
+
+    If this fails, return the reason under the key ``unknown``.
+    """
+    try:
+        found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
+        if "unknown" in found:
+            return found
+        if trace.stat().st_size > MAX_TRACE_BYTES:
+            return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: choose fewer --seconds"}
+        found["collectives"] = read_collectives(heartbeat, MAX_PROFILED_COLLECTIVES)["collectives"]
+        return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
+    except (OSError, ValueError, TypeError) as error:
+        return {"unknown": NO_SERVER if isinstance(error, FileNotFoundError) else f"it cannot be profiled: {error}"}
+
+
+def _collective(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a flight recorder entry (format version 2.10) that are to be kept."""
+    name, description = entry["process_group"]
+    return {
+        "group": f"{name}",
+        "desc": str(description),
+        "seq": int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
+        "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        "sizes": entry["input_sizes"],
+        "dtypes": entry["input_dtypes"],
+        "p2p": bool(entry["is_p2p"]),
+        "done": bool(entry["retired"]) or entry["state"] == "completed",  # gloo sets only retired
+        "at": int(entry["time_created_ns"]) / 1e9,
+    }

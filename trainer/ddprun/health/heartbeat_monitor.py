@@ -1,0 +1,252 @@
+"""Heartbeats and process states of this node's ranks, the detection of hung ranks, and stack dumps.
+
+The silence of a rank begins when ddprun notices its last heartbeat. If a rank is stopped (SIGSTOP) before its first
+heartbeat, its silence begins when ddprun notices the stop. A running rank does not count as silent before its first
+heartbeat, because imports and compilation can take a long time. A time in which ddprun itself was paused does not count
+as silence: the ranks were probably paused with it (docker pause, scontrol suspend, a virtual machine).
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ddprun.output.logs import RankLogs
+from ddprun.ranks.process_groups import AS_ONE_RANK
+from ddprun.ranks.workers import Workers
+from ddprun.system.processes import read_stat
+from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
+from ddpwire.run_files import RankProcess, rank_heartbeat
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
+MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
+DUMP_TIMEOUT_S = 1.0
+SPAWN_PROBE_S = 4.0
+SPAWN_IDLE_S = 10.0
+SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
+# In the command line of a process that multiprocessing has spawned.
+SPAWN_MAIN = "multiprocessing.spawn import spawn_main"
+PROC_FILES = ("status", "wchan", "stack")
+STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """The current state of a rank. The node sends it to node 0 as part of its heartbeat."""
+
+    rank: int
+    node: int
+    step: int | None  # None before the first heartbeat
+    silent_s: float
+    stopped: bool  # frozen by SIGSTOP
+    busy: bool  # used CPU time since its step last changed, or since it was stopped or continued
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastChange:
+    """The last change of a rank: it took a step, was stopped or was continued."""
+
+    key: tuple[int | None, bool]  # step, stopped
+    at_s: float
+    cpu_s: float
+
+
+class HeartbeatMonitor:
+    """Reads the heartbeats and process states of the ranks of the current attempt."""
+
+    def __init__(self, node_dir: Path, node: int) -> None:
+        self._node_dir = node_dir
+        self._node = node
+        self._changes: dict[int, LastChange] = {}
+        self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
+        self._called_at = 0.0
+        self._now_s = 0.0  # a clock that stands still while ddprun is paused
+        self._ranks: tuple[RankProcess, ...] = ()
+
+    def track(self, ranks: tuple[RankProcess, ...]) -> None:
+        """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
+        self._changes, self._beats = {}, {}
+        self._ranks = ranks
+
+    def step(self, rank: int) -> int | None:
+        """Return the last step of a rank, even after it has ended."""
+        beat = self.beat(rank)
+        return beat.step if beat else None
+
+    def stopped_for(self, rank: int) -> int | None:
+        """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
+        return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+
+    def is_complete(self, rank: int) -> bool:
+        """Return whether the rank has recorded that its training is complete."""
+        return read_complete(self._node_dir / rank_heartbeat(rank))
+
+    def beat(self, rank: int) -> Beat | None:
+        """Return the last heartbeat of a rank, even after it has ended."""
+        return read_beat(self._node_dir / rank_heartbeat(rank))
+
+    def beats(self) -> dict[int, Beat]:
+        """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
+        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
+
+    def running_beats(self) -> dict[int, Beat]:
+        """Return the last heartbeats of the ranks that have not ended, keyed by rank."""
+        running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
+        return {rank: beat for rank, beat in self.beats().items() if rank in running}
+
+    def statuses(self, time_s: float | None = None) -> tuple[RankStatus, ...]:
+        """Return the status of each rank that is alive, at ``time_s`` of the monotonic clock, by default now.
+
+        Call this several times per second.
+        """
+        time_s = time.monotonic() if time_s is None else time_s
+        self._now_s += min(time_s - self._called_at, MAX_GAP_S)
+        self._called_at = time_s
+        return tuple(status for rank in self._ranks if (status := self._status(rank)))
+
+    def _status(self, process: RankProcess) -> RankStatus | None:
+        seen = _stat(process.pid)
+        if seen is None:
+            return None
+        stopped, cpu_s = seen
+        now_s, beat = self._now_s, self.beat(process.rank)
+        if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
+            self._beats[process.rank] = beat.at_s, now_s
+        key = (beat.step if beat else None, stopped)
+        change = self._changes.get(process.rank)
+        if change is None or change.key != key:
+            change = self._changes[process.rank] = LastChange(key=key, at_s=now_s, cpu_s=cpu_s)
+        since_s = now_s - change.at_s
+        silent_s = now_s - self._beats[process.rank][1] if beat else since_s if stopped else 0.0
+        busy = cpu_s - change.cpu_s > BUSY_CORES * since_s
+        rank, node = process.rank, self._node
+        return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
+
+
+def _stat(pid: int) -> tuple[bool, float] | None:
+    """Return whether a process is stopped, and its CPU seconds. Return None if it has ended or /proc is missing."""
+    try:
+        fields = read_stat(pid)
+        return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
+    """Return the rank that probably caused a hang, or None if no rank hangs.
+
+    A rank that hangs blocks the others, so there is a hang only if all ranks that have sent heartbeats have been silent
+    for ``timeout_s``. A stopped rank counts as hung even if other ranks still send heartbeats.
+    """
+    if not timeout_s:
+        return None
+    stopped = [status for status in statuses if status.stopped and status.silent_s > timeout_s]
+    beating = [status for status in statuses if status.step is not None]
+    if not stopped and not (beating and all(status.silent_s > timeout_s for status in beating)):
+        return None
+    last = min((status.step for status in stopped or beating if status.step is not None), default=None)
+    behind = [status for status in stopped or beating if status.step == last]
+    num_busy = sum(status.busy for status in behind)
+    odd = 2 * num_busy < len(behind) and num_busy > 0  # a minority of the ranks is busy
+    return min(behind, key=lambda status: (not status.stopped, status.busy != odd, status.rank))
+
+
+def describe_hang(status: RankStatus, timeout_s: float) -> str:
+    """Return a message about a hung rank: how long it was silent, its last step and whether it uses CPU time."""
+    where = "before its first step" if status.step is None else f"after step {status.step}"
+    what = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
+    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+
+
+class SpawnWatch:
+    """Detects that all executed ranks of a node have started further ranks, and that these further ranks block.
+
+    The further ranks are started with torch.multiprocessing.spawn. They block if the script chooses the address of
+    their store. Their environment says that an agent serves the store, so none of them serves it. Two criteria must
+    hold. Each rank has spawned processes. For SPAWN_IDLE_S, no process of any rank has had a TCP connection or used CPU
+    time.
+    """
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self._ranks = {process.rank: process.pid for process in ranks}
+        self._probed_at = self._idle_since = time.monotonic()
+        self._cpu_s = 0.0
+
+    def find(self) -> str:
+        """Return a message if the ranks block, otherwise an empty string. Checks at most once per SPAWN_PROBE_S."""
+        now, before_s = time.monotonic(), self._cpu_s
+        since_s = now - self._probed_at
+        if since_s < SPAWN_PROBE_S:
+            return ""
+        self._probed_at = now
+        try:
+            families = [[one, *one.children(recursive=True)] for one in map(psutil.Process, self._ranks.values())]
+            spawn = all(any(SPAWN_MAIN in " ".join(one.cmdline()) for one in family) for family in families)
+            processes = {one.pid: one for family in families for one in family}
+            self._cpu_s = sum(sum(one.cpu_times()[:2]) for one in processes.values())
+            asleep = all(one.status() == psutil.STATUS_SLEEPING for one in processes.values())
+            connections = [one for one in psutil.net_connections("tcp") if one.raddr and one.pid in processes]
+        except psutil.Error:  # a process has ended meanwhile, or the system does not show it
+            return ""
+        is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
+        if connections or is_busy or not spawn:
+            self._idle_since = now
+        if now - self._idle_since < SPAWN_IDLE_S:
+            return ""
+        first, second = sorted(self._ranks)[:2]
+        cause = f"ranks {first} and {second} each run a script that starts ranks itself"
+        return f"no process group can form, because {cause}: {AS_ONE_RANK}"
+
+
+def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
+    """Write each rank's /proc files and Python stacks into ``path``. This ends the ranks.
+
+    Because of PYTHONFAULTHANDLER, a rank that receives SIGABRT writes its stacks to stderr and ends, even if its main
+    thread runs C++ code. A stopped rank is continued, so that it can write its stacks. If ``path`` cannot be written,
+    the ranks still end.
+    """
+    notes = [_proc_state(rank) for rank in processes]
+    logs = [Path(rank.log) for rank in processes]
+    sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
+    for rank in processes:  # a core dump would be large and add nothing to the stacks
+        with contextlib.suppress(OSError, AttributeError):  # the rank has ended, or this is not Linux
+            resource.prlimit(rank.pid, resource.RLIMIT_CORE, (0, 0))
+    workers.signal(signal.SIGABRT)
+    workers.signal(signal.SIGCONT)
+    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    while workers.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for rank in processes:
+        output.catch_up(rank.rank)
+    try:
+        with path.open("wb") as file:
+            for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
+                file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
+                with log.open("rb") as stream:
+                    stream.seek(size)
+                    file.write(stream.read() + b"\n")
+    except OSError:
+        path.unlink(missing_ok=True)
+
+
+def _proc_state(rank: RankProcess) -> str:
+    """Return lines from the PROC_FILES of a rank. Only root can read ``stack``, the kernel stack."""
+    lines = []
+    for name in PROC_FILES:
+        try:
+            text = Path(f"/proc/{rank.pid}/{name}").read_text().strip()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            if name != "status":
+                lines.append(f"{name}: {line}")
+            elif line.partition(":")[0] in STATUS_FIELDS:
+                lines.append(line)
+    return "".join(f"{line}\n" for line in lines)

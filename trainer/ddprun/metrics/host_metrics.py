@@ -1,0 +1,99 @@
+"""Metrics of a node's machine, read at each scrape: CPU, memory, network, and GPUs if NVML finds any.
+
+Nodes on the same machine report the same values. The values do not depend on the ranks.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from ddprun.system.network import interface_of
+from ddpwire import metrics
+
+HOST = (metrics.HOST_CPU, metrics.HOST_MEMORY, metrics.HOST_NETWORK)
+DEVICES = (metrics.DEVICE_UTILIZATION, metrics.DEVICE_MEMORY_USED, metrics.DEVICE_POWER, metrics.DEVICE_TEMPERATURE)
+SERIES = (*HOST, *DEVICES)
+MAX_DEVICES = 16  # four series each
+
+
+class HostSeries(Collector):
+    """The metrics of the machine except those of GPUs."""
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each metric family with its current values."""
+        yield family(metrics.HOST_CPU, cpu_seconds())
+        yield family(metrics.HOST_MEMORY, memory_bytes())
+        yield family(metrics.HOST_NETWORK, network_bytes())
+
+
+def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
+    """Return ``metric``, which has one label, as a metric family. ``values`` are pairs of label value and number."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=tuple(metric.labels))
+    for label, value in values:
+        made.add_metric([label], value)
+    return made
+
+
+def cpu_seconds() -> list[tuple[str, float]]:
+    """Return the CPU seconds of each mode, which are 0 for a mode that the system does not count."""
+    times = psutil.cpu_times()
+    return [(mode, getattr(times, mode, 0.0)) for mode in metrics.HOST_CPU.labels["mode"]]
+
+
+def memory_bytes() -> list[tuple[str, float]]:
+    """Return the total and available bytes of the machine's memory, regardless of a container's limit."""
+    memory = psutil.virtual_memory()
+    return [("total", memory.total), ("available", memory.available)]
+
+
+def network_bytes() -> list[tuple[str, float]]:
+    """Return the bytes that all interfaces except the loopback have received and sent in total."""
+    loopback = interface_of("127.0.0.1")
+    counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
+    return [("received", sum(one.bytes_recv for one in counts)), ("sent", sum(one.bytes_sent for one in counts))]
+
+
+class DeviceSeries(Collector):
+    """Metrics of the machine's GPUs, labeled with the NVML index. Metrics that a GPU does not support are omitted."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._devices = {}
+        for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)):
+            with contextlib.suppress(nvml.NVMLError):  # the GPU is lost or not permitted
+                self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each metric family with its current values."""
+        nvml = self._nvml
+        sensor = nvml.NVML_TEMPERATURE_GPU
+        yield self._read_each(metrics.DEVICE_UTILIZATION, lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+        yield self._read_each(metrics.DEVICE_POWER, lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
+        yield self._read_each(metrics.DEVICE_TEMPERATURE, lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, sensor))
+
+    def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:
+        values = []
+        for index, device in self._devices.items():
+            try:
+                values.append((str(index), read(device)))
+            except self._nvml.NVMLError:  # not supported, or the GPU is lost
+                continue
+        return family(metric, values)
+
+
+def collectors() -> list[Collector]:
+    """Return the collectors for this machine."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [HostSeries(), DeviceSeries(pynvml)]
+    except Exception:  # the driver or the library is missing, which raises different errors
+        return [HostSeries()]

@@ -1,0 +1,348 @@
+"""The metrics of a node and its ranks: the endpoint /metrics, the file history.csv and the final snapshot metrics.prom.
+
+A rank writes the files of prometheus_client's multiprocess mode into its own folder. This module reads them and
+replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that
+restarts do not make scrapes slower. Gauges describe the present, so the gauges of a rank that has ended are renamed and
+appear only in the snapshot.
+"""
+
+import contextlib
+import platform
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from ddprun.files import run_identity
+from ddprun.files.node_dir import Journal
+from ddprun.health.heartbeat_monitor import HeartbeatMonitor
+from ddprun.metrics import host_metrics, registration
+from ddprun.settings import node_facts
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import compat, network
+from ddpwire import metrics, names
+from ddpwire.events import MOST_BYTES, Event, read_last_events
+from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
+from ddpwire.run_files import METRICS, SNAPSHOT, write_atomic
+from ddpwire.version import __version__
+
+RANK_PREFIX = "rank-"
+KEPT_KINDS = ("counter", "histogram", "summary")
+LAST_GAUGE_SUFFIX = ".last"
+# What prometheus_client raises for damaged files. Scripts may write into the folder, and must not end the run by that.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
+FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
+CACHE_S = 0.25  # for how long a page is reused
+SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
+ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
+IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
+
+
+def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
+    """Rename the gauge files of a rank that has ended, so that scrapes no longer read them."""
+    for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
+        with contextlib.suppress(OSError):
+            path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
+
+
+def prepare_rank_dir(folder: Path) -> None:
+    """Prepare the metrics folder of a rank that is about to start.
+
+    Delete the last gauges of the rank's previous process, set damaged files aside, and merge the other files.
+    """
+    for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(*UNREADABLE):  # then nothing is merged
+        for path in folder.glob("*.db"):
+            if not _is_sound(path):
+                path.rename(path.with_suffix(".bad"))
+        merge_rank_files(folder)
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a file of prometheus_client can be read. Its first 4 bytes are the number of used bytes."""
+    try:
+        used = int.from_bytes(path.read_bytes()[:4], sys.byteorder, signed=True)
+        compat.merge_files([str(path)])
+    except UNREADABLE:
+        return False
+    return 8 <= used <= path.stat().st_size
+
+
+def merge_rank_files(folder: Path) -> None:
+    """Merge the files of ended processes into one file per metric type. Raises any error in ``UNREADABLE``."""
+    for kind in KEPT_KINDS:
+        files = sorted(folder.glob(f"{kind}_*.db"))
+        if len(files) < 2:
+            continue
+        merged = compat.merge_files(map(str, files), accumulate=False)
+        new = folder / f"{kind}.new"
+        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS. The merged file needs no more bytes
+        # than the files use together; each file begins with the number of its used bytes.
+        new.write_bytes(bytes(sum(int.from_bytes(file.read_bytes()[:4], sys.byteorder) for file in files)))
+        if not compat.write_merged(merged, new):
+            new.unlink()
+            return
+        with FILES_LOCK:
+            for file in files:
+                file.unlink()
+            new.rename(folder / f"{kind}_0.db")
+
+
+class RankSeries(Collector):
+    """Collects the series that the ranks have written."""
+
+    def __init__(self, metrics_dir: Path) -> None:
+        self._metrics_dir = metrics_dir
+        self.with_last_gauges = False
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each family once, with the samples of all ranks."""
+        families: dict[str, Family] = {}
+        for folder in sorted(self._metrics_dir.glob(f"{RANK_PREFIX}*")):
+            for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
+                merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
+                if merged.type == family.type:  # if two ranks disagree about a type, the first one counts
+                    merged.samples += label_rank(family.samples, folder.name.removeprefix(RANK_PREFIX))
+        yield from families.values()
+
+
+def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
+    """Return the merged series of a rank's processes, or an empty list if they cannot be read."""
+    patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
+    try:
+        with FILES_LOCK:
+            files = [path for pattern in patterns for path in folder.glob(pattern)]
+            try:
+                return compat.merge_files(map(str, files))
+            except UNREADABLE:  # a file is damaged, or is being created
+                return compat.merge_files(map(str, filter(_is_sound, files)))
+    except UNREADABLE:
+        return []
+
+
+def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
+    """Replace the label ``pid`` of the samples with ``rank``. Keep only the last sample of each series."""
+    unique = {}
+    for sample in samples:
+        labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
+        unique[sample.name, tuple(sorted(labels.items()))] = sample._replace(labels=labels)
+    return list(unique.values())
+
+
+class HeartbeatSeries(Collector):
+    """Collects the times of the last heartbeats of the running ranks."""
+
+    def __init__(self, heartbeats: HeartbeatMonitor) -> None:
+        self._heartbeats = heartbeats
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the time of the last heartbeat of each running rank that has sent one."""
+        since_epoch = time.time() - time.monotonic()
+        beats = sorted(self._heartbeats.running_beats().items())
+        times = [(str(rank), since_epoch + beat.at_s) for rank, beat in beats]
+        yield host_metrics.family(metrics.HEARTBEAT, times)
+
+
+class NodeSeries:
+    """The series that ddprun sets. host_metrics.py has the series of the machine.
+
+    A series with one label is exported from the start, with the value 0 for each known value of the label.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        kinds = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+        self._series: dict[str, Any] = {}
+        for metric in metrics.CATALOGUE:
+            if metric.set_by == "ddprun" and metric not in (*host_metrics.SERIES, metrics.HEARTBEAT):
+                series = kinds[metric.kind](metric.name, metric.help, tuple(metric.labels), registry=registry)
+                self._series[metric.name] = series
+                for label, values in metric.labels.items() if len(metric.labels) == 1 else ():
+                    for value in values:
+                        series.labels(**{label: value})
+
+    def set(self, metric: metrics.Metric, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._of(metric, labels).set(value)
+
+    def count(self, metric: metrics.Metric, number: int = 1, **labels: str) -> None:
+        """Increase a counter."""
+        self._of(metric, labels).inc(number)
+
+    def _of(self, metric: metrics.Metric, labels: dict[str, str]) -> Any:
+        series = self._series[metric.name]
+        return series.labels(**labels) if labels else series
+
+    def count_earlier(self, events: Iterable[Event]) -> None:
+        """Count the restarts, requeues, exits, signals and lost steps in the node's earlier events."""
+        for event in events:
+            facts = event.facts
+            if event.event == "restart":
+                self._count_known(metrics.RESTARTS, reason=facts.get("reason"))
+            elif event.event == "node_started" and "requeued_s" in facts:
+                self._count_known(metrics.RESTARTS, reason="requeue")
+            elif event.event == "rank_exited":
+                self._count_known(metrics.RANK_EXITS, cause=facts.get("cause"))
+            elif event.event == "signal":
+                self._count_known(metrics.TERMINATION_SIGNALS, signal=facts.get("signal"))
+            elif event.event == "recovered" and isinstance(lost := facts.get("steps_lost"), int):
+                self.count(metrics.STEPS_LOST, max(0, lost))
+
+    def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
+        # Another version of ddprun may have written values that this version does not know.
+        if all(value in metric.labels[label] for label, value in labels.items()):
+            self.count(metric, **labels)
+
+    def state(self, state: str) -> None:
+        """Set the state of this node, which must be one of metrics.JOB_STATES."""
+        for other in metrics.JOB_STATES:
+            self.set(metrics.JOB_STATE, other == state, state=other)
+
+
+def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Serve /metrics on ``port`` or, if the port is taken, on a free one. Return the port. Raises OSError."""
+    lock, body, made_at = threading.Lock(), b"", 0.0
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        nonlocal body, made_at
+        with lock:  # a page is reused for a moment, so that many scrapers cost no more than one
+            if not body or time.monotonic() - made_at > CACHE_S:
+                body, made_at = generate_latest(registry), time.monotonic()
+            page = body
+        request.send_response(200)
+        request.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        request.send_header("Content-Length", str(len(page)))
+        request.end_headers()
+        request.wfile.write(page)
+
+    return network.serve_http(host, port, answer, name="metrics", timeout_s=SCRAPE_TIMEOUT_S)
+
+
+class MetricHistory:
+    """Writes the registry's values every few seconds as a row of history.csv (see ddpwire.history).
+
+    A thread of ddprun writes the rows, so no rank waits for them. A full disk does not stop the training.
+    """
+
+    def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
+        self._path = node_dir / HISTORY
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._every_s = ROW_INTERVAL_S
+        self._rows: list[str] = []
+        self._read_earlier()
+
+    def start(self) -> None:
+        """Start a thread that adds rows until the process ends."""
+        threading.Thread(target=self._run, name="history", daemon=True).start()
+
+    def add_row(self) -> None:
+        """Add a row with the current values."""
+        samples = (sample for family in self._registry.collect() for sample in family.samples)
+        row = line(time.time(), fold((sample.name, sample.labels, sample.value) for sample in samples))
+        with self._lock, contextlib.suppress(OSError):
+            if len(self._rows) >= MAX_ROWS:  # keep every other row, and write new rows half as often
+                self._rows = self._rows[1::2]
+                self._every_s *= 2
+                self._write()
+            self._rows.append(row)
+            with self._path.open("a") as file:
+                file.write(f"{row}\n")
+
+    def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            self.add_row()
+            time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
+
+    def _read_earlier(self) -> None:
+        """Read the rows of an earlier ddprun if the file has the same columns. Otherwise start a new file."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            header, *rows = self._path.read_text().splitlines() or [""]
+            if header == HEADER:
+                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
+        with contextlib.suppress(ValueError, IndexError):
+            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
+            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        write_atomic(self._path, "\n".join([HEADER, *self._rows, ""]).encode())
+
+
+class NodeMetrics:
+    """All series of a node and of its ranks, with the registry, the endpoint, the history and the snapshot."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        node_dir: Path,
+        journal: Journal,
+        heartbeats: HeartbeatMonitor,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._journal = journal
+        self._registry = CollectorRegistry()
+        self.series = NodeSeries(self._registry)
+        self._ranks = RankSeries(node_dir / METRICS)
+        for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
+            self._registry.register(collector)
+        self.series.set(
+            metrics.BUILD_INFO,
+            1,
+            version=__version__,
+            torch_version=metadata.version("torch"),
+            python_version=platform.python_version(),
+            image_digest=node_facts.image_digest(environ.get(names.IMAGE, "")),
+        )
+        self.series.set(
+            metrics.RUN_INFO,
+            1,
+            run_id=config.run_id,
+            run_uid=journal.state.run_uid,
+            config_sha256=node_facts.config_sha256(config.command),
+            **run_identity.owner(config, environ),
+        )
+        self.series.set(metrics.JOB_START, journal.state.started)
+        self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
+        self.series.count_earlier(read_last_events(node_dir, 2 * MOST_BYTES))
+        self.history = MetricHistory(node_dir, self._registry)
+
+    def serve(self, config: NodeConfig, own: str) -> None:
+        """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
+        host, log = config.metrics_host or own, self._journal.log
+        try:
+            port = serve_registry(self._registry, host, config.metrics_port)
+        except OSError as error:
+            log(f"no metrics: {host} cannot be bound: {error.strerror}")
+            return
+        if config.metrics_port not in (0, port):
+            log(f"port {config.metrics_port} is in use: the metrics are on port {port}")
+        url = f"http://{own if host in ANY_ADDRESS else host}:{port}/metrics"
+        log(f"metrics at {url}")
+        self._journal.update(metrics=url)
+        try:
+            registration.register(config, url)
+        except OSError as error:
+            log(f"the file for Prometheus cannot be written: {error.filename}: {error.strerror}")
+
+    def write_snapshot(self, node_dir: Path) -> None:
+        """Write the final values, including the ranks' last gauges, because the node can no longer be scraped."""
+        self._ranks.with_last_gauges = True
+        self.history.add_row()
+        with contextlib.suppress(OSError):
+            write_atomic(node_dir / SNAPSHOT, generate_latest(self._registry))

@@ -1,0 +1,1 @@
+"""How nodes meet and agree."""

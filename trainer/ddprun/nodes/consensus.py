@@ -1,0 +1,424 @@
+"""The consensus of the nodes on how an attempt ends: nodes report how their ranks end, and node 0 decides for all.
+
+The nodes exchange reports and decisions through the control store. Each node uses separate threads and connections for
+this. One thread waits until the next key is set, so that a decision reaches all nodes within milliseconds.
+``restart_policy`` determines which failure counts and whether the ranks are restarted. The agent carries out the
+decision.
+
+Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, or a rank that exited with
+0. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
+``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
+
+Two more keys are used if lost nodes are replaced. A node that has been asked to stop sets ``N/leaving/NODE``.
+``history`` has all failed attempts, and each node keeps a copy of it. If node 0 is lost, the other nodes write their
+copy into the store of the next node 0.
+"""
+
+import json
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistNetworkError,
+    DistStoreError,
+    Store,
+)
+
+from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.settings.requeue import Requeues
+from ddprun.system import restart_policy, stores
+from ddprun.system.errors import store_lost_error
+from ddprun.system.restart_policy import (
+    NODE_LOST_S,
+    SETTLE_S,
+    Decision,
+    FailedAttempt,
+    Failure,
+    outcome_of,
+    read_attempts,
+)
+from ddpwire.run_files import Outcome, read_outcome
+
+HEARTBEAT_INTERVAL_S = 0.25
+LEAVE_TIMEOUT_S = 2.0
+POLL_S = 0.05
+
+
+@dataclass(kw_only=True)
+class NodeLiveness:
+    """The last heartbeat of a node, and for how long it has not changed."""
+
+    value: bytes = b""
+    silent_s: float = 0.0
+    num_changes: int = 0
+    changes_at_failure: int = 0
+    is_lost: bool = False
+
+
+def _read_heartbeat(value: Any) -> tuple[int, tuple[RankStatus, ...]]:
+    return int(value["attempt"]), tuple(RankStatus(**status) for status in value["signs"])
+
+
+def _read_decision(value: Any) -> Decision:
+    return Decision(outcome=read_outcome(json.dumps(value["outcome"])), restart=bool(value["restart"]))
+
+
+def _read_post(value: Any) -> Failure | tuple[int, int | None]:
+    return Failure(**value["failure"]) if "failure" in value else (int(value["exited"]), value["done"])
+
+
+class LivenessTracker:
+    """Tracks on node 0 which nodes are alive, and the status of their ranks.
+
+    A node is lost if its heartbeat has not changed for NODE_LOST_S. Then its claim is deleted, so that a new ddprun can
+    take its number. In each update, a node's silence grows by at most twice the update interval. So a pause of node 0
+    itself does not count as a long silence of the other nodes.
+    """
+
+    def __init__(self, store: Store, max_nodes: int) -> None:
+        self._store = store
+        self._nodes = {node: NodeLiveness() for node in range(max_nodes)}
+        self._attempt = 0
+        self._members: tuple[int, ...] = ()
+        self._updated_at = 0.0
+        self.statuses: tuple[RankStatus, ...] = ()  # of all ranks of the attempt
+        self.step: int | None = None  # the highest step in the attempt
+
+    def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
+        """Start an attempt. Its nodes have just responded, so set their silence to 0."""
+        self._attempt, self._members = attempt, members
+        self.statuses, self.step = (), None
+        for node in members:
+            self._nodes[node].silent_s = 0.0
+
+    def mark_failure(self) -> None:
+        """Record how many heartbeats each node had sent when a rank or node failed."""
+        for liveness in self._nodes.values():
+            liveness.changes_at_failure = liveness.num_changes
+
+    def all_alive_since_failure(self) -> bool:
+        """Return whether every other node has sent two heartbeats since the failure.
+
+        One heartbeat is not enough, because the node may have sent it before the failure.
+        """
+        others = (self._nodes[node] for node in self._members if node)
+        return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
+
+    @property
+    def silent_s(self) -> dict[int, float]:
+        """The seconds since each other node of the attempt last sent a heartbeat, keyed by node."""
+        return {node: self._nodes[node].silent_s for node in self._members if node}
+
+    def update(self, now_s: float) -> None:
+        """Read the heartbeats of all nodes. Call this every HEARTBEAT_INTERVAL_S."""
+        passed_s = min(now_s - self._updated_at, 2 * HEARTBEAT_INTERVAL_S)
+        self._updated_at = now_s
+        statuses: list[RankStatus] = []
+        for node, liveness in self._nodes.items():
+            value = self._store.get(f"beat/{node}") if self._store.check([f"beat/{node}"]) else b""
+            if value != liveness.value:
+                liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
+                liveness.num_changes += 1
+            elif node and value:
+                liveness.silent_s += passed_s
+            if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
+                liveness.is_lost = True
+                self._store.delete_key(f"claim/{node}")
+            if value and not liveness.is_lost:
+                attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
+                statuses += signs if attempt == self._attempt else ()
+        self.statuses = tuple(statuses)
+        steps = [status.step for status in statuses if status.step is not None]
+        self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
+
+
+class Consensus:
+    """Reports how the ranks of this node end, and waits for node 0's decision. On node 0, it also decides."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        node: int,
+        max_nodes: int,
+        max_restarts: int,
+        restarts_errors: bool,
+        hang_timeout_s: float,
+        read_statuses: Callable[[], Sequence[RankStatus]],
+        requeues: Requeues | None = None,
+        is_replaced: bool = False,
+        history: Sequence[FailedAttempt] = (),
+    ) -> None:
+        """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
+
+        ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
+        """
+        try:
+            # A connection that waits for a key cannot be used for other calls.
+            self._store, self._wait_store = store.clone(), store.clone()
+        except stores.StoreError:
+            raise store_lost_error() from None
+        self._node = node
+        self._is_leader = node == 0
+        self._decide_next = partial(restart_policy.decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
+        self._hang_timeout_s = hang_timeout_s
+        self._read_statuses = read_statuses
+        self._requeues = requeues
+        self._is_replaced = is_replaced
+        self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
+        self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
+        self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
+        self._posting = threading.Lock()
+        self._wake = threading.Event()  # a new attempt has begun
+        self._decided = threading.Event()
+        self._num_loops = 0
+        self._heartbeat_due = 0.0
+        self.node_0_lost = False  # then its store is lost, too
+        self._leaves = False  # whether this node was stopped and a new node replaces it
+        self.history = [*history]  # all failed attempts; nodes other than node 0 keep them only if nodes are replaced
+        self._step: int | None = None  # the highest step of this node's ranks in the attempt
+        self._deciding = threading.Lock()
+        self._attempt = 0
+        self._members: tuple[int, ...] = ()
+        self.decision: Decision | None = None  # None while the attempt runs
+        self._failures: list[Failure] = []
+        self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
+        self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
+        self._num_posts = 0
+        self._began_at = self._failed_at = 0.0
+        if history:
+            self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
+        self._try_store(self._send_heartbeat)
+
+    @classmethod
+    def started(cls, store: Store, **rest: Any) -> "Consensus":
+        """Return a Consensus whose threads run until the process ends or node 0 is lost. Raises NodeError."""
+        consensus = cls(store, **rest)
+        for run in (consensus._run, consensus._send_posts):
+            threading.Thread(target=run, name="consensus", daemon=True).start()
+        if not consensus._is_leader:
+            threading.Thread(target=consensus._watch, name="watch", daemon=True).start()
+        return consensus
+
+    def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
+        """Start an attempt and forget the previous one."""
+        with self._posting:
+            self._attempt, self._members, self.decision = attempt, members, None
+            self._failures, self._exited, self._done, self._num_posts, self._step = [], [], set(), 0, None
+            self._began_at = time.monotonic()
+            self._decided.clear()
+            self._liveness.begin_attempt(attempt, members)
+        if self._is_replaced:
+            self._try_store(self._read_history)
+        if self._leaves:
+            self.post_leaving()
+        if self.node_0_lost:
+            self._mark_node_0_lost()
+        self._wake.set()
+
+    def wait(self, timeout_s: float) -> Decision | None:
+        """Return the decision as soon as it is made, or None after ``timeout_s``."""
+        self._decided.wait(timeout_s)
+        return self.decision
+
+    def post_failure(self, failure: Failure) -> None:
+        """Report a failure on this node to node 0. Call this at once, because the order of failures matters."""
+        self._posts.put((self._attempt, {"failure": asdict(failure)}))
+
+    def post_success(self, rank: int, *, is_last: bool) -> None:
+        """Report that a rank exited with 0. ``is_last``: whether all ranks of this node have now exited with 0."""
+        self._posts.put((self._attempt, {"exited": rank, "done": self._node if is_last else None}))
+
+    def post_leaving(self) -> None:
+        """Report, before the ranks end, that this node was stopped. Wait at most LEAVE_TIMEOUT_S for node 0."""
+        self._leaves = True
+        key = f"{self._attempt}/leaving/{self._node}"
+        posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
+        posting.start()
+        posting.join(LEAVE_TIMEOUT_S)
+
+    def post_gone(self) -> None:
+        """Report that this node's ranks have ended. Call this after the decision."""
+        self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
+
+    def wait_until_all_gone(self, timeout_s: float) -> None:
+        """On node 0, wait at most ``timeout_s`` until the ranks of all nodes that are alive have ended."""
+        deadline = time.monotonic() + timeout_s
+        lost_after_s = restart_policy.NODE_LOST_AFTER_FAILURE_S
+        while self._is_leader and time.monotonic() < deadline:
+            with self._posting:
+                num_gone = self._store.add(f"{self._attempt}/gone", 0)
+            silent = sum(seconds > lost_after_s for seconds in self._liveness.silent_s.values())
+            if num_gone + silent >= len(self._members):
+                return
+            time.sleep(POLL_S)
+
+    def _send_posts(self) -> None:
+        """Write the reports into the store, in their order. A run whose report is dropped would never end."""
+        while not self.node_0_lost:
+            attempt, post = self._posts.get()
+            self._try_store(partial(self._post, attempt, post), timeout_s=-1)
+
+    def _post(self, attempt: int, post: dict[str, object]) -> None:
+        number = self._store.add(f"{attempt}/news", 1)
+        self._store.set(f"{attempt}/news/{number}", json.dumps(post))
+
+    def _try_store(self, act: Callable[[], object], timeout_s: float = NODE_LOST_S) -> None:
+        """Call ``act``, which uses the store. Do nothing if node 0 is lost, because node 0 serves the store.
+
+        Do nothing, either, if other calls take longer than ``timeout_s``. -1 means to wait for them.
+        """
+        if self.node_0_lost or not self._posting.acquire(timeout=timeout_s):
+            return
+        try:
+            act()
+        except stores.StoreError:
+            self._mark_node_0_lost()
+        finally:
+            self._posting.release()
+
+    def _mark_node_0_lost(self) -> None:
+        self.node_0_lost = True
+        lost = outcome_of(Failure(node=0, rank=None, status=-signal.SIGKILL), attempt=max(1, self._attempt))
+        with self._deciding:
+            if self.decision:
+                return
+            if self._is_replaced and self._attempt:
+                lost = replace(lost, message="node 0, which has the store of the run, was lost")
+                lived_s = time.monotonic() - self._began_at
+                self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
+                self._set_decision(self._decide_next(self.history))
+            else:
+                self._set_decision(Decision(outcome=lost))
+
+    def _watch(self) -> None:
+        """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).
+
+        Count the iterations of this loop instead of seconds, because this process may have been paused.
+        """
+        last, num_stalled = -1, 0
+        while not self.node_0_lost:
+            num_stalled = num_stalled + 1 if last == self._num_loops else 0
+            last = self._num_loops
+            if num_stalled * HEARTBEAT_INTERVAL_S > NODE_LOST_S:
+                self._mark_node_0_lost()
+            time.sleep(HEARTBEAT_INTERVAL_S)
+
+    def _run(self) -> None:
+        while not self.node_0_lost:
+            self._num_loops += 1
+            if time.monotonic() >= self._heartbeat_due:
+                self._heartbeat_due = time.monotonic() + HEARTBEAT_INTERVAL_S
+                self._try_store(self._send_heartbeat)
+            rest_s = max(0.001, self._heartbeat_due - time.monotonic())
+            attempt = self._attempt
+            if not attempt or self.decision:
+                self._wake.wait(rest_s)
+                self._wake.clear()
+                continue
+            try:
+                key = f"{attempt}/news/{self._num_posts + 1}" if self._is_leader else f"{attempt}/verdict"
+                self._wait_store.wait([key], timedelta(seconds=rest_s))
+            except DistNetworkError:
+                self._mark_node_0_lost()
+                return
+            except DistStoreError:
+                pass  # no new report, but a time limit may have passed
+            if attempt == self._attempt:
+                self._try_store(self._decide if self._is_leader else self._receive_decision)
+
+    def _send_heartbeat(self) -> None:
+        statuses = [asdict(status) for status in self._read_statuses()]
+        steps = (self._step, *(status["step"] for status in statuses))
+        self._step = max((step for step in steps if step is not None), default=None)
+        beat = {"at": time.monotonic(), "attempt": self._attempt, "signs": statuses}
+        self._store.set(f"beat/{self._node}", json.dumps(beat))
+        if self._is_leader:
+            self._liveness.update(time.monotonic())
+
+    def _receive_decision(self) -> None:
+        if self._store.check([key := f"{self._attempt}/verdict"]):
+            decision = stores.decode(key, self._store.get(key), _read_decision)
+            if self._is_replaced:
+                self._read_history()
+            with self._deciding:
+                self._set_decision(self.decision or decision)
+
+    def _read_history(self) -> None:
+        if self._store.check(["history"]):
+            history = stores.decode("history", self._store.get("history"), read_attempts)
+            self.history = max(self.history, history, key=len)
+
+    def _encoded_history(self) -> str:
+        return json.dumps([asdict(ended) for ended in self.history])
+
+    def _leaving(self) -> tuple[int, ...]:
+        members = self._members if self._is_replaced else ()
+        return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
+
+    def _decide(self) -> None:
+        self._read_posts()
+        if len(self._done) == len(self._members) and not self._failures:
+            outcome = Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt)
+            self._publish(Decision(outcome=outcome))
+            return
+        settled = self._liveness.all_alive_since_failure() and all(
+            time.monotonic() - self._failed_at >= SETTLE_S.get(failure.code, 0.0) for failure in self._failures[:1]
+        )
+        silent_s = self._liveness.silent_s
+        failure = restart_policy.find_root_failure(self._failures, silent_s=silent_s, settled=settled)
+        if failure := failure or self._find_hang():
+            lived_s = time.monotonic() - self._began_at
+            steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
+            outcome = outcome_of(failure, attempt=self._attempt, exited=self._exited)
+            step, leaving = max(steps, default=None), self._leaving()
+            if leaving:  # the stopped node explains the failures of ranks on other nodes
+                outcome = restart_policy.outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
+            self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=lived_s))
+            decision = self._decide_next(self.history, leaves=bool(leaving))
+            if self._is_replaced:
+                self._store.set("history", self._encoded_history())
+            for node in leaving if decision.restart else ():
+                if node:  # so that a new node need not wait until this one counts as lost
+                    self._store.delete_key(f"claim/{node}")
+            if self._requeues and not decision.restart:
+                decision = Decision(outcome=self._requeues.limit(decision.outcome))
+            self._publish(decision)
+
+    def _read_posts(self) -> None:
+        while self._store.check([key := f"{self._attempt}/news/{self._num_posts + 1}"]):
+            self._num_posts += 1
+            post = stores.decode(key, self._store.get(key), _read_post)
+            if isinstance(post, Failure):
+                if not self._failures:
+                    self._failed_at = time.monotonic()
+                    self._liveness.mark_failure()
+                self._failures.append(post)
+                continue
+            rank, done = post
+            if not self._failures:
+                self._exited.append(rank)
+            if done is not None:
+                self._done.add(done)
+
+    def _find_hang(self) -> Failure | None:
+        status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
+        if self._failures or status is None:
+            return None
+        why = describe_hang(status, self._hang_timeout_s)
+        return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
+
+    def _publish(self, decision: Decision) -> None:
+        self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))
+        self._set_decision(decision)
+
+    def _set_decision(self, decision: Decision) -> None:
+        self.decision = decision
+        self._decided.set()

@@ -1,0 +1,421 @@
+"""The rendezvous of a run's nodes: a handler for torch elastic that lets each node keep its configured rank.
+
+elastic's own handler numbers the nodes by their addresses, sorted as strings. After a restart, its nodes may read keys
+of the last attempt.
+Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
+and its own store for the ranks.
+
+Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost.
+``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
+``N/group`` has the number and the members of the attempt, and the port of its store. ``N/left`` is the outcome of a
+node that gave up, and ``N/left/NODE`` means that node NODE has read it.
+
+If node 0 is lost and replaced, the other nodes join the store of the new node 0. They write their earlier attempts into
+its key ``history`` (consensus.py). The nodes meet there for attempt 1. Then node 0 gives this attempt the number that
+follows the last failed attempt, and writes this number into ``1/group``.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistNetworkError,
+    DistStoreError,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from ddprun.files.run_identity import PROCESS_TOKEN
+from ddprun.nodes import joining
+from ddprun.nodes.joining import Wait
+from ddprun.nodes.peer_checks import PeerChecks
+from ddprun.nodes.preflight import RETRY_S, Route
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import compat, network, stores
+from ddprun.system.errors import NodeError, config_error, node_error, store_lost_error
+from ddprun.system.restart_policy import read_attempts
+from ddprun.system.stores import StoreError
+from ddpwire.exits import Exit
+from ddpwire.run_files import Outcome, read_outcome
+
+ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
+POLL_S = 0.05
+RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
+REACH_S = 1.0  # for an address that may be the previous node 0's
+NAME_INTERVAL_S = 5.0
+LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
+MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
+
+
+class NodeClaim:
+    """The claim of one ddprun to be node ``node`` of the run. Only one ddprun at a time has the claim.
+
+    Node 0 deletes the claim of a silent node (consensus.py). If another ddprun has the claim, this ddprun waits until
+    the claim is deleted. It fails if the other ddprun is alive, or if the wait takes too long.
+    """
+
+    def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
+        """``facts`` are stored with the claim and must be the same on all nodes. ``token`` is unique to this claim."""
+        self._control = control
+        self._node = node
+        self._value = {"token": token} | facts
+
+    def take(self, is_over: Callable[[str], bool]) -> None:
+        """Take the claim. Raises NodeError.
+
+        While another ddprun has the claim, ``is_over`` is called with the reason for the wait. ``is_over`` sleeps
+        briefly, and returns whether its time limit has passed.
+        """
+        heartbeats = {self._heartbeat()}
+        while not self._is_ours():
+            heartbeats.add(self._heartbeat())
+            if len(heartbeats) > MAX_LATE_HEARTBEATS:
+                if self._value["token"] != PROCESS_TOKEN:
+                    raise self._replaced_error()
+                raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
+            if is_over("another ddprun has the number of this node: it is silent, but does not count as lost yet"):
+                message = f"another ddprun is node {self._node} already: it is silent, but does not count as lost"
+                raise node_error(Exit.ABSENT, "absent", message, node=self._node)
+        # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
+        self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
+
+    def keep(self) -> None:
+        """Check that this node still has the claim, or take it again if it was deleted. Raises NodeError."""
+        if not self._is_ours():
+            raise self._replaced_error()
+
+    def _replaced_error(self) -> NodeError:
+        message = f"this ddprun did not respond for too long: another ddprun has replaced it as node {self._node}"
+        return node_error(Exit.KILLED, "node_lost", message, node=self._node)
+
+    def _is_ours(self) -> bool:
+        key = f"claim/{self._node}"
+        known = self._control.compare_set(key, "", json.dumps(self._value))
+        return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
+
+    def _heartbeat(self) -> bytes:
+        """Return the last heartbeat of the claim's owner, who is alive if the heartbeat changes."""
+        key = f"beat/{self._node}"
+        return bytes(self._control.get(key)) if self._control.check([key]) else b""
+
+
+def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
+    """Return the number of the next attempt. ``attempt`` is the number of this node's last attempt."""
+    if is_leader:
+        control.set("attempt", str(attempt + 1))
+    elif control.check(["attempt"]):
+        latest = stores.decode("attempt", control.get("attempt"), int)
+        return max(attempt + 1, latest + control.check([f"{latest}/group"]))
+    return attempt + 1
+
+
+def _read_group(value: Any) -> dict[str, Any]:
+    return {name: int(value[name]) for name in ("port", "attempt")} | {"members": tuple(map(int, value["members"]))}
+
+
+class FixedRankRendezvous(RendezvousHandler):
+    """Represents one node in every rendezvous of a run."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        route: Route,
+        checks: PeerChecks,
+        *,
+        log: Callable[[str], None],
+        check_stop: Callable[[], None],
+    ) -> None:
+        """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested."""
+        self._config = config
+        self._route = route
+        self._checks = checks
+        self._log = log
+        self._check_stop = check_stop
+        self._is_leader = config.node_rank == 0
+        self._attempt_store: TCPStore | None = None
+        self.attempt = 0
+        self.members: tuple[int, ...] = ()
+        self.previous_outcome: Outcome | None = None  # of the previous attempt
+        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
+        self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
+        self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
+        try:
+            self._claim = self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
+        except StoreError:
+            raise store_lost_error() from None
+        if self._is_leader and config.is_replaced:
+            threading.Thread(target=self._watch_name, name="node-0", daemon=True).start()
+
+    @property
+    def master(self) -> str:
+        """Return the address of the control store as host:port."""
+        return f"{self._config.master_addr}:{self.control.port}"
+
+    def _host(self) -> TCPStore:
+        assert self._route.listener is not None, "find_route has bound it on node 0"  # noqa: S101
+        address, port = self._route.listener.getsockname()[:2]
+        try:
+            return stores.serve(address, self._route.listener)
+        except OSError as error:
+            message = network.describe_taken_port(address, port, error)
+            raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
+
+    def _join(self) -> Any:
+        wait, config = self._new_wait(), self._config
+        while True:
+            left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s
+            reason = self._resolve_again() if config.is_replaced else ""
+            reason = reason or joining.why_unreachable(config, self._route, left_s)
+            if not reason:
+                try:
+                    return self._signed(stores.connect_to_node_0(self._route.address, config.master_port))
+                except NodeError as error:
+                    if not config.is_replaced:  # else the address may be that of the previous node 0
+                        raise
+                    reason = error.message
+            if wait.is_over((0,), reason):
+                raise self._absent_error((0,), reason)
+            if config.is_replaced:
+                time.sleep(RESOLVE_S)
+
+    def _resolve_again(self) -> str:
+        """Resolve node 0's name again, because a new node 0 has another address. Return why this failed, or ''."""
+        host = self._config.master_addr
+        try:
+            self._route = replace(self._route, address=network.resolve(host, timeout_s=RETRY_S))
+        except OSError as error:
+            return network.describe_unresolved(host, error)
+        return ""
+
+    def join_anew(self) -> None:
+        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or StoreError."""
+        self.control = self._join()
+        self._claim = self._claim_node(uuid.uuid4().hex)
+        self._checks.compare_again()
+        self.attempt = 0
+        self.on_join(self.control)
+
+    def is_store_lost(self) -> bool:
+        """Return whether the control store no longer answers."""
+        try:
+            self.control.check(["attempt"])
+        except StoreError:
+            return True
+        return False
+
+    def _watch_name(self) -> None:
+        """On node 0, raise NodeError when node 0's host name leads to another ddprun of the run. Runs in a thread.
+
+        The error ends this node.
+        """
+        config = self._config
+        while True:
+            time.sleep(NAME_INTERVAL_S)
+            with contextlib.suppress(OSError, StoreError, NodeError):
+                address = network.resolve(config.master_addr, timeout_s=RETRY_S)
+                if network.interface_of(address) is None:
+                    value = self._signed(stores.connect(address, config.master_port)).get("claim/0")
+                    claim = stores.decode("claim/0", value, dict)
+                    is_of_run = claim.items() >= joining.run_facts(config).items()
+                    if is_of_run and claim.get("token") != PROCESS_TOKEN:  # a service's address leads back to this node
+                        break
+        message = f"another ddprun has taken the place of node 0, on {address}"
+        raise node_error(Exit.KILLED, "node_lost", message, node=0)
+
+    def _claim_node(self, token: str) -> NodeClaim:
+        node, config = self._config.node_rank, self._config
+        facts = joining.run_facts(config)
+        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token)
+        if self._is_leader:
+            claim.take(lambda why: wait.is_over((node,), why))
+        claimed = self.control.get("claim/0")
+        first = stores.decode("claim/0", claimed, lambda claim: {name: claim[name] for name in facts})
+        joining.check_same_run(config, first)
+        if not self._is_leader:  # a node of another run, on the wrong port, must not claim a rank
+            claim.take(lambda why: wait.is_over((node,), why))
+        return claim
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes for the next attempt. Raises NodeError."""
+        try:
+            self._claim.keep()
+            self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
+            group = self._meet()
+        except StoreError:
+            self._raise_store_lost()
+        if self._config.node_rank not in group["members"]:
+            message = f"node {self._config.node_rank} joined too late: the run has begun without it"
+            raise node_error(Exit.ABSENT, "absent", message, node=self._config.node_rank)
+        self.members = tuple(group["members"])
+        self._checks.report_members(self.members)
+        self.attempt = group["attempt"]
+        host, port = self._host_of_ranks, group["port"]
+        store: Store | None = self._attempt_store
+        try:
+            if self._config.one_port:
+                store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
+            elif not self._is_leader:
+                store = stores.connect(host, port)
+        except StoreError:
+            config = replace(self._config, master_port=port)
+            if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
+                hint = "every port of node 0's machine must be open to the other nodes"
+                raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
+            self._raise_store_lost()
+        assert store is not None, "_gather has created it on node 0"  # noqa: S101
+        rank = self.members.index(self._config.node_rank)
+        return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
+
+    @property
+    def _host_of_ranks(self) -> str:
+        """Return node 0's name. If nodes are replaced, return its address: its name may still lead to the old node."""
+        return self._route.address if self._config.is_replaced else self._config.master_addr
+
+    def _raise_store_lost(self) -> NoReturn:
+        if self._config.is_replaced:
+            raise  # the agent joins the next node 0
+        raise store_lost_error() from None
+
+    def _meet(self) -> dict[str, Any]:
+        try:
+            self._checks.compare(self.control)
+            self.control.set(f"{self.attempt}/here/{self._config.node_rank}", "")
+            if self._is_leader:
+                self._gather()
+            return self._group()
+        except NodeError as error:
+            if not error.leaves:  # otherwise the others wait for its replacement
+                self._post_failure(error)
+            raise
+
+    def _gather(self) -> None:
+        """On node 0, wait for the other nodes, create the attempt's store, and choose the members."""
+        wait = self._new_wait()
+        while missing := self._missing():
+            self._raise_if_left()
+            if wait.is_over(missing, key=f"{self.attempt}/here/{missing[0]}"):
+                if len(self._arrived()) >= self._config.min_nodes:
+                    break
+                raise self._absent_error(missing)
+        port = self.control.port
+        if not self._config.one_port:
+            host = self._host_of_ranks
+            listener = network.bind_free_port(host)
+            port = listener.getsockname()[1]
+            self._attempt_store = stores.serve(host, listener)
+        number, members = self.attempt, self._arrived()
+        if self.control.check(["history"]):
+            failed = stores.decode("history", self.control.get("history"), read_attempts)
+            self.attempt = max(number, failed[-1].outcome.attempt + 1)
+        group = json.dumps({"members": members, "port": port, "attempt": self.attempt})
+        self.control.set(f"{self.attempt}/group", group)
+        self.control.set("attempt", str(self.attempt))
+        if number != self.attempt:
+            self.control.set(f"{number}/group", group)
+
+    def _arrived(self) -> tuple[int, ...]:
+        nodes = range(self._config.max_nodes)
+        return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
+
+    def _missing(self) -> tuple[int, ...]:
+        """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
+        everyone = tuple(range(self._config.max_nodes))
+        left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
+        expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
+        return tuple(sorted({*expected} - {*self._arrived()}))
+
+    def _group(self) -> dict[str, Any]:
+        """Wait until node 0 has chosen the group. Return its number, its members and its store's port."""
+        key = f"{self.attempt}/group"
+        wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
+        while not self.control.check([key]):
+            self._raise_if_left()
+            if wait.is_over((), key=key):
+                if self.control.check([f"{self.attempt - 1}/group"]):
+                    return {"members": ()}  # the previous attempt is still running, without this node
+                raise self._absent_error((0,))
+        return stores.decode(key, self.control.get(key), _read_group)
+
+    def _raise_if_left(self) -> None:
+        if self.control.check([key := f"{self.attempt}/left"]):
+            self.control.set(f"{key}/{self._config.node_rank}", "")
+            raise NodeError(stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value))))
+
+    def _post_failure(self, error: NodeError) -> None:
+        """Post the outcome for the other nodes. On node 0, whose end ends the store, wait until they have read it."""
+        outcome = error.outcome
+        if not self._is_leader and outcome.node is None:
+            outcome = joining.refusal(self._config.node_rank, outcome)
+        with contextlib.suppress(StoreError):  # node 0 is gone
+            self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
+            deadline = time.monotonic() + LEFT_READ_S
+            while self._is_leader and not self._all_have_read_left() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+    def _all_have_read_left(self) -> bool:
+        nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
+        return all(self.control.check([f"{self.attempt}/left/{node}"]) for node in nodes)
+
+    def _new_wait(self, extra_s: float = 0.0) -> Wait:
+        return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
+
+    def _pause(self, key: str) -> None:
+        """Sleep briefly. If ``key`` is given, sleep only until the control store has this key."""
+        if not key or self.control.check([key]):
+            time.sleep(POLL_S)
+            return
+        try:
+            self.control.wait([key], timedelta(seconds=POLL_S))
+        except DistNetworkError:
+            raise
+        except DistStoreError:
+            return  # not yet
+
+    def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
+        last, limit_s = self.previous_outcome, self._config.join_timeout_s
+        if last and last.cause == "node_lost" and last.node in missing:
+            return NodeError(replace(last, message=f"{last.message}, and did not come back within {limit_s:g} s"))
+        return joining.absent_error(self._config, missing, why)
+
+    def ranks_have_met(self) -> bool | None:
+        """On node 0, return whether ranks have used the attempt's store, or None if this is unknown."""
+        keys = compat.store_keys(self._attempt_store)
+        return None if keys is None else any(not key.startswith(ELASTIC_KEYS) for key in keys)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return True, because the agent serves the attempt's store, and the ranks are its clients."""
+        return True
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous backend."""
+        return "ddprun"
+
+    def get_run_id(self) -> str:
+        """Return the run's id."""
+        return self._config.run_id
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0, because no node joins during an attempt."""
+        return 0
+
+    def is_closed(self) -> bool:
+        """Return False, because the rendezvous is open for as long as this node runs."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing, because the stores end with node 0."""
+
+    def shutdown(self) -> bool:
+        """Do nothing, because the stores end with node 0."""
+        return True

@@ -1,0 +1,282 @@
+"""The output of this node's ranks. It is written to each rank's log file and shown on the console (log_view.py).
+
+If ddprun's stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr share one stream,
+which keeps the order of their lines. Otherwise a rank has two streams, and its file contains the lines of both in the
+order in which ddprun read them.
+"""
+
+import contextlib
+import os
+import queue
+import select
+import selectors
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddprun.output import terminal
+from ddprun.output.console import NUM_LAST_LINES, Console
+from ddprun.output.log_view import LineView, RawView, View
+from ddprun.output.rank_errors import last_lines
+from ddprun.output.timed_log import TimedLog, strip_torch_prefix
+from ddprun.settings.node_config import NodeConfig
+from ddpwire.run_files import Outcome, rank_log, timed_log
+
+CHUNK_BYTES = 1 << 16  # read at once
+RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
+UNFINISHED_S = 1.0  # after this, an unfinished line is written to the file, although the other stream may split it
+MAX_UNFINISHED_BYTES = 1 << 20
+DRAIN_S = 0.5  # for the output of ranks that have ended
+CATCH_UP_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
+
+
+@dataclass(frozen=True)
+class RankStreams:
+    """The descriptors that a rank gets as its stdin, stdout and stderr."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+    def close(self) -> None:
+        """Close ddprun's copies of the descriptors, after they were passed to the rank."""
+        for descriptor in (self.stdin, self.stdout, self.stderr):
+            os.close(descriptor)
+
+
+class RankLogs:
+    """The streams of this node's ranks. One thread reads all of them."""
+
+    def __init__(self, console: Console, config: NodeConfig) -> None:
+        self._console = console
+        self._config = config
+        self._modes = terminal.TerminalModes()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._open: set[Stream] = set()
+        self._new: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._streams: list[Stream] = []  # of the present attempt
+        self.starts: dict[int, int] = {}  # rank → the size of its log when the present attempt began
+        self._lock = threading.Lock()  # held while text is passed on, by the thread or after a decision
+        self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of writing
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
+
+    def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
+        """Return descriptors that the caller must pass to the rank and then close. Raises OSError."""
+        targets = (1,) if self.in_order else (1, 2)
+        file = RankFile(path, num_streams=len(targets))
+        self.starts[rank] = file.start
+        ends = []
+        for target in targets:
+            view = self._view(rank, local_rank, target, file)
+            read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
+            ends.append(write)
+            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank)
+            stream = Stream(read, target, rank, file, view, timed)
+            self._open.add(stream)
+            self._streams.append(stream)
+            self._new.put(stream)
+        os.write(self._wake_write, b"+")
+        stderr = ends[1] if len(ends) == 2 else os.dup(ends[0])
+        return RankStreams(terminal.open_stdin(own=self._config.reads_stdin(rank)), ends[0], stderr)
+
+    def _view(self, rank: int, local_rank: int, descriptor: int, source: object) -> View:
+        shown = self._config.shown_local_ranks
+        if self._config.shows_raw(rank):
+            return RawView(self._console, descriptor, source)
+        if shown is not None and local_rank not in shown:
+            return View()
+        return LineView(self._console, descriptor, self._config.prefix(rank).encode(), rank)
+
+    def resize(self) -> None:
+        """Pass the size of ddprun's terminal on to the ranks' pseudo-terminals."""
+        for stream in tuple(self._open):
+            terminal.copy_size(stream.target, stream.descriptor)
+
+    def catch_up(self, rank: int) -> None:
+        """Wait until the rank's file contains all that the rank has written so far, but at most ``CATCH_UP_S``."""
+        deadline = time.monotonic() + CATCH_UP_S
+        streams = [stream for stream in self._streams if stream.rank == rank]
+        while time.monotonic() < deadline and self._have_data(streams):
+            time.sleep(0.002)
+        with self._lock:  # the thread may have read the data, and not written it yet
+            for stream in streams:
+                stream.flush()
+
+    def _have_data(self, streams: Sequence["Stream"]) -> bool:
+        with self._lock:  # the thread closes the descriptors of streams that have ended
+            return any(stream in self._open and stream.has_data for stream in streams)
+
+    def show_failed_rank(self, outcome: Outcome) -> None:
+        """Show the held lines of the rank that failed first, and no further lines of the other ranks.
+
+        After a stop or the loss of a node, no rank failed first, so show the held lines of all ranks.
+        """
+        has_culprit = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
+        with self._lock:
+            for stream in self._streams:
+                if stream.rank != outcome.rank and has_culprit:
+                    stream.view.suppress()
+            self._release()
+
+    def end_attempt(self) -> None:
+        """Show all held lines, because the nodes will no longer decide which rank failed first."""
+        self._modes.restore()
+        with self._lock:
+            self._release()
+
+    def close_attempt(self, *, restarting: bool) -> None:
+        """End the attempt. Log where the suppressed lines are, unless the ranks are restarted at once."""
+        if not restarting:
+            self.drain(DRAIN_S)
+        self._modes.restore()
+        with self._lock:
+            paths = [*dict.fromkeys(stream.file.path for stream in self._streams if stream.view.num_suppressed)]
+            self._streams.clear()
+        if paths and not restarting:
+            names = [path.name for path in paths]
+            logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
+            self._console.log(f"some lines of other ranks are not shown here; they are in {paths[0].parent}: {logs}")
+
+    def show_last_lines(self, outcome: Outcome, node_dir: Path) -> None:
+        """Show the last log lines of a failed rank of this node, unless the console has just shown them."""
+        rank, config = outcome.rank, self._config
+        is_of_this_node = outcome.node == config.node_rank and outcome.cause != "stopped"
+        if rank is None or not is_of_this_node or config.shows_raw(rank):
+            return
+        log = last_lines(node_dir / rank_log(rank), NUM_LAST_LINES, self.starts[rank])
+        shown = [f"{config.prefix(rank)}{strip_torch_prefix(line.encode(), rank).decode()}\n" for line in log]
+        if shown and not self._console.recently_shown(shown[-1]):
+            for line in shown:
+                self._console.put(1, line.encode())
+
+    def _release(self) -> None:
+        for stream in self._streams:
+            stream.view.release()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until the output of all ranks has ended and is written, but at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while self._open and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            waits = [due for stream in self._present() if (due := stream.due(now)) is not None]
+            events = self._selector.select(min(waits, default=None))
+            with self._lock:
+                self._process(events)
+
+    def _present(self) -> set["Stream"]:
+        """Return all streams of this attempt, and the streams of earlier attempts that are still open."""
+        return {*self._streams, *self._open}
+
+    def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        now = time.monotonic()
+        for stream in self._present():
+            stream.tick(now)
+        for key, _ in sorted(events, key=lambda event: event[0].fd):  # stdout before stderr
+            if key.data is None:
+                os.read(self._wake_read, CHUNK_BYTES)
+                while not self._new.empty():
+                    stream = self._new.get()
+                    self._selector.register(stream.descriptor, selectors.EVENT_READ, stream)
+            elif not key.data.read(now):
+                self._selector.unregister(key.fd)
+                self._open.discard(key.data)  # before its descriptor is closed: resize() takes no lock
+                key.data.close()
+
+
+class RankFile:
+    """A rank's log file, to which its streams append."""
+
+    def __init__(self, path: Path, *, num_streams: int) -> None:
+        self.path = path
+        self.is_of_one_stream = num_streams == 1
+        self._file = path.open("a+b", buffering=0)
+        self._unfinished: object = None  # the stream whose unfinished line is at the file's end
+        self._num_open = num_streams
+        self.start = path.stat().st_size
+        if self.start:  # the previous attempt may have been killed in the middle of a line
+            self._file.seek(self.start - 1)
+            self._unfinished = self if self._file.read(1) != b"\n" else None
+
+    def write(self, stream: object, text: bytes) -> None:
+        """Append ``text``, on a new line if the file ends with an unfinished line of another stream."""
+        if self._unfinished not in (None, stream):
+            text = b"\n" + text
+        self._unfinished = None if text.endswith(b"\n") else stream
+        with contextlib.suppress(OSError):  # a full disk must not stop the training
+            self._file.write(text)
+
+    def close(self) -> None:
+        """Record that one stream is closed. After the last one, close the file."""
+        self._num_open -= 1
+        if not self._num_open:
+            self._file.close()
+
+
+class Stream:
+    """Reads a rank's stdout, its stderr or both, writes the data to the rank's file, and shows it."""
+
+    def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View, timed: TimedLog) -> None:
+        self.descriptor = descriptor
+        self.target = target  # the corresponding descriptor of ddprun itself: 1 or 2
+        self.rank = rank
+        self.view = view
+        self.file, self._timed = file, timed
+        self._chunk_bytes = RAW_CHUNK_BYTES if isinstance(view, RawView) else CHUNK_BYTES
+        self._rest = b""  # an unfinished line, not in the file yet
+        self._rest_since = 0.0
+
+    @property
+    def has_data(self) -> bool:
+        """Return whether there is data to read, or the stream has ended."""
+        return bool(select.select([self.descriptor], [], [], 0)[0])
+
+    def read(self, now: float) -> bool:
+        """Read the available data. Return False if the stream has ended."""
+        try:
+            data = os.read(self.descriptor, self._chunk_bytes)
+        except OSError:  # a pseudo-terminal that nobody has open any more
+            data = b""
+        whole, newline, rest = (self._rest + data).rpartition(b"\n")
+        if newline:
+            self.file.write(self, whole + newline)
+        if newline or not self._rest:
+            self._rest_since = now
+        self._rest = rest
+        if not data or len(rest) > MAX_UNFINISHED_BYTES or self.file.is_of_one_stream:
+            self.flush()
+        self._timed.add(data)
+        self.view.accept(data, now)
+        return bool(data)
+
+    def tick(self, now: float) -> None:
+        """Write an unfinished line if it is old enough at the time ``now``, and update the view."""
+        if now >= self._rest_since + UNFINISHED_S:
+            self.flush()
+        self.view.tick(now)
+
+    def due(self, now: float) -> float | None:
+        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
+        wait_s = self.view.due(now)
+        if self._rest:
+            rest_s = max(0.0, self._rest_since + UNFINISHED_S - now)
+            wait_s = rest_s if wait_s is None else min(wait_s, rest_s)
+        return wait_s
+
+    def flush(self) -> None:
+        """Write the unfinished line, if any, to the file."""
+        if self._rest:
+            self.file.write(self, self._rest)
+            self._rest = b""
+
+    def close(self) -> None:
+        """Close the descriptor, and the rank's file if it has no other open stream."""
+        os.close(self.descriptor)
+        self.file.close()

@@ -1,0 +1,1 @@
+"""How ranks start, run and end."""

@@ -1,0 +1,387 @@
+"""The supervisor as a fork server: it has already imported torch, and starts each rank with a fork.
+
+ddprun imports torch and forks the supervisor before it starts threads. The supervisor imports further modules while
+ddprun connects to the other nodes. Some environment variables are read when Python starts or when torch is
+imported. All ranks share the values of these variables. Other variables may differ between ranks (rank_environment.py).
+CUDA must not be initialized before the fork.
+
+The import of torch (tested with 2.15) starts only threads of OpenBLAS, and OpenBLAS ends them before a fork.
+"""
+
+import builtins
+import contextlib
+import faulthandler
+import gc
+import importlib
+import io
+import itertools
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from ddprun.ranks import supervisor
+from ddprun.ranks.process_groups import record_process_group, watch_process_groups
+from ddprun.ranks.rank_server import offer_stacks
+from ddprun.ranks.torch_import import FirstTorchImport
+from ddprun.settings.script_environment import may_train, set_before_torch
+from ddprun.system import compat, processes
+from ddpwire.exits import Exit
+from ddpwire.run_files import write_error
+
+HARMLESS_OPTIONS = ("-P", "-u")  # the interpreter's options that do not prevent a fork
+
+
+class CannotForkError(Exception):
+    """ddprun cannot be forked. The message gives the reason."""
+
+
+def preload_torch(num_threads: int) -> None:
+    """Import torch. It uses ``num_threads`` threads, unless OMP_NUM_THREADS sets another number."""
+    unset = "OMP_NUM_THREADS" not in os.environ
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    with _frozen_objects():
+        import torch.distributed  # noqa: F401
+
+    if unset:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+@contextlib.contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Collect no garbage in the block, and freeze all objects at its end.
+
+    Garbage collections take 13 % of an import. Without the freeze, a garbage collection in a rank would copy all shared
+    memory pages.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -> int:
+    """Fork the supervisor, which holds the lock and serves ``control``. Return its pid. Raises CannotForkError.
+
+    ``argv`` is what the ranks will run. It only decides what the supervisor imports for them.
+    """
+    if threads := threading.enumerate()[1:]:
+        raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise CannotForkError(f"ddprun cannot be forked: {error.strerror}") from None
+    if pid == 0:
+        try:
+            _run_supervisor(parent, lock_fd, control, argv)
+        finally:
+            os._exit(1)  # never return to the code of ddprun that called this
+    return pid
+
+
+def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+    for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
+        if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    processes.close_descriptors(lock_fd, control.fileno())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    processes.die_with_parent(parent)  # during the imports, the supervisor would not notice that ddprun ended
+    with _frozen_objects():
+        if argv[1] == "-m" or may_train(_source(argv, str(Path.cwd()))):
+            compat.import_dynamo()
+        with contextlib.suppress(Exception):  # the rank that imports it reports the error
+            import torch.nn.parallel  # noqa: F401
+    processes.die_with_parent(None)
+    supervisor.serve(control, fork_rank)
+
+
+def fork_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
+) -> tuple[int, str]:
+    """Fork a rank that runs ``argv``. If there is an obstacle, execute ``argv`` in a new process instead.
+
+    Return the rank's pid, and the obstacle or "".
+    """
+    if reason := fork_obstacle(argv, cwd):
+        return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
+    supervisor_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_rank(argv, env, cwd, cores, streams, supervisor_pid)
+    return pid, ""
+
+
+def _run_rank(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    cores: Sequence[int],
+    streams: Sequence[int],
+    supervisor_pid: int,
+) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
+        supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
+        processes.close_descriptors()
+        run_python(argv, env)
+    except OSError as error:
+        supervisor.exit_not_started(argv, error)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(Exit.SOFTWARE)  # never return to the supervisor's code
+
+
+def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
+    """Return why a forked rank would differ from an executed one, or an empty string if both would behave alike."""
+    if missing := compat.missing_for_fork():
+        return f"this Python has no {missing}"
+    options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
+    if {*options} - {*HARMLESS_OPTIONS}:
+        return f"ddprun's Python was started with options ({' '.join(options)})"
+    if threading.active_count() > 1:
+        return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    if any(str(link.readlink()).startswith("/dev/nvidia") for link in links if link.is_symlink()):
+        return "an import has opened the GPU"
+    script = Path(cwd, argv[1])
+    folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
+    if names := set_before_torch(_source(argv, cwd), folder):
+        return f"the script sets {', '.join(names)} before it imports torch"
+    with contextlib.suppress(OSError):  # there is no such script: the rank reports it
+        for path in sorted(folder.iterdir()):
+            module = sys.modules.get(path.name.partition(".")[0])
+            if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
+                return f"{path} has the name of a module that is already imported"
+    return ""
+
+
+def _source(argv: Sequence[str], cwd: str) -> Path:
+    """Return the file that the rank runs as ``__main__``.
+
+    If the rank runs a module that is not in ``cwd``, the returned file does not exist.
+    """
+    if argv[1] != "-m":
+        script = Path(cwd, argv[1])
+        return script / "__main__.py" if script.is_dir() else script.resolve()
+    place = Path(cwd, *argv[2].split("."))
+    return place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix in (".py", ".so") or (path / "__init__.py").is_file()
+
+
+def _is_from(folder: Path, module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and folder in Path(file).resolve().parents
+
+
+# ---- Running a forked rank like ``python script.py``
+#
+# This follows CPython's pymain_run_python and Py_FinalizeEx. tests/nightly/ddprun/test_fork_server.py compares output
+# and exit code with those of ``python``. One difference is intended: the process ends with os._exit, so that no C++
+# destructors run (they aborted 7 of 32 processes that used gloo) and ``__del__`` is not called on objects that are
+# still alive. Python does not guarantee this call either.
+
+
+def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Run ``argv`` as a new Python interpreter would, with the environment ``env``, and end this process."""
+    os.environ.clear()
+    os.environ.update(env)
+    _, *words = argv
+    if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
+        os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
+    sys.orig_argv = supervisor.unbuffered(argv)
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the entry for ddprun
+    _reopen_streams()
+    _reset_state(env)
+    if env.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    offer_stacks(env)
+    safe = bool(env.get("PYTHONSAFEPATH"))  # the option -P applies only to ddprun
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    record_process_group(env)
+    watch_process_groups(env)
+    if "torch" in sys.modules:
+        FirstTorchImport().install()
+    code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
+    if uncaught:
+        write_error(describe_uncaught(uncaught), env)
+    _exit(code)
+
+
+def _run_module(words: Sequence[str], safe: bool) -> None:
+    sys.argv = ["-m", *words[1:]]
+    if not safe:
+        sys.path.insert(0, str(Path.cwd()))
+    _new_main()
+    compat.run_module_as_main(words[0])
+
+
+def _run_script(words: Sequence[str], safe: bool) -> None:
+    sys.argv = list(words)
+    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
+    if pkgutil.get_importer(script) is not None:  # a folder or a zip file
+        sys.path.insert(0, script)
+        _new_main()
+        compat.run_module_as_main("__main__", alter_argv=False)
+        return
+    if not safe:
+        sys.path.insert(0, str(Path(script).resolve().parent))
+    main = _new_main()
+    main.__dict__.update(__file__=script, __cached__=None, __loader__=SourceFileLoader("__main__", script))
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _new_main() -> ModuleType:
+    """Replace the module ``__main__`` in sys.modules by an empty one, and return it."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=BuiltinImporter)
+    sys.modules["__main__"] = main
+    importlib.invalidate_caches()
+    return main
+
+
+def _reopen_streams() -> None:
+    """Replace sys.stdin, stdout and stderr by streams like those of ``python -u``.
+
+    An executed rank has such streams, because it is started with ``-u``.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, f"__{name}__")
+        raw = io.FileIO(descriptor, mode, closefd=False)
+        raw.name = f"<{name}>"
+        text = io.TextIOWrapper(
+            io.BufferedReader(raw) if mode == "r" else raw,
+            encoding=getattr(old, "encoding", "utf-8"),
+            errors=getattr(old, "errors", "strict"),
+            newline="\n",
+            line_buffering=os.isatty(descriptor),
+            write_through=True,
+        )
+        text.mode = mode  # type: ignore[misc]
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _reset_state(env: Mapping[str, str]) -> None:
+    """Reset what a new Python process would seed or read at its start. The module ``random`` does this itself."""
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        multiprocessing.current_process().authkey = os.urandom(32)
+    if tempfile := sys.modules.get("tempfile"):
+        tempfile.tempdir = None  # type: ignore[attr-defined]  # the script may set TMPDIR
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()  # random in each process; the GPUs' generators start with a fixed seed
+        threads = env.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
+            torch.set_num_threads(int(threads))
+
+
+def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
+    uncaught = None
+    try:
+        main()
+    except BaseException as error:
+        uncaught = error
+    try:
+        code = _report_uncaught(uncaught) if uncaught else 0
+    except SystemExit as second:  # raised by a signal handler: both Slurm and ddprun signal each process
+        code = _exit_code(second.code)
+    for last in compat.finalizers():
+        try:
+            last()
+        except BaseException as error:  # Ctrl-C while threads are joined
+            where = f"Exception ignored in: {sys.modules[last.__module__]!r}\nTraceback (most recent call last):\n"
+            frames = "".join(traceback.format_tb(_script_traceback(error)))
+            print(f"{where}{frames}{type(error).__name__}: {error}", file=sys.stderr)
+    return code, uncaught
+
+
+def _report_uncaught(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return _exit_code(error.code)
+    frames = _script_traceback(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    try:
+        sys.excepthook(type(error), error, frames)
+    except SystemExit as leaving:
+        return _exit_code(leaving.code)
+    except BaseException as nested:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(nested), nested, _script_traceback(nested))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, frames)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def describe_uncaught(error: BaseException) -> str:
+    """Return an uncaught exception as Python prints it (``ValueError: bad label 17``), or "" for a plain exit.
+
+    If the script exits while it handles an exception, return that exception's description.
+    """
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            return str(error.code)
+        handled = error.__context__  # as in hydra, which prints an exception and exits
+        return describe_uncaught(handled) if handled and not error.__suppress_context__ else ""
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    name = f"{module}{kind.__qualname__}"
+    try:
+        words = str(error).strip()
+    except Exception:  # its __str__ is code of the script
+        words = ""
+    if isinstance(error, BaseExceptionGroup):
+        words = f"{words}: {describe_uncaught(error.exceptions[0])}"
+    return f"{name}: {words}" if words else name
+
+
+def _script_traceback(error: BaseException) -> TracebackType | None:
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    return frames
+
+
+def _exit_code(value: object) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)
+    return 1
+
+
+def _exit(code: int) -> NoReturn:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), compat.file_base()):
+            with contextlib.suppress(Exception):  # it is closed
+                thing.flush()  # a file that the script left open
+    if processes.LIBC:
+        processes.LIBC.fflush(None)  # output that C code has buffered
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -1,0 +1,145 @@
+"""The process groups of a forked rank: whether it creates one, and whether two processes claim the same rank.
+
+If a script starts its own ranks, it does so in every rank. Then two processes claim the same place (URL, rank and world
+size), and neither process group ever forms. So the second process that claims a place gets an error. This is checked in
+forked ranks (fork_server.py), and in processes that they fork or start with torch.multiprocessing.spawn. Ranks that are
+executed are watched by heartbeat_monitor.py.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from ddprun.ranks.rank_server import serve
+from ddprun.system import compat
+from ddpwire import names
+from ddpwire.heartbeat import HEARTBEAT_FILE
+from ddpwire.run_files import GROUP_SUFFIX
+
+USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" means that the agent serves the store, and no rank does
+OWN_STORE = "DDP_SCRIPT_STORE"  # set if ddprun changed the variable above, because the script chose its own address
+RUN_ID = "TORCHELASTIC_RUN_ID"
+GUIDE = "docs/your_script.md"
+AS_ONE_RANK = f"run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1); see {GUIDE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """A rank, and the store that ddprun serves for it. Processes that the rank starts use the same values."""
+
+    rank: str
+    pid: int  # the rank's own
+    store_port: str
+    run_id: str  # torch elastic's; if the script starts an agent itself, that agent has another id
+    claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
+
+    def watch(self) -> None:
+        """Check each process group before the group is created.
+
+        This includes the groups in processes that this process starts with torch.multiprocessing.
+        """
+        compat.before_rendezvous(self.check)
+        module: Any = importlib.import_module("torch.multiprocessing.spawn")
+        start = module.start_processes
+
+        @functools.wraps(start)
+        def start_processes(fn: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+            can_import = PathFinder.find_spec("ddprun") is not None  # the script may have changed sys.path
+            return start(StartedByRank(place=self, main=fn) if can_import else fn, *args, **kwargs)
+
+        module.start_processes = start_processes  # torch.multiprocessing.spawn calls it, too
+        importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
+
+    def check(self, url: object, rank: object, world_size: object) -> None:
+        """Claim the place in a new process group. Raises RuntimeError if another rank of this node has claimed it."""
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts is None or parts.scheme not in ("env", "tcp"):
+            return
+        environ = os.environ
+        script_chooses = environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ  # who serves the store
+        if script_chooses or environ.get(RUN_ID) != self.run_id:
+            return
+        address = parts.netloc or f"{environ.get(names.MASTER_ADDR)}:{environ.get(names.MASTER_PORT)}"
+        place, size = (
+            parse_qs(parts.query).get(key, [environ.get(variable, "") if given in (-1, None) else str(given)])[0]
+            for key, given, variable in (("rank", rank, names.RANK), ("world_size", world_size, names.WORLD_SIZE))
+        )
+        is_own_store = address.rpartition(":")[2] != self.store_port
+        # In ddprun's store, groups of size 1 do not conflict, and ranks may exchange their places later.
+        is_sole_place = is_own_store or (size != "1" and os.getpid() != self.pid)
+        if is_sole_place and (other := self._claim(f"{place} of {size} at {address}")):
+            raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
+        environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves the store, the group's rank 0 must
+        if is_own_store:
+            environ[OWN_STORE] = "1"
+        else:
+            environ.pop(OWN_STORE, None)
+
+    def _describe(self, other: str, place: str) -> str:
+        first, second = sorted((self.rank, other), key=int)
+        both = f"ranks {first} and {second}"
+        if os.getpid() == self.pid:
+            advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
+            return f"{both} both call init_process_group as {place}: {advice}"
+        cause = f"{both} each run a script that starts ranks itself"
+        return f"two processes call init_process_group as {place}, because {cause}: {AS_ONE_RANK}"
+
+    def _claim(self, place: str) -> str:
+        """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""
+        link = self.claims / quote(f"group {place}", safe="")
+        try:
+            link.symlink_to(f"{self.rank}.{os.getpid()}")
+        except FileExistsError:
+            with contextlib.suppress(OSError, ValueError):
+                rank, pid = os.readlink(link).split(".")  # noqa: PTH115 (it leads nowhere)
+                if rank != self.rank and Path(f"/proc/{pid}").exists():
+                    return rank
+        except OSError:  # the disk is full, or the folder is gone: claims are unknown
+            pass
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedByRank:
+    """A picklable wrapper of the function that a rank passes to torch.multiprocessing.spawn."""
+
+    place: RankPlace
+    main: Callable[..., None]
+
+    def __call__(self, *args: Any) -> None:
+        """Run the function, and check the process groups that it creates."""
+        self.place.watch()
+        self.main(*args)
+
+
+def watch_process_groups(env: Mapping[str, str]) -> None:
+    """Check the process groups of a forked rank, unless it is the only rank."""
+    if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
+        RankPlace(
+            rank=env[names.RANK],
+            pid=os.getpid(),
+            store_port=env[names.MASTER_PORT],
+            run_id=env[RUN_ID],
+            claims=Path(env[HEARTBEAT_FILE]).parent,
+        ).watch()
+
+
+def record_process_group(env: Mapping[str, str]) -> None:
+    """When the rank creates a process group, write a file beside its heartbeat and serve its flight recorder."""
+    path, pid = env.get(HEARTBEAT_FILE), os.getpid()
+
+    def record() -> None:
+        with contextlib.suppress(OSError):
+            Path(f"{path}{GROUP_SUFFIX}").touch()
+        if path and os.getpid() == pid:
+            serve(Path(path))
+
+    if path and not compat.before_process_group(record):
+        record()  # it cannot be observed: assume that the rank has created a group

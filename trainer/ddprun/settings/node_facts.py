@@ -1,0 +1,205 @@
+"""Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
+
+All nodes must have the same builds, script, configuration and number of ranks. The inventory describes the machine and
+the builds for people who study the run later. It contains no environment variables. CUDA is not initialised here,
+because ranks that are forked later could not use it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import machine
+from ddpwire import names
+from ddpwire.machine import GIB, usable_cores
+from ddpwire.run_files import ENVIRONMENT, write_atomic
+from ddpwire.version import __version__
+
+MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
+NONE = "none"
+# Words in the names of arguments that may differ between nodes.
+PLACEMENT_WORDS = ("rank", "node", "host", "addr", "local", "device")
+
+
+def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts to compare between nodes, keyed by name. The driver is "none" for CPU ranks."""
+    import torch
+
+    return {
+        "--check-only": "given" if config.check_only else "not given",
+        "torch": str(torch.__version__),
+        "NCCL": _nccl(torch),
+        "driver": (environ.get(names.DEVICE) != "cpu" and machine.driver_version()) or NONE,
+        "python": platform.python_version(),
+        "image": environ.get(names.IMAGE) or NONE,
+        "number of ranks": str(config.local_world_size),
+    } | {f"sha256 of {path.name}": _sha256(path) for path in _compared_files(config.command)}
+
+
+def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
+    """Describe each fact that differs between ``node`` and node 0, with both values. Return '' if none differs."""
+    return "; ".join(
+        f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
+        for what in dict.fromkeys((*node_0, *mine))
+        if _compared(what, mine.get(what, NONE)) != _compared(what, node_0.get(what, NONE))
+    )
+
+
+def _compared(what: str, value: str) -> str:
+    """Return the part of a fact that must be the same on all nodes, such as 570 of the driver 570.86.15."""
+    return value.partition(".")[0] if what == "driver" else value
+
+
+def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
+    """Return a warning with both driver versions if they differ, or an empty string."""
+    own, other = mine.get("driver", NONE), node_0.get("driver", NONE)
+    return f"the driver is {own} on node {node}, but {other} on node 0" if own != other else ""
+
+
+def argument_hashes(command: tuple[str, ...]) -> list[str]:
+    """Return a hash of each argument of the script, because the argument itself may contain a secret."""
+    words = (word.encode(errors="surrogateescape") for word in _script_arguments(command))
+    return [hashlib.sha256(word).hexdigest()[:12] for word in words]
+
+
+def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
+    """Return a warning about the first script argument that differs from node 0's, or an empty string.
+
+    The warning does not contain the argument's value. Arguments whose names contain a PLACEMENT_WORD may differ.
+    """
+    words = _script_arguments(command)
+    if len(words) != len(node_0):
+        number = f"{len(words)} argument{'s' * (len(words) != 1)}"
+        return f"the script has {number} on node {node}, but {len(node_0)} on node 0"
+    for index, (mine, first) in enumerate(zip(argument_hashes(command), node_0, strict=True)):
+        name = _argument_name(words, index)
+        if mine != first and not _is_placement(name):
+            return f"{name or f'argument {index + 1}'} of the script is not the same on node {node} as on node 0"
+    return ""
+
+
+def _argument_name(words: Sequence[str], index: int) -> str:
+    before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+    return words[index].partition("=")[0] if words[index].startswith("-") else before
+
+
+def _is_placement(name: str) -> bool:
+    return any(word in name.lower() for word in PLACEMENT_WORDS)
+
+
+def config_sha256(command: tuple[str, ...]) -> str:
+    """Return a hash of the script, its configuration files, and its arguments except those that may differ."""
+    words = _script_arguments(command)
+    module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
+    digest = hashlib.sha256(module.encode())
+    for path in _compared_files(command):
+        digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
+    for index, word in enumerate(words):
+        if not _is_placement(_argument_name(words, index)):
+            digest.update(word.encode(errors="surrogateescape") + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def image_digest(image: str) -> str:
+    """Return the digest in an image's name (``name@sha256:...``), or else the name. Return "none" for no image."""
+    return image.rpartition("@")[2] or NONE
+
+
+def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    rest = command[1:] if Path(command[0]).name.startswith("python") else command
+    return rest[2:] if rest[0] == "-m" else rest[1:]
+
+
+def summarize_builds(facts: Mapping[str, str]) -> str:
+    """Return the builds and their versions in one line."""
+    builds = ("torch", "NCCL", "driver", "python", "image")
+    return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
+
+
+def _nccl(torch: Any) -> str:
+    with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
+        return ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE
+    return NONE
+
+
+def _compared_files(command: tuple[str, ...]) -> list[Path]:
+    """Return the files to compare between nodes: the script, and the files given in options such as --config."""
+    _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
+    return [path for path in map(Path, [*words[:1], *configurations]) if _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # an argument may be no path
+        return path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES
+    return False
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        return f"not readable ({error.strerror})"
+
+
+def write_inventory(node_dir: Path, config: NodeConfig, environ: Mapping[str, str]) -> None:
+    """Write environment.json. A full disk does not stop the training."""
+    text = json.dumps(inventory(config, environ), indent=1) + "\n"
+    with contextlib.suppress(OSError):
+        write_atomic(node_dir / ENVIRONMENT, text.encode(errors="replace"))
+
+
+def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the known facts about the machine and the builds, keyed by name."""
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    found = {
+        "host": socket.gethostname(),
+        "system": f"{_describe_system()}, kernel {platform.release()}, {platform.machine()}",
+        "CPU": _describe_cpu(),
+        "cores": f"{cores}" if usable == cores else f"{usable} of {cores}",
+        "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
+        "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
+        "ddpctl": __version__,
+    }
+    facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
+    facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need
+    return {key: value for key, value in (found | facts).items() if value not in ("", NONE)}
+
+
+def _describe_system() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    return platform.system()
+
+
+def _describe_cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor()
+
+
+def _describe_gpus(nvml: Any) -> str:
+    kinds = [_describe_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+
+
+def _describe_gpu(nvml: Any, index: int) -> str:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
+        return f"{nvml.nvmlDeviceGetName(handle)} ({memory:.0f} GiB)"
+    except nvml.NVMLError:  # lost, or not permitted
+        return "unreadable"

@@ -1,0 +1,199 @@
+"""Clients of stores. None of their calls waits forever, and values are signed if the run has a secret.
+
+TCPStore's own calls may wait forever, for example if another program accepts the connection and stays silent, or if the
+store's machine loses power. TCPStore's own timeouts do not help, because they apply only if the store answers that a
+key is missing.
+"""
+
+import hmac
+import json
+import queue
+import reprlib
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistError,
+    DistNetworkError,
+    Store,
+    TCPStore,
+)
+
+from ddprun.system import network
+from ddprun.system.errors import config_error, node_error
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.machine import call_with_timeout
+
+T = TypeVar("T")
+StoreError = DistError  # raised if a store, or a key in it, does not appear in time
+TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
+ANSWER_TIMEOUT_S = 4.0
+SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
+CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
+
+
+def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
+    """Decode a JSON value of the store with ``make``. Raises NodeError for a value that ddprun would never write."""
+    try:
+        return make(json.loads(value))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message = f"the key '{key}' of the run's store has the value {reprlib.repr(value)}, which no ddprun writes"
+        hint = "another program reaches the run's port: give the run another port, or close this one to others"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
+
+
+_Call = tuple[Future[Any], Callable[[], Any]]
+
+
+def _run_calls(calls: "queue.SimpleQueue[_Call | None]") -> None:
+    """Make the calls of a TimeoutStore until it is deleted. The thread does not keep the store alive."""
+    while item := calls.get():
+        answer, call = item
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+        del item, answer, call  # while this waits for the next call, nothing may refer to the store
+
+
+class TimeoutStore(Store):
+    """A client of a store. Each call returns, or raises StoreError soon after its timeout."""
+
+    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
+        """``timeout`` is the store's own timeout for missing keys."""
+        super().__init__()
+        self._store = store
+        self._timeout = timeout
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._is_unresponsive = False
+        threading.Thread(target=_run_calls, args=(self._calls,), name="store", daemon=True).start()
+        weakref.finalize(self, self._calls.put, None)  # each attempt has a client: its thread and socket end with it
+
+    def _call(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
+        answer: Future[Any] = Future()
+        if not self._is_unresponsive:
+            self._calls.put((answer, call))
+            try:
+                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
+            except TimeoutError:
+                self._is_unresponsive = True  # the thread is still blocked
+        raise DistNetworkError("the store no longer answers")
+
+    @property
+    def port(self) -> int:
+        """Return the port on which the store listens."""
+        return int(self._store.port)
+
+    def clone(self) -> "TimeoutStore":
+        """Return a new connection to the same store."""
+        return TimeoutStore(self._call(self._store.clone), self._timeout)
+
+    def set(self, key: str, value: str) -> None:
+        """Implement ``Store.set``."""
+        self._call(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """Implement ``Store.get``."""
+        return bytes(self._call(lambda: self._store.get(key)))
+
+    def add(self, key: str, number: int) -> int:
+        """Implement ``Store.add``."""
+        return int(self._call(lambda: self._store.add(key, number)))
+
+    def check(self, keys: list[str]) -> bool:
+        """Implement ``Store.check``."""
+        return bool(self._call(lambda: self._store.check(keys)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Implement ``Store.compare_set``."""
+        return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Implement ``Store.wait``."""
+        self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
+
+
+class SignedStore:
+    """A store whose values are signed if the run has a secret. Counters are never signed.
+
+    torch uses ``wrapped``, whose values are not signed.
+    """
+
+    def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
+        self.wrapped = store
+        self._secret, self._run_id = secret, run_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def clone(self) -> "SignedStore":
+        """Return a new connection to the same store."""
+        return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
+
+    def set(self, key: str, value: str) -> None:
+        """Implement ``Store.set``."""
+        self.wrapped.set(key, self._signature(key, value.encode()).decode() + value)
+
+    def get(self, key: str) -> bytes:
+        """Implement ``Store.get``. Raises NodeError for a value that no node of this run has signed."""
+        return self._verify(key, bytes(self.wrapped.get(key)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Implement ``Store.compare_set``. An empty ``expected`` means a missing key.
+
+        Raises NodeError for a value that no node of this run has signed.
+        """
+        value = self._signature(key, value.encode()).decode() + value
+        return self._verify(key, bytes(self.wrapped.compare_set(key, expected, value)))
+
+    def _signature(self, key: str, value: bytes) -> bytes:
+        if not self._secret:
+            return b""
+        text = b"\0".join((self._run_id.encode(errors="surrogateescape"), key.encode(), value))
+        return SIGNED + hmac.new(self._secret, text, "sha256").hexdigest().encode() + b" "
+
+    def _verify(self, key: str, stored: bytes) -> bytes:
+        if not self._secret and stored.startswith(SIGNED):
+            message = "the nodes of this run sign what they write into its store, but this node has no secret"
+            hint = f"on this node, set {names.SECRET_FILE} to the file that the other nodes use"
+            raise config_error(message, hint=hint)
+        value = stored.partition(b" ")[2] if self._secret else stored
+        if hmac.compare_digest(stored, self._signature(key, value) + value):
+            return value
+        what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
+        hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {what}", hint=hint)
+
+
+def connect(address: str, port: int) -> TimeoutStore:
+    """Connect to a store. Raises StoreError if the process that listens at address:port is not a store."""
+    make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+    try:
+        return TimeoutStore(call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect"))
+    except TimeoutError:
+        raise DistNetworkError(f"{address}:{port} does not answer as a store") from None
+
+
+def connect_to_node_0(address: str, port: int) -> TimeoutStore:
+    """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
+    try:
+        return connect(address, port)
+    except StoreError:
+        message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
+
+
+def serve(host: str, listener: socket.socket) -> TCPStore:
+    """Serve a store on ``listener``, a bound socket, so that no other process can take its port. Raises OSError."""
+    listener.listen(network.LISTEN_BACKLOG)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
+    )
