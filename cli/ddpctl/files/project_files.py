@@ -1,8 +1,8 @@
 """Selects the project files to send: all files except those that git or ``.ddpignore`` ignores.
 
 ``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, Python
-environments and caches. ``python -m ddpctl.files.project_files`` reads the output of the script LIST from stdin, and prints
-the fields of a Project as JSON.
+environments and caches. ``python -m ddpctl.files.project_files`` reads the output of the script LIST from stdin, and
+prints the fields of a Project as JSON.
 """
 
 import json
