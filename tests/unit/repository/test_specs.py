@@ -1,7 +1,8 @@
 """The checked-in specs are what ``ddpctl render`` makes of examples/, and the page of the metrics is what the catalogue
-says; ``make specs`` writes them again.
+says; ``make specs`` writes them again. The tests that a page names exist.
 """
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -167,6 +168,22 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
     assert (ROOT / spec).read_text() == SPECS[spec](), f"{spec} is old: make specs"
+
+
+def test_each_test_that_a_page_names_exists() -> None:
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "ansible/README.md"]
+    named = [
+        (page.name, path, test)
+        for page in pages
+        for path, test in re.findall(r"(tests/[\w./-]*\.py)(?:::(\w+))?", page.read_text())
+    ]
+    assert ("faults.md", "tests/cluster/test_faults.py", "test_fault_ends_as_the_table_says") in named
+    assert [name for name in named if not has_test(ROOT / name[1], name[2])] == []
+
+
+def has_test(file: Path, test: str) -> bool:
+    """Return whether a file exists and, if a test is named, defines it."""
+    return file.is_file() and (not test or re.search(rf"^ *(async )?def {test}\(", file.read_text(), re.M) is not None)
 
 
 if __name__ == "__main__":
