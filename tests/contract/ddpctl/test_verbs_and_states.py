@@ -22,8 +22,8 @@ VERBS = {
     "stop": ("stop", "night"),
 }
 # By the state that is named first, the exit code of each verb, and the state after them, which end with a stop. None:
-# the verb would follow the run (tests/cluster/test_ssh.py), continues it (test_kubernetes.py), or needs OpenSSH's client
-# (tests/nightly/ssh/test_ssh_pull.py) or two seconds to pack a wheel (test_kaggle.py).
+# the verb would follow the run (tests/cluster/test_ssh.py), continues it (test_kubernetes.py), or needs OpenSSH's
+# client (tests/nightly/ssh/test_ssh_pull.py) or two seconds to pack a wheel (test_kaggle.py).
 # Everything that reads: daily in the states below, and by night in all of them (tests/nightly/ddpctl).
 READING = ("ps", "pull", "timeline", "report", "top", "explain", "suspend")
 ALL_VERBS_IN = ("training", "failed", "unknown")
