@@ -49,15 +49,15 @@ def test_a_fault(row: Row, tmp_path: Path, weights: str) -> None:
     assert violations(result, row.bars, timed=False) == ()
 
 
-def test_the_benchmark_says_what_it_found(
+def test_the_benchmark_prints_and_records_a_row_of_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: str
 ) -> None:
     monkeypatch.setattr(faults, "undisturbed", lambda _: weights)
-    found = tmp_path / "faults.json"
-    monkeypatch.setattr(sys, "argv", ["faults.py", "--rows", "14", "--json", str(found)])
+    results = tmp_path / "faults.json"
+    monkeypatch.setattr(sys, "argv", ["faults.py", "--rows", "14", "--json", str(results)])
     with pytest.raises(SystemExit) as ended:
         faults.main()
-    (tried,) = json.loads(found.read_text())
+    (tried,) = json.loads(results.read_text())
     ended_s = tried["result"]["ended_s"]
     assert capsys.readouterr().out.splitlines()[2:] == [
         "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as expected |",

@@ -63,18 +63,20 @@ def test_monitor_up_sees_a_run_and_down_removes_the_containers(boxed: None, tmp_
     ddpctl("launch", "-d", "--name", "night", "--nodes", "2", "--", str(PACED), "--epochs", "2000", "--device", "cpu")
     try:
         wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "night")), "the second epoch", 120)
-        told = {}
+        status = {}
 
         def seen() -> bool:
-            told.update(json.loads(ddpctl("monitor", "status", "--json").stdout))
-            return [node["up"] for node in told["nodes"]] == [True, True]
+            status.update(json.loads(ddpctl("monitor", "status", "--json").stdout))
+            return [node["up"] for node in status["nodes"]] == [True, True]
 
         wait_until(seen, "both nodes in the box", 60)
-        assert told["prometheus"] == f"http://127.0.0.1:{port}"
-        assert [(node["run"], node["node"]) for node in told["nodes"]] == [("night", "0"), ("night", "1")]
+        assert status["prometheus"] == f"http://127.0.0.1:{port}"
+        assert [(node["run"], node["node"]) for node in status["nodes"]] == [("night", "0"), ("night", "1")]
     finally:
         ddpctl("stop", "night", "--kill")
-    wait_until(lambda: "nodes       none: " in ddpctl("monitor", "status").stdout, "the run to be forgotten", 60)
+    wait_until(
+        lambda: json.loads(ddpctl("monitor", "status", "--json").stdout)["nodes"] == [], "the run to be forgotten", 60
+    )
     assert ddpctl("monitor", "down", timeout=300).returncode == 0
     assert ddpctl("monitor", "status").returncode == 69
     data = tmp_path / "runs" / ".monitoring" / "data" / "prometheus"

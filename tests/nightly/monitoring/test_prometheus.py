@@ -84,8 +84,8 @@ class Prometheus:
             answer = get(f"http://127.0.0.1:{self._port}/api/v1/query?query={urllib.parse.quote(expression)}")
         except OSError:
             return []
-        found: list[dict[str, Any]] = json.loads(answer)["data"]["result"]
-        return found
+        series: list[dict[str, Any]] = json.loads(answer)["data"]["result"]
+        return series
 
 
 @pytest.fixture

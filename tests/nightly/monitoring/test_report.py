@@ -40,8 +40,8 @@ def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(1800)
 def test_browser_shows_each_chart_of_a_report_without_a_network(report: Path) -> None:
-    dom, said = browse(report, "--dump-dom")
-    assert said == []
+    dom, console = browse(report, "--dump-dom")
+    assert console == []
     assert re.search(r"<title>(.*?)</title>", dom)[1] == "read: succeeded"  # type: ignore[index]
     headings = re.findall(r"<h2>(.*?)</h2>", dom)
     assert headings[:5] == [
@@ -53,8 +53,8 @@ def test_browser_shows_each_chart_of_a_report_without_a_network(report: Path) ->
     ]
     assert dom.count("<svg") == 6
     picture = report.with_suffix(".png")
-    _, said = browse(report, f"--screenshot={picture}", "--window-size=1100,2600")
-    assert said == []
+    _, console = browse(report, f"--screenshot={picture}", "--window-size=1100,2600")
+    assert console == []
     with Image.open(picture) as shown:
         colours = {colour for _, colour in shown.convert("RGB").getcolors(1 << 24)}
     phases = {"training": (0x1B, 0x78, 0x37), "import": (0x21, 0x71, 0xB5), "waiting": (0xE0, 0x82, 0x14)}
@@ -68,6 +68,6 @@ def test_console_shows_what_the_policy_of_a_page_forbids(tmp_path: Path) -> None
     page.write_text(
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'\"><script>alert(1)</script>"
     )
-    _, said = browse(page, "--dump-dom")
-    assert len(said) == 1
-    assert "Content Security Policy" in said[0]
+    _, console = browse(page, "--dump-dom")
+    assert len(console) == 1
+    assert "Content Security Policy" in console[0]

@@ -28,8 +28,8 @@ class Terminal:
         self._tmux = ("tmux", "-S", str(socket), "-f", "/dev/null")
         self.run("new-session", "-d", "-x", str(columns), "-y", str(lines), f"{command}; sleep 600")
 
-    def run(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=30, check=True).stdout
+    def run(self, *args: str) -> str:
+        return subprocess.run([*self._tmux, *args], capture_output=True, text=True, timeout=30, check=True).stdout
 
     def shown(self) -> list[str]:
         """The lines of the screen."""
