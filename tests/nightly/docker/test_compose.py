@@ -8,6 +8,7 @@ import pytest
 from tests.cluster import docker_lab
 from tests.e2e.driver import ROOT
 
+pytestmark = pytest.mark.timeout(1800)  # the image may have to be built
 FILE = str(ROOT / "docker" / "compose.yaml")
 PROJECT = "ddpctl-test-compose"
 
@@ -18,10 +19,10 @@ def compose(docker_env: dict[str, str], image: str) -> Iterator[tuple[tuple[str,
     env = docker_env | {"IMAGE": image}
     for program in ((str(docker_lab.DOCKER), "compose"), ("docker-compose",)):
         try:
-            found = subprocess.run([*program, "version"], env=env, capture_output=True, timeout=30).returncode == 0
+            works = subprocess.run([*program, "version"], env=env, capture_output=True, timeout=30).returncode == 0
         except FileNotFoundError:
             continue
-        if found:
+        if works:
             command = (*program, "--file", FILE, "--project-name", PROJECT)
             yield command, env
             subprocess.run([*command, "down", "--volumes"], env=env, check=True, capture_output=True, timeout=90)

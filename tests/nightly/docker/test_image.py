@@ -11,6 +11,7 @@ import pytest
 from tests.cluster import docker_lab
 from tests.e2e.driver import ROOT, wait_until
 
+pytestmark = pytest.mark.timeout(1800)  # the image may have to be built
 # As restricted as a cluster may have it.
 LOCKED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--shm-size=1g")
 UID = 12345  # nobody that the image knows
@@ -114,5 +115,5 @@ def test_a_runs_secret_is_not_in_the_image(docker_env: dict[str, str], docker: D
     read = "import os; print(len(os.environ['TOKEN']))"
     assert docker(*line, "-c", read).stdout == f"{len(CANARY)}\n"
     scan = f"set -o pipefail; docker save {image} | grep --count --text {CANARY}"
-    found = subprocess.run(["bash", "-c", scan], env=docker_env, capture_output=True, text=True, timeout=120)
-    assert (found.stdout, found.stderr) == ("0\n", "")
+    scanned = subprocess.run(["bash", "-c", scan], env=docker_env, capture_output=True, text=True, timeout=120)
+    assert (scanned.stdout, scanned.stderr) == ("0\n", "")

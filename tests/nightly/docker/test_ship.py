@@ -13,7 +13,10 @@ import pytest
 from tests.cluster import docker_lab, ssh_lab
 from tests.e2e.driver import DDPCTL
 
-pytestmark = pytest.mark.skipif(bool(ssh_lab.MISSING) or os.geteuid() != 0, reason="needs root, sshd and ssh-keygen")
+pytestmark = [
+    pytest.mark.skipif(bool(ssh_lab.MISSING) or os.geteuid() != 0, reason="needs root, sshd and ssh-keygen"),
+    pytest.mark.timeout(1800),  # the base of the image may have to be made
+]
 IMAGE = "ddpctl-test:ship"
 BLOB = 30_000_000  # bytes that do not compress: the layer that stays
 
@@ -58,13 +61,13 @@ def hosts(tmp_path: Path, home: Path, docker_env: dict[str, str]) -> Iterator[li
         yield made
 
 
-def build(env: dict[str, str], folder: Path, words: str) -> str:
-    """The image whose last layer says these words; its ID."""
+def build(env: dict[str, str], folder: Path, text: str) -> str:
+    """The image whose last layer has this text; its ID."""
     folder.mkdir(exist_ok=True)
     blob = folder / "blob"
     if not blob.exists():
         blob.write_bytes(os.urandom(BLOB))
-    (folder / "words").write_text(words)
+    (folder / "words").write_text(text)
     (folder / "Dockerfile").write_text(f"FROM {docker_lab.base(env)}\nCOPY blob /\nCOPY words /\n")
     docker_lab.docker(env, "build", "--quiet", "--tag", IMAGE, str(folder))
     return docker_lab.docker(env, "image", "inspect", "--format={{.Id}}", IMAGE).stdout.strip()
@@ -83,14 +86,14 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
 
     names = [host.name for host in hosts]
     first_id = build(docker_env, tmp_path / "context", "first")
-    first, said = ship(*names)
-    assert [host.image_id() for host in hosts] == [first_id] * 2, said
+    first, output = ship(*names)
+    assert [host.image_id() for host in hosts] == [first_id] * 2, output
     assert first[0] == first[1] > BLOB
 
     second_id = build(docker_env, tmp_path / "context", "second")
     assert second_id != first_id
-    second, said = ship(*names)
-    assert [host.image_id() for host in hosts] == [second_id] * 2, said
+    second, output = ship(*names)
+    assert [host.image_id() for host in hosts] == [second_id] * 2, output
     assert max(second) <= 0.05 * first[0]
 
     assert ship(*names)[0] == [0, 0]
@@ -104,12 +107,12 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
         broken = there[: len(there) // 2] if host is hosts[0] else there[:1000] + flipped + there[1001:]
         largest.with_name(f"{largest.name}.part").write_bytes(broken)
         host.forget()
-    third, said = ship(*names, code=69)
+    third, output = ship(*names, code=69)
     assert (third[0], hosts[0].image_id()) == (len(there) - len(there) // 2, second_id)
     address = names[1].partition("@")[2].partition(":")[0]
-    assert f"{address}: layer {largest.name[:12]} " in said
-    assert said.splitlines()[-1].endswith(f"1 of 2 hosts: {address}")
+    assert f"{address}: layer {largest.name[:12]} " in output
+    assert output.splitlines()[-1].endswith(f"1 of 2 hosts: {address}")
 
-    fourth, said = ship(names[1], f"127.0.1.3:{ssh_lab.free_port()}", code=69)
-    assert (fourth[0] >= len(there), hosts[1].image_id()) == (True, second_id), said
-    assert "127.0.1.3" in said.splitlines()[-1]
+    fourth, output = ship(names[1], f"127.0.1.3:{ssh_lab.free_port()}", code=69)
+    assert (fourth[0] >= len(there), hosts[1].image_id()) == (True, second_id), output
+    assert "127.0.1.3" in output.splitlines()[-1]

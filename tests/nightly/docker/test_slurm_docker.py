@@ -54,9 +54,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, packed_image: Path, image: st
 
 def test_a_training_in_containers(site: Docked) -> None:
     """>= 98 % on real digits; its files are the submitter's; no container is left."""
-    said = site.ddpctl("launch", "--name", "night", "--", "ddptrain", "--epochs", "10")
-    assert re.search(r"world size +2\n", said), said
-    assert (accuracy := re.search(r"test accuracy +([0-9.]+) %", said)), said
+    output = site.ddpctl("launch", "--name", "night", "--", "ddptrain", "--epochs", "10")
+    assert re.search(r"world size +2\n", output), output
+    assert (accuracy := re.search(r"test accuracy +([0-9.]+) %", output)), output
     assert float(accuracy[1]) >= 98
     assert site.containers() == []
 

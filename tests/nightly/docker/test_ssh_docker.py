@@ -117,7 +117,7 @@ def test_two_containers_train_as_one_machine_does(lab: Lab) -> None:
 def runs_there(lab: Lab) -> list[list[str]]:
     """The runs of CPU ranks on each host."""
     hosts = json.loads(lab.ddpctl("hosts", "--json").stdout)
-    return [[run["run"] for run in one["cpu_runs"]] for one in hosts]
+    return [[run["run"] for run in host["cpu_runs"]] for host in hosts]
 
 
 def test_a_run_goes_on_and_is_stopped_and_is_listed(lab: Lab) -> None:
@@ -160,8 +160,10 @@ def test_ctrl_c_twice_kills(lab: Lab) -> None:
     log = lab.docks[0].box.home / ".ddpctl/runs/late/node-0/node.log"
     wait_until(lambda: log.exists() and re.search(r"epoch +1/", log.read_text()), "the first epoch", timeout_s=120)
     for dock in lab.docks:
-        for one in docker(dock.env, "ps", "--quiet").stdout.split():  # nobody can save
-            wait_until(lambda dock=dock, one=one: is_paused(dock, one), "a paused container", timeout_s=60)
+        for container in docker(dock.env, "ps", "--quiet").stdout.split():  # nobody can save
+            wait_until(
+                lambda dock=dock, container=container: is_paused(dock, container), "a paused container", timeout_s=60
+            )
     assert launched.stdout is not None
     launched.send_signal(signal.SIGINT)
     for line in launched.stdout:  # ddpctl says that it stops the run
@@ -189,9 +191,9 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
         lines.append(launched.stdout.readline())
         assert lines[-1], "".join(lines)
     launched.send_signal(signal.SIGINT)
-    said, _ = launched.communicate(timeout=120)
-    assert launched.returncode == 130, said
-    assert "run 'interrupted' stopped, exit code 130" in said
+    output, _ = launched.communicate(timeout=120)
+    assert launched.returncode == 130, output
+    assert "run 'interrupted' stopped, exit code 130" in output
     assert lab.containers() == ""
     for rank in range(4):
         run = lab.docks[rank // 2].box.home / ".ddpctl/runs/interrupted"

@@ -97,8 +97,8 @@ def signalled(slurm: slurm_lab.Slurm, job: Job, name: str, num_ranks: int = 2) -
 def test_ranks_of_two_nodes_train_together(launch: Launch) -> None:
     job = launch(ONE_A_NODE, "--nproc-per-node=1", str(GLOO))
     assert (job.end(), job.codes()) == (0, {"0.0": 0, "1.0": 0})
-    said = [(job.folder / f"node-{node}" / f"rank-{node}.log").read_text().splitlines()[-1] for node in (0, 1)]
-    assert said == ["world 2: 2"] * 2
+    last_lines = [(job.folder / f"node-{node}" / f"rank-{node}.log").read_text().splitlines()[-1] for node in (0, 1)]
+    assert last_lines == ["world 2: 2"] * 2
 
 
 CODES = [("3", 3, 0), ("-9", 137, 1), ("142", 142, 1)]  # the others: tests/contract/ddprun/test_exit_codes.py

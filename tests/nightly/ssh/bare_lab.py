@@ -178,7 +178,7 @@ def _path() -> dict[str, str]:
 
 
 def _only_outermost(paths: Sequence[str]) -> list[str]:
-    return [one for one in paths if not any(one != other and one.startswith(f"{other}/") for other in paths)]
+    return [path for path in paths if not any(path != other and path.startswith(f"{other}/") for other in paths)]
 
 
 @contextlib.contextmanager
@@ -193,15 +193,15 @@ def site(folder: Path, number: int, *, small: int = 0) -> Iterator[tuple[Machine
         boxes = [
             stack.enter_context(
                 bare(
-                    one,
-                    folder / one.name,
+                    machine,
+                    folder / machine.name,
                     person,
                     fresh,
                     folder / "shared",
                     disk="16m" if i >= number - small else None,
                 )
             )
-            for i, one in enumerate(rest)
+            for i, machine in enumerate(rest)
         ]
         yield laptop, person, tuple(boxes)
     if "DDPCTL_TEST_BARE_ROOT" not in os.environ:

@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """The lab, without runs of an earlier test; a test that leaves a process behind fails."""
     monkeypatch.setenv("PATH", built.variables["PATH"])
-    for folder in (built.folder / "runs", *(one.home / ".ddpctl" for one in built.boxes)):
+    for folder in (built.folder / "runs", *(box.home / ".ddpctl" for box in built.boxes)):
         shutil.rmtree(folder, ignore_errors=True)
     (built.person.home / ".ssh/config").unlink(missing_ok=True)
     built.write()
@@ -102,9 +102,9 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab, verb: str) -> 
     wait_until(lambda: lab.output().count("] ready\n") == 4, "the ranks")
     os.killpg(launched.pid, signal.SIGINT)
     launched.wait(60)
-    said = lab.output()
-    assert launched.returncode == 130
-    assert "run 'night' stopped, exit code 130" in said
+    assert launched.returncode == 130, lab.output()
+    outcome = json.loads(lab.ddpctl("status", "night", "--json").stdout)["outcome"]
+    assert (outcome["code"], outcome["cause"]) == (130, "stopped")
     for rank in range(4):
         path = lab.boxes[rank // 2].home / f".ddpctl/runs/night/node-{rank // 2}/rank-{rank}.log"
         last = "saved\n" if rank in (0, 3) else "\nKeyboardInterrupt\n"
@@ -122,27 +122,27 @@ def test_hang_of_eight_ranks_on_two_nodes_is_explained_and_profiled(
         "launch", "--detach", "--ranks", "4", "--gpus", "4", "--name", "night", "--", script, "sleeps"
     )
     assert launched.returncode == 0, launched.stderr
-    found: dict[str, object] = {}
+    answer: dict[str, object] = {}
 
     def explained() -> bool:
         started = time.monotonic()
-        found.update(json.loads(lab.ddpctl("explain", "night", "--json").stdout or "{}"))
-        found["took"] = f"{time.monotonic() - started:.1f} s"
-        return found.get("cause") == "missing"
+        answer.update(json.loads(lab.ddpctl("explain", "night", "--json").stdout or "{}"))
+        answer["took"] = f"{time.monotonic() - started:.1f} s"
+        return answer.get("cause") == "missing"
 
     try:
         groups = "*/home/.ddpctl/runs/night/node-*/heartbeat/rank-*.group"
         wait_until(lambda: len([*lab.folder.glob(groups)]) == 8, "the ranks", timeout_s=120)
         wait_until(explained, "the hang", timeout_s=120)
-        record_property("took", found["took"])
-        assert (found["state"], found["rank"], found["node"], found["unknown"]) == ("running", 1, 0, [])
-        assert "7 ranks have been waiting" in str(found["sentence"])
-        assert "cases.py" in str(found["sentence"])
+        record_property("took", answer["took"])
+        assert (answer["state"], answer["rank"], answer["node"], answer["unknown"]) == ("running", 1, 0, [])
+        assert "7 ranks " in str(answer["sentence"])
+        assert "cases.py" in str(answer["sentence"])
         done = lab.ddpctl("profile", "night", "--seconds", "1", "--json")
         assert done.returncode == 0, done.stderr
-        seen = json.loads(done.stdout)
-        assert (seen["slowest"], seen["unknown"], len(seen["shares"])) == (1, [], 8)
-        check_chrome_trace((lab.folder / seen["trace"]).read_bytes())
+        profile = json.loads(done.stdout)
+        assert (profile["slowest"], profile["unknown"], len(profile["shares"])) == (1, [], 8)
+        check_chrome_trace((lab.folder / profile["trace"]).read_bytes())
     finally:
         lab.ddpctl("stop", "--kill", "night")
 
@@ -161,22 +161,22 @@ def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
     text = text.replace("~/venv/bin/python", sys.executable).replace("alice@", "")
     (project / "ddpctl.yaml").write_text(text)
     shutil.copy(ROOT / "examples/plain_ddp.py", project)
-    hosts = [f"Host box{number}\n  HostName {one.address}\n" for number, one in enumerate(lab.boxes, 1)]
+    hosts = [f"Host box{number}\n  HostName {box.address}\n" for number, box in enumerate(lab.boxes, 1)]
     (lab.person.home / ".ssh/config").write_text("".join(hosts))
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
     blocks = [block for language, block in fences if not language]
     assert [block.split()[1] for block in blocks if block.startswith("ddpctl ")] == ["launch", "status", "pull", "rm"]
-    said = ""
+    output = ""
     for block in blocks:
         if not block.startswith("ddpctl "):
             shown = block.replace("/home/alice", str(lab.folder)).splitlines()
             assert {without_numbers(line) for line in shown} - {"..."} <= {
-                without_numbers(line) for line in said.splitlines()
+                without_numbers(line) for line in output.splitlines()
             }
             continue
         argv = lab.laptop.command(*CLI, *shlex.split(block)[1:])
         done = subprocess.run(argv, env=lab.environ(), cwd=project, capture_output=True, text=True, timeout=200)
-        said = done.stderr + done.stdout
-        assert done.returncode == 0, said
+        output = done.stderr + done.stdout
+        assert done.returncode == 0, output
     assert (lab.folder / "results/node-1/node.log").is_file()
-    assert not [path for one in lab.boxes for path in one.home.glob(".ddpctl/runs/*/*")]
+    assert not [path for box in lab.boxes for path in box.home.glob(".ddpctl/runs/*/*")]
