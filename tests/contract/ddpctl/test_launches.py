@@ -4,10 +4,11 @@ import json
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
-from tests.contract.ddpctl.worlds import World
+from tests.contract.ddpctl.worlds import Slurm, World
 
 Worlds = Callable[[str], World]
 TARGETS = ("local", "ssh", "slurm", "kubernetes")
@@ -113,6 +114,38 @@ def test_a_resumed_run_uses_the_checkpoints_of_the_first(kind: str, world: World
     assert there.ddpctl("rm", "night", "night-2").returncode == 0
     assert [path.name for path in there.runs.iterdir() if path.name[0] != "."] == []
     assert not there.node_dir(0).exists()
+
+
+def test_a_run_is_not_resumed_while_another_one_trains_with_its_checkpoints(world: Worlds) -> None:
+    there = world("local")
+    assert there.launch("steps=1", "wait=go").returncode == 0
+    there.go()
+    there.wait_for(lambda: there.state() == "succeeded")
+    (there.folder / "go").unlink()
+    assert there.ddpctl("launch", "--detach", "--resume", "night").returncode == 0
+    done = there.ddpctl("launch", "--detach", "--resume", "night")
+    assert (done.returncode, done.stdout, "'night-2'" in done.stderr) == (2, "", True), done.stderr
+    assert sorted(path.name for path in there.runs.glob("night*")) == ["night", "night-2"]
+    there.go()
+
+
+def test_stop_of_a_slurm_job_that_is_ending_waits_and_sends_no_kill(world: Worlds) -> None:
+    there = world("slurm")
+    assert isinstance(there, Slurm)
+    there.enter("stopped")
+    calls, state = there.file("calls"), there.file("jobs/7/state")
+    state.write_text("COMPLETING None\n")
+    calls.write_text("")
+
+    def end_after_three_looks() -> None:
+        there.wait_for(lambda: calls.read_text().count("squeue") >= 3)
+        state.write_text("FAILED NonZeroExitCode\n")
+
+    slurm = threading.Thread(target=end_after_three_looks)
+    slurm.start()
+    assert there.ddpctl("stop", "night").returncode == 0
+    slurm.join()
+    assert [line for line in calls.read_text().splitlines() if "scancel" in line and "KILL" in line] == []
 
 
 @pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])

@@ -7,6 +7,8 @@ import sys
 from tests import forks
 from tests.fixtures.nodes import RANKS
 
+from ddpwire.run_files import timed_log
+
 
 def test_the_last_lines_of_the_rank_that_failed_are_not_shown_twice(runs):
     node = runs.start("act.py", "1=3", options=("--nproc-per-node", "2"))
@@ -28,6 +30,14 @@ def test_the_console_shows_the_rank_that_failed_first(runs) -> None:
     suppressed, failure = node.messages()[1:]
     assert "rank-0.log, rank-2.log" in suppressed
     assert "rank-1.log" in failure
+
+
+def test_the_logs_beside_each_other_have_each_line_once(runs) -> None:
+    node = runs.start("act.py", "all=0", options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    assert sorted(path.name for path in node.folder.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
+    assert "".join(path.read_text() for path in node.folder.glob("*.log")).count("ready\n") == 2
+    assert "ready\n" in (node.folder / timed_log(1)).read_text()
 
 
 def test_one_rank_writes_the_bytes_that_python_writes(tmp_path) -> None:

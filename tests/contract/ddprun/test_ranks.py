@@ -16,6 +16,15 @@ from ddpwire import job_env
 from ddpwire.machine import format_ranges, usable_cores
 
 
+def test_a_script_that_sets_variables_before_torch_is_executed(runs, tmp_path):
+    script = tmp_path / "sets.py"
+    script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'\nprint(open('/proc/self/cmdline').read())\n")
+    node = runs.start(str(script))
+    assert node.end() == 0
+    assert "OMP_NUM_THREADS" in "".join(node.messages())
+    assert "ddprun" not in node.log(0).split("\0"), "the rank has a command line of its own"
+
+
 def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
     monkeypatch.setenv("DDP_DEVICE", "cpu")

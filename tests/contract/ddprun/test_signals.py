@@ -76,6 +76,38 @@ def test_a_signal_that_is_delivered_twice_is_one_request(runs):
     assert not [line for line in node.messages() if "again" in line]
 
 
+SAVES_LATER = """\
+import os, signal, sys
+def save(number, _):
+    print("saving", flush=True)
+    os.read(os.open("go", os.O_RDONLY), 1)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, lambda number, _: print("USR1", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_second_sigterm_of_slurm_within_seconds_is_the_same_request(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("go")
+    (tmp_path / "later.py").write_text(SAVES_LATER)
+    node = runs.start(str(tmp_path / "later.py"), options=("--grace", "60"), env={"DDP_LAUNCHER": "slurm"})
+    runs.wait_until_ready(node)
+    node.process.terminate()
+    runs.until(lambda: "saving" in node.log(0))
+    time.sleep(2 * SAME_REQUEST_S)
+    node.process.terminate()
+    node.process.send_signal(signal.SIGUSR1)  # ddprun handles signals in their order
+    runs.until(lambda: "USR1" in node.log(0) or node.process.poll() is not None)
+    assert "USR1" in node.log(0)
+    (tmp_path / "go").write_text("x")
+    assert node.end(55) == 143
+    assert (node.outcome().cause, node.outcome().retry) == ("stopped", True)
+
+
 INTERRUPTED = """\
 import sys, time
 try:

@@ -176,6 +176,13 @@ def test_a_planted_fault_in_a_job_is_found() -> None:
     assert len(faults(runtime)) == 1
 
 
+@pytest.mark.parametrize("word", ["job", "trainjob"])
+def test_a_pod_that_crashed_or_failed_ends_its_job_and_a_lost_one_does_not(word: str) -> None:
+    text = KubernetesTarget(KubernetesOptions(workload=word)).render(plan_of())
+    (rule,) = re.findall(r"operator: NotIn\n *values:\n((?: *- \d+\n)+)", text)
+    assert {int(code) for code in re.findall(r"\d+", rule)} == {129, 134, 137, 138, 142, 143, 144}
+
+
 def pod_of(job: JobSpec, **options: Any) -> dict[str, Any]:
     spec: dict[str, Any] = WORKLOADS["pytorchjob"].pod(draft_of(job, KubernetesOptions(**options)))["spec"]
     return spec

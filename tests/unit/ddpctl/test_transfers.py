@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,29 @@ def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
         )
     assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
     assert progress[-1] == (8, 3)
+
+
+def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
+    names = (
+        "secrets",
+        "store.secret",
+        "task-1/secrets",
+        "task-1/store.secret",
+        "task-1/node-0/rank-0.log",
+        "out/store.secret",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": str(tmp_path)})
+    (asked,) = next(pull_places("night", [place], str(tmp_path / "here")))
+    environ = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=asked.stdin, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.partition(":")[2] for line in done.stdout.split("\0") if line} == {
+        "./task-1/node-0/rank-0.log",
+        "./out/store.secret",
+    }
 
 
 def pull_from(listing: str, into: Path) -> None:

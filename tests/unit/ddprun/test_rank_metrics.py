@@ -42,6 +42,7 @@ def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: 
     metrics.prepare_rank_dir(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["counter_0.db", "histogram_0.db"]
     assert samples(folder) == before
+    assert [path.stat().st_size < 4096 for path in folder.iterdir()] == [True, True], "the bytes that are used"
     count(folder)
     assert samples(folder)["ddp_seconds_count",] == 4
     assert samples(folder)["ddp_seconds_bucket", "2.0"] == 4
