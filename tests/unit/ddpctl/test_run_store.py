@@ -146,3 +146,20 @@ def test_progress_is_what_all_nodes_tell_together() -> None:
         ended = replace(status, outcome=Outcome(code=1, cause="error", message="", step=step))
         assert ended.progress is not None
         assert (ended.progress.step, ended.progress.planned) == (expected, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "base_name", "next_names"),
+    [
+        ("resnet-50", "", ["resnet-50-2", "resnet-50-3"]),  # the user's own number
+        ("night", "", ["night-2", "night-3"]),
+        ("night-2", "night", ["night-3", "night-4"]),  # the number that ddpctl has given
+    ],
+)
+def test_a_resumed_run_counts_on_from_the_number_that_ddpctl_gave(
+    tmp_path: Path, name: str, base_name: str, next_names: list[str]
+) -> None:
+    run = replace(make(tmp_path, name, 0.0), base_name=base_name)
+    for expected in next_names:
+        assert run_store.next_name(tmp_path, run) == (expected, base_name or name)
+        (tmp_path / expected).mkdir()

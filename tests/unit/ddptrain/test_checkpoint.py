@@ -20,7 +20,7 @@ from ddptrain.checkpoint_manager import CheckpointSaver, Snapshot
 from ddptrain.config import CheckpointOptions
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
-from ddpwire.events import EventLog
+from ddpwire.events import EventLog, read_events
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
@@ -258,3 +258,30 @@ def test_what_may_be_the_best_is_kept_while_it_cannot_be_read(tmp_path: Path, mo
     monkeypatch.undo()
     directory.delete_old(keep=1, keep_best=True, written=directory.path(3))
     assert directory.checkpoints() == [directory.path(3), directory.path(1)]
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failure_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, warnings, events = CheckpointDirectory(tmp_path), list[str](), tmp_path / "events.jsonl"
+    for step in (1, 2, 3):
+        write_checkpoint(directory.path(step), Checkpoint(step=step, shaping={}, parts={}, accuracy=None))
+    unlink = Path.unlink
+
+    def refuse_the_second(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith("step-00000002"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_the_second)
+    saver = CheckpointSaver(
+        directory, CheckpointOptions(keep=1), Metrics(), events=EventLog(events, node=0), warn=warnings.append,
+        on_wait=lambda _: None,
+    )  # fmt: skip
+    saver.save(4, {}, {}, None)
+    assert saver.wait_for_write()
+    assert [(event.event, event.step) for event in read_events(events.read_text())] == [("checkpoint_saved", 4)]
+    assert saver.newest == directory.path(4)
+    (warning,) = warnings
+    assert "step-00000002" in warning
+    assert directory.checkpoints() == [directory.path(4), directory.path(2)]
