@@ -64,8 +64,10 @@ def text(folder: Path, name: str) -> str:
 
 
 def files(folder: Path) -> set[str]:
+    """Return the names of a node's files, but for those of a rank that exist only once it has printed or counted."""
     node = folder / "night/node-0"
-    return {str(path.relative_to(node)) for path in node.rglob("*") if not path.match("metrics/rank-*/*")} - ONLY_REAL
+    optional = ("metrics/rank-*/*", "timed/rank-*.log")
+    return {str(path.relative_to(node)) for path in node.rglob("*") if not any(map(path.match, optional))} - ONLY_REAL
 
 
 def events(folder: Path) -> dict[str, set[str]]:
