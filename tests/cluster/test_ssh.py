@@ -18,8 +18,10 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
-from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import PACED, ROOT, wait_until
+from tests.unit.ddpctl.test_profile import check_chrome_trace
+
+from ddpwire.run_files import runtime_files
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 FOREVER = ("--", str(PACED), "--epochs", "5000")
@@ -260,8 +262,12 @@ def test_a_hang_of_eight_ranks_on_two_nodes_is_explained_and_profiled(
         return found.get("cause") == "missing"
 
     try:
-        groups = "*/home/.ddpctl/runs/night/node-*/heartbeat/rank-*.group"
-        wait_until(lambda: len([*lab.folder.glob(groups)]) == 8, "the ranks", timeout_s=120)
+        runs = "*/home/.ddpctl/runs/night"
+        wait_until(
+            lambda: sum(len(runtime_files(run, "heartbeat/rank-*.group")) for run in lab.folder.glob(runs)) == 8,
+            "the ranks",
+            timeout_s=120,
+        )
         wait_until(explained, "the hang", timeout_s=120)
         record_property("took", found["took"])
         assert (found["state"], found["rank"], found["node"], found["unknown"]) == ("running", 1, 0, [])

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
 from tests.in_process import ddpctl as in_process
 from tests.terminal import Session
+from tests.unit.ddpctl.test_profile import check_chrome_trace
 
 from ddpwire import history, log_record
 from ddpwire.events import EVENTS, EventLog
+from ddpwire.run_files import runtime_files
 
 LAUNCH = ("launch", "-t", "kubernetes", "--kind", "pytorchjob", "--nodes", "2")
 KEPT = ["networkpolicy.dawn", "secret.dawn"]  # what a run has beside its job
@@ -96,7 +97,7 @@ def test_ranks_in_pods_are_explained_and_profiled(cluster: StandIn, dawn: Path, 
         return found.get("cause") == "missing"
 
     try:
-        wait_until(lambda: len([*dawn.glob("node-*/heartbeat/rank-*.group")]) == 4, "the ranks", timeout_s=200)
+        wait_until(lambda: len(runtime_files(dawn, "heartbeat/rank-*.group")) == 4, "the ranks", timeout_s=200)
         wait_until(explained, "the hang", timeout_s=200)
         assert (found["rank"], found["node"], found["unknown"]) == (1, 0, [])
         done = ddpctl("profile", "dawn", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"), "--json")

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import ROOT, SCRIPTS, ddpctl, wait_until
+from tests.unit.ddpctl.test_profile import check_chrome_trace
+
+from ddpwire.run_files import runtime_files
 
 PROFILED = ROOT / "tests/unit/ddprun/scripts/profiled.py"
 EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has the script's operators
@@ -21,7 +23,8 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
     assert ddpctl("launch", "--detach", "--nodes", "2", "--ranks", "2", "--gpus", "2", "--device", "cpu",
                   "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
     try:
-        wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
+        group = "heartbeat/rank-3.group"
+        wait_until(lambda: runtime_files(tmp_path / "runs/uneven", group) != [], "a group", timeout_s=200)
         found: dict = {}
 
         def is_named() -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddprun import metrics, node_facts, preflight, progress
 from ddprun.console import Console
+from ddprun.file_writer import FileWriter
 from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.logs import RankLogs
 from ddprun.metrics import NodeMetrics
@@ -44,6 +45,7 @@ def bring_up(
     console: Console,
     report: PreflightReport,
     downtime: Downtime,
+    files: FileWriter,
 ) -> Outcome:
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
@@ -63,8 +65,8 @@ def bring_up(
         from ddprun.peer_checks import PeerChecks
         from ddprun.rendezvous import FixedRankRendezvous
 
-    heartbeats = HeartbeatMonitor(node_dir, config.node_rank)
-    node_metrics = NodeMetrics(config, node_dir, journal, heartbeats, environ)
+    heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
+    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, files)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
     same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
@@ -99,8 +101,8 @@ def bring_up(
     if not config.node_rank and not folder.previous_run:
         report_missing_checkpoint(config, journal.log)
     node_facts.write_inventory(node_dir, config, environ)
-    node_metrics.history.start()
-    logs = RankLogs(console, config)
+    node_metrics.start()
+    logs = RankLogs(console, config, files)
 
     def on_resize() -> None:
         logs.resize()
@@ -110,6 +112,8 @@ def bring_up(
     node = NodeContext(
         config=config,
         node_dir=node_dir,
+        runtime=folder.runtime,
+        files=files,
         environ=environ,
         resources=resources,
         interface=route.interface,
@@ -128,12 +132,13 @@ def bring_up(
         agent.run()
     finally:
         logs.end_attempt()
+        node_metrics.write_summary()
     assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
     logs.show_last_lines(agent.outcome, node_dir)
     failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
     series.state(failed_or_stopped if agent.outcome.code else "succeeded")
-    node_metrics.write_snapshot(node_dir)
+    node_metrics.write_snapshot()
     if copies:
         copies.finish(succeeded=agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
