@@ -18,7 +18,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
 INTERVAL_S = 1.0
-PATH_INTERVAL = 10  # of so many checks, one looks at the path; the others use the open file
+PATH_INTERVAL = 10  # of so many checks, one looks at the path, which costs a request to a file server
 WARN_AFTER_S = 10.0
 GIVE_UP_AFTER_S = 45.0
 
@@ -95,17 +95,17 @@ _touched: dict[Path, int] = {}  # in the process that touches it: the lock file,
 
 
 def is_there(path: Path, device: int, inode: int, by_path: bool) -> bool:
-    """Return whether the path still leads to this lock file, or at least, without ``by_path``, whether the file exists.
+    """Touch the lock file, which blocks while the file system does not answer.
 
-    Blocks while the file system does not answer.
+    Return whether the path still leads to this file, or True without ``by_path``.
     """
     try:
         if path not in _touched:
             _touched[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.utime(_touched[path])  # a write: a frozen file system still answers reads
-        about = path.stat() if by_path else os.fstat(_touched[path])
+        about = path.stat() if by_path else None
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:  # read-only or full, but the file system answers
         return True
-    return (about.st_dev, about.st_ino) == (device, inode) and about.st_nlink > 0
+    return about is None or (about.st_dev, about.st_ino) == (device, inode)

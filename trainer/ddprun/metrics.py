@@ -43,7 +43,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
 CACHE_S = 0.25  # for how long a page is reused
 SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
-SUMMARY_INTERVAL_S = 2.0
+SUMMARY_INTERVAL_S = 2.5
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
@@ -101,17 +101,19 @@ def merge_rank_files(folder: Path) -> None:
 
 
 def read_counters(metrics_dir: Path) -> dict[str, Any]:
-    """Return what each rank has counted, as JSON: its families with their samples, except those with the value 0."""
+    """Return what each rank has counted, as JSON: its families with their samples, except counters of 0."""
     found: dict[str, Any] = {}
     for folder in metrics_dir.glob(f"{RANK_PREFIX}*"):
         with contextlib.suppress(*UNREADABLE), FILES_LOCK:  # a file is damaged, or is being created
             files = [str(path) for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")]
             families = compat.merge_files(files, accumulate=False)
-            found[folder.name.removeprefix(RANK_PREFIX)] = [
-                [one.name, one.documentation, one.type, [sample[:3] for sample in one.samples if sample.value]]
-                for one in families
-            ]
+            found[folder.name.removeprefix(RANK_PREFIX)] = [_as_json(family) for family in families]
     return found
+
+
+def _as_json(family: Family) -> list[Any]:
+    samples = [sample[:3] for sample in family.samples if sample.value or family.type != "counter"]
+    return [family.name, family.documentation, family.type, samples]
 
 
 def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:

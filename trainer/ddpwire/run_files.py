@@ -17,7 +17,7 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
     rank-1.error.json      the error that ended rank 1 in the current attempt; ddptrain and torch's @record write it
     history.csv            the node's metrics over time, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions
-    summary.json           step, state and counters, written every two seconds, for the next start (ddprun.node_dir)
+    summary.json           step, state and counters, written every few seconds, for the next start (ddprun.node_dir)
     ddprun.lock.owner      the process that uses the folder, only if the file system has no locks (ddpwire.locks)
     diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
     diagnosis.json         what the ranks did during the last ddpctl explain

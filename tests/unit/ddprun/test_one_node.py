@@ -21,12 +21,17 @@ EXECUTED = (
 )
 
 
+def supervisor_of(node):
+    """The child of a node's ddprun that leads a session of its own; another child writes the files."""
+    return next(child for child in psutil.Process(node.process.pid).children() if os.getsid(child.pid) == child.pid)
+
+
 @pytest.mark.parametrize("victim", ["ddprun", "supervisor", "rank"])
 def test_whichever_process_is_killed_nothing_is_left(runs, wording, victim):
     node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2", "--max-restarts", "0"))
     runs.wait_until_ready(node)
-    runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
-    supervisor = psutil.Process(node.process.pid).children()[0]
+    runs.until(lambda: len(runs.alive()) == 3 + 2 * 4)
+    supervisor = supervisor_of(node)
     pids = {"ddprun": node.process.pid, "supervisor": supervisor.pid, "rank": node.rank_pid(0)}
     os.kill(pids[victim], signal.SIGKILL)
     if victim == "ddprun":
@@ -220,7 +225,7 @@ def test_the_end_of_the_lifeline_is_a_stop(runs, wording):
 def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs, wording):
     node = runs.start("act.py", "0=family", "again=0", options=("--max-restarts", "1"))
     runs.until(lambda: len(runs.alive()) == 2 + 4)
-    psutil.Process(node.process.pid).children()[0].kill()
+    supervisor_of(node).kill()
     assert node.end() == 0
     assert node.outcome().attempt == 2
     wording("\n".join(node.said()))
