@@ -21,7 +21,9 @@ from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog
 
 # `get KIND...` prints the file KIND; `logs POD` prints the file POD line by line until POD.done is there.
+# Line K has the time of second K, as with --timestamps; --since-time prints that second, too.
 KUBECTL = """#!/usr/bin/env bash
+stamp() { printf '2026-01-01T00:%02d:%02d.5Z ' $((shown / 60)) $((shown % 60)); }
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
   get) echo "${@:2}" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
@@ -30,11 +32,11 @@ case $1 in
     pod=$2
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
     shown=0
-    [[ $* == *--since-time* ]] && { mapfile -t lines <"$CLUSTER/$pod"; shown=${#lines[@]}; }
+    [[ $* =~ --since-time[[:space:]][^[:space:]]*:([0-9]+):([0-9]+)Z ]] && shown=$((10#${BASH_REMATCH[1]} * 60 + 10#${BASH_REMATCH[2]}))
     while :; do
       done=; [[ -e $CLUSTER/$pod.done ]] && done=1
       mapfile -t lines <"$CLUSTER/$pod"
-      for ((; shown < ${#lines[@]}; shown++)); do printf '%s\\n' "${lines[shown]}"; done
+      for ((; shown < ${#lines[@]}; shown++)); do stamp; printf '%s\\n' "${lines[shown]}"; done
       [[ $done ]] && exit
       sleep 0.05
     done ;;

@@ -141,7 +141,7 @@ class Follower:
                     if match[2] == match[3]:
                         self._keep(int(match[1]), record)
                         record = ""
-                elif self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
+                elif self.task.only is None or re.search(self.task.only, text.decode(errors="replace")):
                     with self._lock:
                         sys.stdout.buffer.write(line if self.task.timestamps else text)
                         sys.stdout.buffer.flush()
