@@ -224,7 +224,7 @@ def test_the_end_of_the_lifeline_is_a_stop(runs, wording):
 
 def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs, wording):
     node = runs.start("act.py", "0=family", "again=0", options=("--max-restarts", "1"))
-    runs.until(lambda: len(runs.alive()) == 2 + 4)
+    runs.until(lambda: len(runs.alive()) == 3 + 4)
     supervisor_of(node).kill()
     assert node.end() == 0
     assert node.outcome().attempt == 2
