@@ -67,7 +67,7 @@ nightly-changed: $(VENV)/.dev  ## the parts of nightly whose paths have changed 
 	$(BIN)/python tests/nightly/run.py --changed --within $(or $(WITHIN),3600)
 
 cluster-k8s: $(VENV)/.dev  ## the tests on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
-	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -m ""
+	$(BIN)/python -m pytest tests/nightly/kubernetes/test_kubernetes.py -m ""
 
 BENCHES := startup signals binding checkpoint restore kills exact deterministic metrics input stragglers random_kills \
   explain explain_cost sync kubernetes

@@ -25,10 +25,10 @@ import measuring
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
-from tests.unit.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
+from tests.nightly.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
+from tests.nightly.ddpctl.kubernetes_trial import trial  # noqa: E402
 from tests.unit.ddpctl.kubernetes_judges import VERSIONS, faults  # noqa: E402
-from tests.unit.ddpctl.kubernetes_trial import trial  # noqa: E402
-from tests.unit.ddpctl.test_kubernetes_manifests import CASES, objects  # noqa: E402
+from tests.unit.ddpctl.test_kubernetes_manifests import cases, objects  # noqa: E402
 
 
 def generated(number: int) -> collections.Counter[str]:
@@ -48,11 +48,11 @@ def generated(number: int) -> collections.Counter[str]:
 
 def matrix() -> tuple[int, int]:
     number = 0
-    for case in CASES:
+    for case in cases(all_pairs=True):
         for thing in objects(*case.values):
             assert faults(thing) == [], (case.id, thing["kind"])
             number += 1
-    return len(CASES), number
+    return len(cases(all_pairs=True)), number
 
 
 def main() -> None:

@@ -24,6 +24,16 @@ SHOW_MEMORY_GROUPS = (
 )
 
 
+# Waits until this process ends, however it does, and then removes the namespaces that it has left.
+REMOVE_AT_END = """\
+read -r _
+for name; do
+  while pids=$(ip netns pids "$name") && [ -n "$pids" ]; do kill -9 $pids; sleep 0.1; done
+  ip netns del "$name" && rm -rf "/etc/netns/$name"
+done 2>/dev/null
+"""
+
+
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, timeout=10, capture_output=True, text=True)
 
@@ -96,6 +106,8 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
         Machine(name=f"node-{i}", namespace=f"{stem}-{i}", address=f"10.77.0.{10 + i}", switch=switch, port=f"p{i}")
         for i in range(number)
     )
+    names = (*(machine.namespace for machine in made), switch)
+    at_end = subprocess.Popen(["sh", "-c", REMOVE_AT_END, "sh", *names], stdin=subprocess.PIPE, start_new_session=True)
     try:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "br0", "type", "bridge")
@@ -111,8 +123,9 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
             machine.write_hosts("".join(f"{other.address} {other.name}\n" for other in made))
         yield made
     finally:
-        for namespace in (*(machine.namespace for machine in made), switch):
+        for namespace in names:
             _remove(namespace)
+        at_end.communicate(timeout=60)
 
 
 def pids(namespace: str) -> tuple[int, ...]:

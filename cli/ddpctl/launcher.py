@@ -371,6 +371,8 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
         state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
         if state.ended:
             return state
+        if state.state == "unknown" and not state.alive:  # its ranks may be saving
+            raise UnavailableError(f"it is unknown whether run '{run.name}' has stopped: {state.message}")
         if state.alive:
             context.emit(f"run '{run.name}' did not stop within its grace period: killing it")
     if not context.executor.perform(target.stop(run, signal="KILL")):

@@ -82,7 +82,14 @@ def dockerd(folder: Path, *options: str, netns: str = "") -> Iterator[dict[str, 
     folder.mkdir(parents=True, exist_ok=True)
     env = environ(folder / "docker.sock")
     argv = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
-    argv += ["dockerd", f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    argv += [
+        "setpriv",
+        "--pdeathsig=TERM",
+        "dockerd",
+        f"--data-root={folder}/data",
+        f"--exec-root={folder}/exec",
+        f"--pidfile={folder}/pid",
+    ]
     argv += [f"--host=unix://{folder}/docker.sock", *options]
     with (folder / "dockerd.log").open("ab") as log:
         process = subprocess.Popen(argv, env={**env, "PATH": PATH}, stdout=log, stderr=log, start_new_session=True)

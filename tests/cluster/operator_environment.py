@@ -5,11 +5,12 @@ kubeflow/trainer v2.3.0 (pkg/runtime/framework/plugins/torch); an operator appen
 two wins.
 """
 
+import atexit
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.unit.ddpctl.kubernetes_trial import expand
+from tests.unit.ddpctl.kubernetes_lab import expand
 
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import SECRET_DIR
@@ -18,6 +19,7 @@ from ddpwire import names
 
 Object = dict[str, Any]
 NO_SECRET = TemporaryDirectory()  # what the kubelet mounts if the optional Secret does not exist
+atexit.register(NO_SECRET.cleanup)
 
 
 @dataclass(frozen=True, kw_only=True)

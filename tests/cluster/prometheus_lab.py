@@ -77,6 +77,8 @@ def prometheus(folder: Path, *flags: str, more_targets: tuple[Path, ...] = ()) -
     with (folder / "prometheus.log").open("w") as log:
         server = subprocess.Popen(
             [
+                "setpriv",
+                "--pdeathsig=TERM",
                 "prometheus",
                 f"--config.file={folder}/prometheus.yml",
                 f"--storage.tsdb.path={folder}/data",

@@ -110,7 +110,9 @@ def cluster(num_nodes: int = 2, *, gpus: int = 2, prefix: str = "slurm") -> Iter
         environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         munge = folder / "munge"
         parts = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        daemons = {"munged": ["munged", "--foreground", *(f"--{part}={munge / name}" for part, name in parts.items())]}
+        daemons = {
+            "munged": head.command("munged", "--foreground", *(f"--{part}={munge / at}" for part, at in parts.items()))
+        }
         daemons["slurmctld"] = head.command("slurmctld", "-D")
         daemons |= {f"slurmd-{node.name}": node.command("slurmd", "-D") for node in nodes}
         for name, command in daemons.items():

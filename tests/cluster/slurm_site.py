@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import slurm_lab
+from tests.e2e.driver import PACED
+
+from ddpwire.heartbeat import read_beat
+from ddpwire.run_files import node_name, rank_heartbeat
 
 ROOT = Path(__file__).parents[2]
+FILE = str(ROOT / "examples" / "slurm.yaml")
+LONG = ("--", str(PACED), "--epochs", "2000")
+SLOW = ("-e", "SLOW=/none")  # for LONG: ten steps a second, so that it leaves the cores to others
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 STEPS = re.compile(r"step-0*(\d+)\.pt")
 
@@ -26,21 +33,33 @@ class Site:
     slurm: slurm_lab.Slurm
     folder: Path
 
-    def sh(self, *argv: str, timeout_s: float = 300, check: bool = True) -> str:
-        """What a program says on the login node."""
-        done = self.slurm.run(
+    def process(self, *argv: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
+        """Run a program on the login node, in this test's folder."""
+        return self.slurm.run(
             "sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *argv, env=self.env, timeout_s=timeout_s
         )
+
+    def sh(self, *argv: str, timeout_s: float = 300, check: bool = True) -> str:
+        """Run a program on the login node, and return what it writes."""
+        done = self.process(*argv, timeout_s=timeout_s)
         assert done.returncode == 0 or not check, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+        """Run ddpctl, whatever its exit code."""
+        return self.process(sys.executable, "-m", "ddpctl", *argv)
 
     def ddpctl(self, *argv: str, timeout_s: float = 300, check: bool = True) -> str:
         return self.sh(sys.executable, "-m", "ddpctl", *argv, timeout_s=timeout_s, check=check)
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """ddpctl, beside the test; what it says goes to logs.txt."""
+        """Start ddpctl beside the test. ``output`` returns what it writes."""
         command = (sys.executable, "-m", "ddpctl", *argv)
         return self.slurm.start(*command, output=self.folder / "logs.txt", env=self.env)
+
+    def output(self) -> str:
+        """Return what the ddpctl that was started last has written."""
+        return (self.folder / "logs.txt").read_text()
 
     @property
     def env(self) -> dict[str, str]:
@@ -63,16 +82,57 @@ class Site:
         path = self.folder / "state" / run / "job.log"
         return path.read_text() if path.exists() else ""
 
+    def until_log(self, run: str, pattern: str, timeout_s: float = 120) -> None:
+        """Wait for a line in a run's log; fail at once if its job has ended."""
+
+        def is_there() -> bool:
+            state = self.state(self.job(run))
+            assert state in ("PENDING", "CONFIGURING", "RUNNING"), f"{state}: {self.log(run)}"
+            return re.search(pattern, self.log(run)) is not None
+
+        until(is_there, timeout_s, lambda: f"no {pattern!r} in the log: {self.log(run)[-3000:]}")
+
+    @staticmethod
+    def steps(run_dir: Path) -> int:
+        """Return the last step of rank 0."""
+        beat = read_beat(run_dir / node_name(0) / rank_heartbeat(0))
+        return beat.step if beat else 0
+
     def checkpoints(self, run: str) -> list[int]:
         found = (self.folder / "state" / run / "checkpoints").glob("*.pt")
         return sorted(int(match[1]) for path in found if (match := STEPS.fullmatch(path.name)))
 
 
 def until(there: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
+    """Wait until ``there()`` is true; after ``limit_s``, fail with what ``why()`` says."""
     deadline = time.monotonic() + limit_s
     while not there():
-        assert time.monotonic() < deadline, why()
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {why()}"
         time.sleep(0.3)
+
+
+def assert_trained(log: str, ranks: int) -> None:
+    """Assert that the digits were learned by so many ranks."""
+    assert re.search(rf"world size +{ranks}\n", log), log
+    accuracy = re.search(r"test accuracy +([0-9.]+) %", log)
+    assert accuracy, log
+    assert float(accuracy[1]) >= 98
+
+
+def clear(slurm: slurm_lab.Slurm) -> None:
+    """Cancel what a test has left in the queue, and wait until the nodes are free."""
+    slurm.run("scancel", "--user=root")
+    until(lambda: not slurm.run("squeue", "--noheader").stdout.strip(), 60, lambda: slurm.run("squeue").stdout)
+
+
+def start_soon(site: Site, job: str) -> None:
+    """Let a requeued job start again in five seconds, and not in two minutes.
+
+    Slurm takes that once its nodes have let the job go. A node refuses a job's credential of the second in which the
+    job ended there ("Job credential revoked").
+    """
+    update = ("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+    until(lambda: site.slurm.run(*update).returncode == 0, 60, lambda: site.sh("scontrol", "show", "job", job))
 
 
 @contextlib.contextmanager

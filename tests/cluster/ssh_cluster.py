@@ -5,12 +5,13 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.lab import Machine, machines
 from tests.cluster.ssh_lab import PACKAGES, Box, Person, box
+from tests.e2e.driver import wait_until
 
 CLI = (sys.executable, "-P", "-m", "ddpctl")
 
@@ -48,8 +49,8 @@ class Lab:
         )
 
     def start(self, *args: str, machine: Machine | None = None, **more: str) -> subprocess.Popen[bytes]:
-        """An attached ddpctl in a session of its own; what it says goes to a file, as nobody reads a pipe meanwhile."""
-        with (self.folder / "said.txt").open("wb") as file:
+        """Start an attached ddpctl in a session of its own. Its output goes to a file: nobody would read a pipe."""
+        with (self.folder / "output.txt").open("wb") as file:
             return subprocess.Popen(
                 (machine or self.laptop).command(*CLI, *args),
                 env=self.environ(**more),
@@ -59,9 +60,22 @@ class Lab:
                 start_new_session=True,
             )
 
-    def said(self) -> str:
-        """What the last ddpctl that was started has said so far."""
-        return (self.folder / "said.txt").read_text()
+    def output(self) -> str:
+        """Return what the ddpctl that was started last has written so far."""
+        return (self.folder / "output.txt").read_text()
+
+    def until(
+        self, process: subprocess.Popen[bytes], condition: Callable[[], object], event: str, timeout_s: float = 120
+    ) -> None:
+        """Wait for an event of the ddpctl that was started last; fail at once if it ends before."""
+
+        def is_there() -> bool:
+            ended = process.poll() is not None  # looked up first: what it writes at its end counts
+            there = bool(condition())
+            assert there or not ended, f"ddpctl exited with {process.returncode} before {event}: {self.output()}"
+            return there
+
+        wait_until(is_there, event, timeout_s)
 
     def log(self, run: str, node: int = 0) -> str:
         path = self.boxes[node].home / ".ddpctl/runs" / run / f"node-{node}/node.log"

@@ -135,7 +135,7 @@ def box(
     (folder / "sshd_config").write_text("\n".join(settings) + "\n")
     Path("/run/sshd").mkdir(exist_ok=True)
     argv = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
-    argv = machine.command(*argv) if machine else argv
+    argv = machine.command(*argv) if machine else ["setpriv", "--pdeathsig=KILL", *argv]  # it ends with the tests
     made = Box(folder=folder, address=address, port=port, host_key=host_key, home=home, argv=argv)
     if trusted:
         person.trusts(made.known_name, host_key)

@@ -24,7 +24,7 @@ def explained(run: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {"cause": "", "unknown": [done.stderr]}
 
 
-def test_a_link_between_two_nodes_is_named(tmp_path: Path) -> None:
+def test_explain_names_the_link_between_two_nodes(tmp_path: Path) -> None:
     run = tmp_path / "site" / "run"
     with nodes.launched("link_of_ranks_is_down", tmp_path / "site") as cut:
         wait_until(lambda: len([*run.glob("node-*/heartbeat/*.group")]) == 4, "four ranks", timeout_s=200)
@@ -36,5 +36,5 @@ def test_a_link_between_two_nodes_is_named(tmp_path: Path) -> None:
         )
         cut()
         wait_until(lambda: explained(run)["cause"] == "network", "packets that are sent again", timeout_s=200)
-        found = explained(run)
-    assert (found["cause"], found["rank"], found["node"], found["unknown"]) == ("network", None, None, [])
+        result = explained(run)
+    assert (result["cause"], result["rank"], result["node"], result["unknown"]) == ("network", None, None, [])

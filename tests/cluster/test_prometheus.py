@@ -1,143 +1,127 @@
-"""A real Prometheus finds a real run of two nodes, two ranks each, by its file_sd; promtool checks what is told."""
+"""A real Prometheus with the configuration of ``ddpctl monitor config`` finds a run of two nodes of two ranks.
+
+It has every series of the catalogue and data for every expression of the dashboards; a hang fires an alert.
+"""
 
 import json
 import os
 import re
-import shutil
-import socket
+import signal
 import subprocess
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.prometheus_lab import MISSING, Lab, get, prometheus
 from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
+from tests.unit.ddpctl.expressions import names, plain, selectors_of
+from tests.unit.repository.test_dashboards import expressions
 
+from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts
+from ddpctl.monitoring.stack import DASHBOARDS
 from ddpwire.metrics import CATALOGUE
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("prometheus") and shutil.which("promtool")),
-    reason="needs prometheus and promtool (apt install prometheus)",
-)
+pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]
 PATH = os.environ["PATH"]
-RUN = "scraped"
+RUN = "night"
+NEED_A_GPU = {metric.name for metric in CATALOGUE if metric.needs_gpu}
+NEED_A_FAULT = {"ALERTS"}  # there only while something is wrong
+# As a person would shorten them, for trying out: every condition fires at once, and after seconds.
+QUICK = ("hold=0", "stalled_step=8", "heartbeat=8", "checkpoint_age=30")
+FIRES_S = 90.0  # on a busy machine
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """The addresses of a training that continues."""
+def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
+    """Prometheus with limits of seconds, and the run that it scrapes."""
     monkeypatch.setenv("PATH", PATH)
-    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "--", str(PACED), "--epochs", "2000")
-    try:
-        wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, RUN)), "the second epoch", timeout_s=200)
-        reports = json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]
-        yield [report["state"]["metrics"] for report in reports]
-    finally:
-        ddpctl("stop", RUN, "--kill")
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310
-        text: str = answer.read().decode()
-    return text
-
-
-def checked(text: str) -> tuple[int, str, str]:
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout, done.stderr
-
-
-def series(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("#")]
-
-
-class Prometheus:
-    """A server that knows nothing but the folder of the targets."""
-
-    def __init__(self, folder: Path, targets: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
-        config = {
-            "global": {"scrape_interval": "1s"},
-            "scrape_configs": [
-                {"job_name": "ddp", "file_sd_configs": [{"files": [f"{targets}/*.json"], "refresh_interval": "1s"}]}
-            ],
-        }
-        path = folder / "prometheus.yml"
-        path.write_text(json.dumps(config))
-        checked = subprocess.run(["promtool", "check", "config", str(path)], capture_output=True, timeout=60)
-        assert checked.returncode == 0, checked.stderr
-        self.process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={path}",
-                f"--storage.tsdb.path={folder}/data",
-                f"--web.listen-address=127.0.0.1:{self._port}",
-                "--log.level=error",
-            ]
-        )
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression has now; none while the server does not answer."""
+    limits = [word for limit in QUICK for word in ("--limit", limit)]
+    with prometheus(tmp_path / "monitoring", "--interval", "1", *limits) as made:
+        place = ("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "-e", f"SLOW={tmp_path}/slow")
+        launched = ddpctl(*place, "--", str(PACED), "--epochs", "200", "--device", "cpu")  # 15 minutes
+        assert launched.returncode == 0, launched.stderr
         try:
-            answer = get(f"http://127.0.0.1:{self._port}/api/v1/query?query={urllib.parse.quote(expression)}")
-        except OSError:
-            return []
-        found: list[dict[str, Any]] = json.loads(answer)["data"]["result"]
-        return found
+            wait_until(lambda: re.search(r"epoch\s+2/|exit", node_log(tmp_path, RUN)), "the second epoch", 120)
+            assert re.search(r"epoch\s+2/", node_log(tmp_path, RUN)), node_log(tmp_path, RUN)
+            wait_until(lambda: len(made.query("ddp_steps_total > 0")) == 4, "four ranks in Prometheus", 120)
+            yield made
+        finally:
+            ddpctl("stop", RUN, "--kill")
 
 
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, tmp_path / "runs" / ".targets")
-    yield server
-    server.process.terminate()
-    server.process.wait(60)
+def nodes() -> list[dict[str, Any]]:
+    reports = json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]
+    return [report["state"] for report in reports]
 
 
-def test_every_series_of_the_catalogue_is_found_by_file_sd_and_accepted_by_promtool(
-    run: list[str], prometheus: Prometheus, tmp_path: Path
-) -> None:
-    query = prometheus.query
-    wait_until(lambda: len(query("ddp_eval_accuracy_ratio")) == 1, "rank 0 in Prometheus", timeout_s=120)
-    wait_until(lambda: len(query("ddp_steps_total > 0")) == 4, "four ranks in Prometheus", timeout_s=120)
-    assert {result["metric"]["rank"] for result in query("ddp_steps_total > 0")} == {"0", "1", "2", "3"}
-    hosts = [urllib.parse.urlparse(address).netloc for address in run]
-    labels = ("instance", "job_id", "launcher", "node")
-    assert sorted(tuple(one["metric"][label] for label in labels) for one in query("ddp_ranks_alive == 2")) == sorted(
-        (host, RUN, "local", str(node)) for node, host in enumerate(hosts)
-    )
+def check_with_promtool(text: str) -> None:
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def check_catalogue(lab: Lab, pages: list[str]) -> None:
+    """Every metric has its series, labels and ranks, as far as this machine has them; promtool accepts the pages."""
     for metric in CATALOGUE:
-        name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
-        found = query(name)
-        assert found or metric.needs_gpu, f"{metric.name} has no sample"
+        series = lab.query(f"{metric.name}_count" if metric.kind == "histogram" else metric.name)
+        assert series or metric.needs_gpu, f"{metric.name} has no sample"
         if metric.set_by == "ddptrain" and not metric.needs_gpu:
-            assert {one["metric"]["rank"] for one in found} == ({"0"} if metric.by_rank_0 else {"0", "1", "2", "3"})
+            ranks = {sample["metric"]["rank"] for sample in series}
+            assert ranks == ({"0"} if metric.by_rank_0 else {"0", "1", "2", "3"})
         for label, values in metric.labels.items():
-            assert not values or {one["metric"][label] for one in found} <= set(values)
+            assert not values or {sample["metric"][label] for sample in series} <= set(values)
     for rank in range(4):
-        assert 0 < int(query(f'count({{rank="{rank}", __name__=~"ddp_.*"}})')[0]["value"][1]) <= 80
-    said = [get(address) for address in run]
-    assert [checked(text) for text in said] == [(0, "", "")] * 2
-    assert all(len([line for line in series(text) if 'rank="' not in line]) <= 120 for text in said)
+        assert 0 < int(lab.query(f'count({{rank="{rank}", __name__=~"ddp_.*"}})')[0]["value"][1]) <= 80
+    for page in pages:
+        check_with_promtool(page)
+        assert sum(not line.startswith("#") and 'rank="' not in line for line in page.splitlines()) <= 120
+
+
+def check_expressions(lab: Lab) -> None:
+    """Dashboards, recording rules and alerts have data in a healthy run; but for what needs a GPU or a fault."""
+    wait_until(lambda: lab.query("run:ddp_productive:ratio1h and on () ddp_loss"), "the rules' first results")
+    wait_until(lambda: lab.query("rate(ddp_checkpoint_duration_seconds_count[5m]) > 0"), "a checkpoint to be seen")
+    empty = [
+        expr
+        for board in DASHBOARDS
+        for expr in expressions(board)
+        if not names(expr) & (NEED_A_GPU | NEED_A_FAULT) and not lab.query(plain(expr))
+    ]
+    assert ["increase(ddp_restarts_total" in expr for expr in empty] == [True]  # the lines across the panels
+    for rule in RECORDINGS:
+        assert lab.query(rule.name), f"{rule.name} has no data"
+    for alert in alerts(Limits()):
+        lab.query(alert.expr)  # a condition: with data while it is true
+        for part in selectors_of(alert.expr):
+            assert lab.query(part), f"{alert.name}: {part} has no data"
+
+
+def test_run_is_found_measured_and_alerted_on_until_it_ends(lab: Lab, tmp_path: Path) -> None:
+    wait_until(lambda: len(lab.query("ddp_eval_accuracy_ratio")) == 1, "the accuracy in Prometheus", 120)
+    urls = [node["metrics"] for node in nodes()]
+    labels = ("instance", "job_id", "launcher", "node")
+    targets = sorted(tuple(up["metric"][label] for label in labels) for up in lab.query("ddp_ranks_alive == 2"))
+    assert targets == sorted((urllib.parse.urlparse(url).netloc, RUN, "local", str(n)) for n, url in enumerate(urls))
+    check_expressions(lab)
+    pages = [get(url) for url in urls]
+    check_catalogue(lab, pages)
+
+    (rank_1,) = (rank["pid"] for rank in nodes()[0]["ranks"] if rank["rank"] == 1)
+    os.kill(rank_1, signal.SIGSTOP)
+    wait_until(lambda: {"DdpStalledStep", "DdpHeartbeatMissing"} <= lab.firing().keys(), "alerts on a hang", FIRES_S)
+    alert = lab.firing()["DdpStalledStep"]
+    assert (alert["job_id"], RUN in alert["summary"]) == (RUN, True)
+    assert "DdpStalledStep" in ddpctl("monitor", "status", "--url", lab.url).stdout
+    os.kill(rank_1, signal.SIGCONT)
+    wait_until(lambda: "DdpStalledStep" not in lab.firing(), "the alert to resolve", FIRES_S)
+
     ddpctl("stop", RUN)
     assert list((tmp_path / "runs" / ".targets").iterdir()) == []
-    for node, text in enumerate(said):
+    for node, page in enumerate(pages):
         kept = (tmp_path / "runs" / RUN / f"node-{node}" / "metrics.prom").read_text()
-        assert checked(kept) == (0, "", "")
-        names = {re.split(r"[{ ]", line)[0] for line in series(text)}
-        names -= {"ddp_heartbeat_timestamp_seconds"}  # a rank that has ended has none
-        assert names <= {re.split(r"[{ ]", line)[0] for line in series(kept)}
-    wait_until(lambda: query("up") == [], "Prometheus without the run", timeout_s=120)
-
-
-def test_the_targets_of_nodes_that_were_killed_are_taken_away_by_the_next_look(run: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / ".targets"
-    for report in json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]:
-        os.kill(report["state"]["pid"], 9)
-    assert sorted(path.name for path in folder.iterdir()) == [f"{RUN}.node-0.json", f"{RUN}.node-1.json"]
-    wait_until(lambda: json.loads(ddpctl("status", RUN, "--json").stdout)["state"] == "lost", "the loss")
-    assert list(folder.iterdir()) == []
+        check_with_promtool(kept)
+        series = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
+        series -= {"ddp_heartbeat_timestamp_seconds"}  # a rank that has ended has none
+        assert series <= {re.split(r"[{ ]", line)[0] for line in kept.splitlines()}
+    wait_until(lambda: lab.query("up") == [], "Prometheus without the run", 120)

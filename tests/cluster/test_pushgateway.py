@@ -1,4 +1,4 @@
-"""A real Pushgateway is told how a run ended."""
+"""A real Pushgateway has how a run ended."""
 
 import os
 import re
@@ -32,7 +32,16 @@ def gateway() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     assert GATEWAY is not None
-    server = subprocess.Popen([GATEWAY, f"--web.listen-address={address}", "--persistence.file=", "--log.level=error"])
+    server = subprocess.Popen(
+        [
+            "setpriv",
+            "--pdeathsig=TERM",
+            GATEWAY,
+            f"--web.listen-address={address}",
+            "--persistence.file=",
+            "--log.level=error",
+        ]
+    )
     wait_until(lambda: get(f"http://{address}/metrics"), "the Pushgateway")
     yield f"http://{address}"
     server.terminate()
@@ -46,28 +55,24 @@ def run(script: str, *options: str, environ: dict[str, str], folder: Path) -> su
     return forks.run(command, env=os.environ | {"PATH": PATH} | environ, text=True)
 
 
-def test_node_0_tells_how_the_run_ended(gateway: str, tmp_path: Path) -> None:
+def test_pushgateway_has_code_and_duration_of_an_ended_run(gateway: str, tmp_path: Path) -> None:
     done = run("raise SystemExit(3)", "--pushgateway", gateway, environ={"DDP_USER": "ann"}, folder=tmp_path)
     assert done.returncode == 3
     labels = r'(?:cause="error",)?instance="",job="ddpctl",run="night"(?:,run_uid="[0-9a-f]{12}")?,user="ann"'
-    told = dict(re.findall(rf"^(ddp_ended_\w+)\{{{labels}\}} (\S+)$", get(f"{gateway}/metrics"), re.M))
-    assert (told["ddp_ended_exit_code"], told["ddp_ended_info"]) == ("3", "1")
-    assert float(told["ddp_ended_duration_seconds"]) > 0
-    assert float(told["ddp_ended_timestamp_seconds"]) > 1.7e9
-    assert len(told) == 4
+    metrics = dict(re.findall(rf"^(ddp_ended_\w+)\{{{labels}\}} (\S+)$", get(f"{gateway}/metrics"), re.M))
+    assert (metrics["ddp_ended_exit_code"], metrics["ddp_ended_info"]) == ("3", "1")
+    assert float(metrics["ddp_ended_duration_seconds"]) > 0
+    assert float(metrics["ddp_ended_timestamp_seconds"]) > 1.7e9
+    assert len(metrics) == 4
 
 
-def test_a_pushgateway_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+def test_absent_pushgateway_does_not_change_the_exit_code(tmp_path: Path) -> None:
     done = run("", environ={"DDP_PUSHGATEWAY": "http://127.0.0.1:9"}, folder=tmp_path)
     assert done.returncode == 0
-    assert re.search(
-        r"^\[node0\] the outcome was not sent to the Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M
-    )
+    assert re.search(r"^\[node0\] .*Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M)
 
 
-def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_pushgateway_that_is_no_address_is_refused(tmp_path: Path) -> None:
     done = run("", "--pushgateway", "over there", environ={}, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        78,
-        "ddprun: --pushgateway is 'over there': expected an address such as http://pushgateway:9091\n",
-    )
+    assert done.returncode == 78
+    assert "--pushgateway is 'over there'" in done.stderr

@@ -60,7 +60,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         found.executor.close()
 
 
-def test_commands_and_their_answers(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_command_gets_its_own_output_exit_code_and_timeout(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     here = lab.host()
     text = "é" * 300_000
     outputs = lab.run(
@@ -125,22 +125,20 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
     lab.person.trusts(inner.known_name, inner.host_key)
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}")
     (refused,) = lab.run(ask)
-    assert refused == Output(
-        returncode=255,
-        stderr=f"its jump host gate: its host key ED25519 {fingerprint(gate.host_key)} is not in known_hosts: "
-        "compare it on the machine itself (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
-        "then trust it with: ssh gate",
-    )
+    assert (refused.returncode, refused.stdout) == (255, "")
+    assert "jump host gate" in refused.stderr
+    assert fingerprint(gate.host_key) in refused.stderr
+    assert "known_hosts" in refused.stderr
 
     lab.person.trusts("the-gate", gate.host_key)
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n")
     assert lab.run(ask)[0].returncode == 0
 
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
-    assert lab.run(ask)[0].stderr == "its ProxyJump leads in a circle: inner -> gate -> inner"
+    assert "inner -> gate -> inner" in lab.run(ask)[0].stderr
 
 
-def test_a_revoked_key_and_one_among_several(lab: Lab, tmp_path: Path) -> None:
+def test_revoked_host_key_is_refused_and_one_among_several_is_accepted(lab: Lab, tmp_path: Path) -> None:
     here, there = lab.boxes
     other = make_key(tmp_path / "rsa", "rsa")
     lab.person.known_hosts.write_text("")
@@ -151,14 +149,10 @@ def test_a_revoked_key_and_one_among_several(lab: Lab, tmp_path: Path) -> None:
         file.write(f"{there.known_name} {revoked}\n@revoked * {revoked}\n")
     lab.configure("")
     ask = [Command(argv=("true",), host=lab.host(number)) for number in (0, 1)]
-    assert lab.run(*ask) == (
-        Output(returncode=0),
-        Output(
-            returncode=255,
-            stderr=f"its host key ED25519 {fingerprint(there.host_key)} is revoked in known_hosts: "
-            "do not connect to it",
-        ),
-    )
+    accepted, refused = lab.run(*ask)
+    assert accepted == Output(returncode=0)
+    assert (refused.returncode, fingerprint(there.host_key) in refused.stderr) == (255, True)
+    assert "revoked" in refused.stderr
 
 
 def test_a_lost_connection_is_made_anew(lab: Lab) -> None:
@@ -166,7 +160,7 @@ def test_a_lost_connection_is_made_anew(lab: Lab) -> None:
     here = lab.host()
     (pid,) = lab.run(Command(argv=("sh", "-c", "echo $PPID"), host=here))
     (lost,) = lab.run(Command(argv=("sh", "-c", "kill -9 $PPID; sleep 30"), host=here))
-    assert (lost.returncode, lost.stderr) == (255, "the connection was lost (the host is gone)")
+    assert lost.returncode == 255
     started = time.monotonic()
     (again,) = lab.run(Command(argv=("sh", "-c", "echo $PPID"), host=here))
     assert (again.returncode, again.stdout != pid.stdout) == (0, True)

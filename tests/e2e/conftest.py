@@ -1,4 +1,4 @@
-"""Each test here starts whole runs: it is marked e2e, has the system's programs, and fails if a process is left."""
+"""Each test here starts whole runs: it has the system's programs, and fails if a process is left."""
 
 import contextlib
 import os
@@ -10,16 +10,12 @@ import pytest
 from tests import forks
 from tests.e2e.driver import processes_of, wait_until
 
-# These have the longest tests, of up to minutes. They begin first, so that no worker waits at the end for one of them.
-LONGEST = ("test_bench.py", "test_exact.py", "test_object_store.py")
+# These have the longest tests. They begin first, so that no worker waits at the end for one of them.
+LONGEST = ("test_training.py", "test_notebook.py", "test_object_store.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """pytest gives every collected test, not only those of this folder."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +25,7 @@ def real_programs(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> N
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, real_programs: None) -> Iterator[None]:
-    """Whatever a test did, no process of its runs outlives it; if one does, the test fails."""
+    """Fail if a process of the test's runs outlives it, and end that process."""
     yield
     folder = tmp_path / "runs"
     left = {}

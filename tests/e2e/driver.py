@@ -1,7 +1,6 @@
-"""Drives the whole road: ddpctl, ddprun and ranks as real processes, and who of them is alive."""
+"""Start ddpctl, ddprun and ranks as real processes, wait for them, and read what they have written."""
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -28,16 +27,16 @@ def start(*args: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(true: Callable[[], object], what: str, timeout_s: float = 240) -> None:
+def wait_until(condition: Callable[[], object], event: str, timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {event}"
         time.sleep(0.05)
 
 
 def processes_of(run: str) -> dict[int, str]:
-    """pid → command line of everything alive of this test's run: its name in its environment or its arguments."""
-    found = {}
+    """Return pid → command line of each live process of this test's run: it has its name as variable or argument."""
+    processes = {}
     here = f"DDPCTL_STATE_DIR={os.environ['DDPCTL_STATE_DIR']}".encode()  # tests run side by side
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -47,8 +46,8 @@ def processes_of(run: str) -> dict[int, str]:
             continue
         ours = f"DDP_RUN_ID={run}".encode() in environ.split(b"\0") or run.encode() in argv.split(b"\0")
         if ours and here in environ.split(b"\0") and state != "Z" and int(folder.name) != os.getpid():
-            found[int(folder.name)] = argv.replace(b"\0", b" ").decode(errors="replace")
-    return found
+            processes[int(folder.name)] = argv.replace(b"\0", b" ").decode(errors="replace")
+    return processes
 
 
 def node_log(tmp_path: Path, run: str, node: int = 0) -> str:
@@ -63,11 +62,3 @@ def outcome_of(tmp_path: Path, run: str, node: int = 0) -> Outcome:
 def events_of(tmp_path: Path, run: str, kind: str, node: int = 0) -> list[Event]:
     path = tmp_path / "runs" / run / f"node-{node}" / EVENTS
     return [event for event in read_events(path.read_text() if path.exists() else "") if event.event == kind]
-
-
-def end_of(run: str, output: str) -> str:
-    """The line that says how a run ended, without its duration and which rank it was."""
-    *_, line = (line for line in output.splitlines() if line.startswith(f"run '{run}' "))
-    return re.sub(
-        r"rank \d on node \d", "rank {rank} on node {node}", re.sub(r", after [0-9:.]+( s)?", ", after {time}", line)
-    )

@@ -14,9 +14,9 @@ from jupyter_core.utils import ensure_event_loop
 
 
 def close_loop() -> None:
-    """Whatever event loops the client's calls have left open, in this thread or one that has ended."""
+    """Close the event loops that the client's calls have left open, in this thread or one that has ended."""
     ensure_event_loop()
-    for loop in [one for one in gc.get_objects() if issubclass(type(one), asyncio.AbstractEventLoop)]:
+    for loop in [value for value in gc.get_objects() if issubclass(type(value), asyncio.AbstractEventLoop)]:
         if not loop.is_running():
             loop.close()
     asyncio.set_event_loop(None)
@@ -24,7 +24,7 @@ def close_loop() -> None:
 
 @dataclass
 class Answer:
-    """What a cell came to."""
+    """The result of a cell."""
 
     text: str = ""  # what it printed, and its value
     pictures: list[str] = field(default_factory=list)  # the HTML of what it displayed, also where it was drawn again

@@ -1,16 +1,15 @@
 """``ddpctl.notebook.launch`` from the cells of a real kernel, with real ranks."""
 
-import os
+import json
 import re
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import end_of, outcome_of, processes_of, wait_until
+from tests.e2e.driver import outcome_of, processes_of, wait_until
 from tests.e2e.kernel import Kernel
-from tests.wording import Wording
+from tests.in_process import ddpctl as in_process
 
 # The client's own warnings change from version to version. A busy machine gets time.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -40,6 +39,8 @@ def bad(label):
     time.sleep(60)
 """
 SLOW = """
+from ddpctl.notebook import launch
+
 def slow():
     import os, time
     import ddpwire.script as ddp
@@ -54,22 +55,6 @@ def slow():
             ddp.stop()
 """
 
-COUNT = """
-from ddpctl.notebook import launch
-
-def found_and_saved(mine):
-    import ddpwire.script as ddp
-    found = sorted(path.name for path in ddp.checkpoint_dir().iterdir())
-    (ddp.checkpoint_dir() / mine).touch()
-    return found
-
-def first(mine):
-    return found_and_saved(mine)
-
-def second(mine):
-    return found_and_saved(mine)
-"""
-
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
@@ -80,102 +65,43 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         yield kernel
 
 
-def test_a_cells_function_runs_on_two_ranks_and_gives_its_result_again_and_again(
-    kernel: Kernel, wording: Wording
-) -> None:
-    assert kernel.run(TRAIN).error == ""
-    look_at_its_name_wherever_runs_are_listed(kernel, wording)
-    answer = kernel.run("launch(train, gpus=2, args=(0.5,), kwargs={'base': 7}, name='first')")
-    assert answer.error == "", answer.traceback
-    wording(line_of(answer.text, "run 'first': "))
-    assert answer.text.endswith("{'sum': tensor([2., 2.]), 'rank': 0, 'base': 21}\n")
-    answer = kernel.run("print(launch(train, gpus=2, args=(1,), name='second')['sum'].tolist())")
-    assert (answer.error, answer.text.splitlines()[-1]) == ("", "[4.0, 4.0]")
-    assert not processes_of("first")
-    assert not processes_of("second")
-    left = kernel.run(
-        "import pathlib, os; print([p.name for p in pathlib.Path(os.environ['DDPCTL_STATE_DIR']).glob('.calls/*')])\n"
-        "try:\n    print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError as error:\n    print(error)"
-    )
-    assert left.text == "[]\n[Errno 10] No child processes\n"
-
-
-def line_of(text: str, start: str) -> str:
-    """The one line that begins so."""
-    (line,) = [line for line in text.splitlines() if line.startswith(start)]
-    return line
-
-
 def plain(text: str) -> str:
-    """Without colours."""
+    """Return the text without colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def ddpctl_here(*words: str) -> str:
-    """What ddpctl says of the kernel's runs."""
-    done = subprocess.run([sys.executable, "-m", "ddpctl", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def look_at_its_name_wherever_runs_are_listed(kernel: Kernel, wording: Wording) -> None:
-    """Run a function without a name for its run: the kernel's first run, which ps lists alone."""
-    answer = kernel.run("def fine_tune():\n    return 5\nlaunch(fine_tune, gpus=1)")
-    (name,) = re.findall(r"^run '(fine-tune-[a-z]+)': ", answer.text)
-    assert ddpctl_here("ps").splitlines()[1].split()[-1] == "fine_tune"
-    wording(line_of(answer.text, f"run '{name}': "), name=name)
-    wording(ddpctl_here("status", name).splitlines()[1].split(",")[0])
-
-
-def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(
-    kernel: Kernel, tmp_path: Path, wording: Wording
-) -> None:
+def test_a_cells_function_returns_its_result_and_its_exception_names_rank_cell_and_line(kernel: Kernel) -> None:
     assert kernel.run(TRAIN).error == ""  # cell 1
-    assert kernel.run(BAD).error == ""  # cell 2
+    answer = kernel.run("launch(train, gpus=2, args=(0.5,), kwargs={'base': 7}, name='first')")  # cell 2
+    assert answer.error == "", answer.traceback
+    assert answer.text.endswith("{'sum': tensor([2., 2.]), 'rank': 0, 'base': 21}\n")
+    listed = in_process("ps").stdout.splitlines()[1].split()
+    assert (listed[0], listed[-1]) == ("first", "train")
+    assert kernel.run(BAD).error == ""  # cell 3
     answer = kernel.run("launch(bad, gpus=2, args=(17,), name='bad')")
     assert answer.error == "RankError"
-    message = answer.value.partition("\n")[0]
-    wording(message)
-    story = (
+    message, _, traceback = answer.value.partition("\n")
+    assert traceback == (
         "Traceback (most recent call last):\n"
-        '  File "Cell In[2]", line 5, in bad\n'
+        '  File "Cell In[3]", line 5, in bad\n'
         '    raise ValueError(f"bad label {label}")\n'
         "ValueError: bad label 17"
     )
-    assert answer.value == f"{message}\n{story}"
-    assert plain(answer.traceback) == f"{story}\nRankError: {message}"
-    assert answer.text.endswith(f"\n  logs         {tmp_path}/runs/bad\n")  # and no checkpoints: it has saved none
-    caught = kernel.run(
-        "try:\n    launch(bad, gpus=2, args=(18,))\nexcept RankError as error:\n"
-        "    print(error.rank, error.cell, error.line, error.code, repr(error.__cause__))\n"
-        "    print(error.traceback)\n"
-        "    import traceback; print(len(traceback.extract_tb(error.__traceback__)))"
+    assert plain(answer.traceback) == f"{traceback}\nRankError: {message}"
+    assert [fact for fact in ("rank 1", "Cell In[3]", "line 5", "bad label 17") if fact not in message] == []
+    assert not processes_of("first") | processes_of("bad")
+    left = kernel.run(
+        "import pathlib, os; print([p.name for p in pathlib.Path(os.environ['DDPCTL_STATE_DIR']).glob('.calls/*')])\n"
+        "try:\n    print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError as error:\n    print(error.errno)"
     )
-    # Of the frames here, the cell's and that of launch are left.
-    assert caught.text.splitlines()[-6:] == [
-        "1 Cell In[2] 5 1 ValueError('bad label 18')", *story.replace("17", "18").splitlines(), "2"
-    ]  # fmt: skip
-    assert not processes_of("bad")
+    assert left.text == "[]\n10\n"
+    assert kernel.run("import sys; 'torch' in sys.modules").text == "True\n"  # to read the tensor of the result
 
 
-def test_what_is_refused_in_a_cell_shows_the_cells_frames_alone(kernel: Kernel, wording: Wording) -> None:
-    answer = kernel.run("from ddpctl.notebook import launch\ndef go():\n    launch(7)\ngo()")
-    assert answer.error == "UsageError"
-    assert plain(answer.traceback) == (
-        "Traceback (most recent call last):\n"
-        '  File "Cell In[1]", line 4, in <module>\n'
-        "    go()\n"
-        '  File "Cell In[1]", line 3, in go\n'
-        "    launch(7)\n"
-        f"UsageError: {answer.value}"
-    )
-    wording(answer.value)
-
-
-def test_an_interruption_lets_the_ranks_save_and_leaves_nothing_but_the_kernel(
-    kernel: Kernel, tmp_path: Path, wording: Wording
+def test_an_interrupted_cell_lets_its_ranks_save_and_the_ranks_of_a_killed_kernel_end(
+    kernel: Kernel, tmp_path: Path
 ) -> None:
-    kernel.run(TRAIN + SLOW)
+    kernel.run(SLOW)
     answer = kernel.run("launch(slow, gpus=2, name='slow', grace=20)", interrupt_at="begun 1")
     assert plain(answer.traceback) == (
         "Traceback (most recent call last):\n"
@@ -185,84 +111,11 @@ def test_an_interruption_lets_the_ranks_save_and_leaves_nothing_but_the_kernel(
     )
     outcome = outcome_of(tmp_path, "slow")
     assert (outcome.code, outcome.cause) == (143, "stopped")
-    wording(line_of(answer.text, "stopping "))
-    wording(end_of("slow", answer.text))
-    saved = {path.name for path in (tmp_path / "runs" / "slow" / "checkpoints").iterdir()}
-    assert saved == {"0.txt", "1.txt"}
+    assert json.loads(in_process("status", "slow", "--json").stdout)["state"] == "stopped"
+    assert {path.name for path in (tmp_path / "runs/slow/checkpoints").iterdir()} == {"0.txt", "1.txt"}
+    assert "loss</text>" in answer.pictures[-1]  # of the curve
     wait_until(lambda: not processes_of("slow"), "the ranks' end")
-    assert kernel.run("launch(train, gpus=1, args=(1,))['base']").text.splitlines()[-1] == "0"
 
-
-def test_the_curve_in_the_cell_ends_where_the_run_ended(kernel: Kernel) -> None:
-    kernel.run(TRAIN + SLOW.replace("1000", "60"))  # 59 steps
-    answer = kernel.run("launch(slow, gpus=2, name='curve')")
-    assert answer.error == "", answer.traceback
-    picture = answer.pictures[-1]
-    assert re.search(r"</svg><pre>step 59   loss 0\.1695   [\d,]+ samples/s</pre>$", picture), answer.pictures
-    assert re.findall(r"<text [^>]*>(loss|step)</text>", picture) == ["loss", "step"]
-    assert re.search(r'<polyline points="[^"]*\b544\.0,\S+" ', picture)  # the right end of the axis
-
-
-def test_resume_goes_on_from_the_newest_run_of_the_same_function(kernel: Kernel, wording: Wording) -> None:
-    kernel.run(COUNT)
-    assert kernel.run("launch(first, gpus=1, args=('a',), name='one')").text.endswith("\n[]\n")
-    assert kernel.run("launch(second, gpus=1, args=('b',), name='two')").text.endswith("\n[]\n")
-    kernel.run(COUNT)  # the cell is run again
-    answer = kernel.run("launch(first, gpus=1, args=('c',), resume=True)")
-    assert answer.text.endswith("\n['a']\n"), answer.text
-    wording(answer.text.splitlines()[0])
-    assert kernel.run("launch(first, gpus=1, args=('d',), resume=True)").text.endswith("\n['a', 'c']\n")
-    wording(kernel.run("launch(lambda: 1, gpus=1, resume=True)").value)
-
-
-def test_what_cannot_be_packed_is_named(kernel: Kernel, wording: Wording) -> None:
-    kernel.run(TRAIN)
-    kernel.run(
-        "import threading\nlock = threading.Lock()\ndef inner():\n    return lock\ndef outer():\n    return inner()"
-    )
-    answer = kernel.run("launch(outer)")
-    assert answer.error == "ConfigError"
-    wording(answer.value)
-    answer = kernel.run("launch(train, args=((n for n in range(3)),))")
-    assert answer.error == "ConfigError"
-    wording(answer.value)
-    answer = kernel.run("launch(lambda: (n for n in range(3)), gpus=1)")
-    assert answer.error == "RankError"
-    wording(answer.value)
-    for call in ("launch(train, gpus=0)", "launch(7)"):
-        answer = kernel.run(call)
-        assert answer.error == "UsageError"
-        wording(answer.value)
-    assert kernel.run("import sys; 'torch' in sys.modules").text == "False\n"  # nor has anything of CUDA been touched
-
-
-def test_a_script_from_a_cell(kernel: Kernel, tmp_path: Path, wording: Wording) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n"
-    )
-    kernel.run("from ddpctl.notebook import launch")
-    answer = kernel.run(
-        "run = launch('train.py', gpus=2, args=[0], name='script')\n(run.run, run.code, run.checkpoint_dir.name)"
-    )
-    assert answer.text.endswith("('script', 0, 'checkpoints')\n")
-    assert "[node0 rank1] rank 1 ['0']\n" in answer.text
-    answer = kernel.run("launch('train.py', gpus=2, args=[3], name='three')")
-    assert (answer.error, answer.traceback.splitlines()[-1]) == (
-        "RankError", f"RankError: {answer.value.splitlines()[0]}"
-    )  # fmt: skip
-    outcome = outcome_of(tmp_path, "three")
-    assert (outcome.code, outcome.cause, outcome.node) == (3, "error", 0)
-    assert answer.value == f"{outcome.message}\nrank {outcome.rank} ['3']"
-    wording(outcome.message.replace(f"rank {outcome.rank} ", "rank {rank} ", 1))
-    answer = kernel.run("launch('no.py')")
-    assert answer.error == "NoInputError"
-    wording(answer.value)
-
-
-def test_the_ranks_end_with_their_kernel(tmp_path: Path, kernel: Kernel) -> None:
-    import threading
-
-    kernel.run(TRAIN + SLOW)
     thread = threading.Thread(target=lambda: kernel.run("launch(slow, gpus=2, name='left', grace=5)", timeout_s=5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "excepthook", lambda _: None)  # its cell never ends
@@ -271,24 +124,3 @@ def test_the_ranks_end_with_their_kernel(tmp_path: Path, kernel: Kernel) -> None
         kernel.kill()
         wait_until(lambda: not processes_of("left"), "their end")
         thread.join()
-
-
-def test_the_ranks_side_needs_no_fork(tmp_path: Path) -> None:
-    """As on platforms that only spawn: --exec starts each rank as a new interpreter. The other tests fork the ranks."""
-    import pickle
-
-    from ddpctl.notebook.serialization import pack
-
-    file = tmp_path / "call.pkl"
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    exec(  # noqa: S102
-        "def called(x):\n    import os\n    return x + int(os.environ['WORLD_SIZE'])", namespace
-    )
-    file.write_bytes(pack(namespace["called"], (40,), {}))  # type: ignore[arg-type]
-    words = ["--nproc-per-node", "2", "--exec", "-m", "ddpctl.notebook.rank_main", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "ddprun", *words],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert pickle.loads((tmp_path / "result.pkl").read_bytes()) == 42  # noqa: S301

@@ -56,7 +56,7 @@ def objects(prefix: str) -> set[str]:
 
 
 def steps(url: str) -> list[int]:
-    return [one["step"] for one in ObjectStore(url).checkpoints()]
+    return [checkpoint["step"] for checkpoint in ObjectStore(url).checkpoints()]
 
 
 @pytest.mark.timeout(600)  # three trainings and three pulls
@@ -102,7 +102,7 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(tmp_path: Path, held: 
     assert len(list((tmp_path / "best/checkpoints").glob("*.pt"))) == 1
 
 
-def test_without_the_extra_the_sentence_names_it(tmp_path: Path) -> None:
+def test_without_the_extra_the_message_names_its_package(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "without/fsspec.py").write_text("raise ImportError('no fsspec here')")
     path = os.pathsep.join((str(tmp_path / "without"), os.environ["PYTHONPATH"]))

@@ -21,12 +21,12 @@ OTHERS = {
 
 def known() -> dict[str, dict[str, tuple[str, ...]]]:
     """Every series that can be asked for, and its labels' values."""
-    found: dict[str, dict[str, tuple[str, ...]]] = dict(OTHERS)
+    labels_of: dict[str, dict[str, tuple[str, ...]]] = dict(OTHERS)
     for metric in CATALOGUE:
         labels = metric.labels | ({"rank": ()} if metric.set_by == "ddptrain" else {})
         for suffix in ("_sum", "_count", "_bucket") if metric.kind == "histogram" else ("",):
-            found[metric.name + suffix] = labels
-    return found
+            labels_of[metric.name + suffix] = labels
+    return labels_of
 
 
 def plain(expr: str, uid: str | None = None) -> str:
@@ -50,28 +50,28 @@ def selectors(node: Any) -> Iterator[Any]:
 
 def names(expr: str) -> set[str]:
     """The series that the expression asks for."""
-    return {str(one.name) for one in selectors(promql_parser.parse(plain(expr)))}
+    return {str(selector.name) for selector in selectors(promql_parser.parse(plain(expr)))}
 
 
 def selectors_of(expr: str) -> list[str]:
     """The selectors inside, without their windows, as they can be asked for by themselves."""
-    return [one.prettify() for one in selectors(promql_parser.parse(plain(expr)))]
+    return [selector.prettify() for selector in selectors(promql_parser.parse(plain(expr)))]
 
 
 def faults(expr: str) -> list[str]:
     """What the expression asks for and nobody sets."""
     series = known()
-    found = []
-    for one in selectors(promql_parser.parse(plain(expr))):
-        if one.name not in series:
-            found.append(f"no series {one.name}")
+    errors = []
+    for selector in selectors(promql_parser.parse(plain(expr))):
+        if selector.name not in series:
+            errors.append(f"no series {selector.name}")
             continue
-        for matcher in one.matchers.matchers:
+        for matcher in selector.matchers.matchers:
             if matcher.name in FROM_TARGETS:
                 continue
-            values = series[one.name].get(matcher.name)
+            values = series[selector.name].get(matcher.name)
             if values is None:
-                found.append(f"{one.name} has no label {matcher.name}")
+                errors.append(f"{selector.name} has no label {matcher.name}")
             elif values and not set(matcher.value.split("|")) <= set(values):
-                found.append(f"{one.name}: {matcher.name} is never {matcher.value}")
-    return found
+                errors.append(f"{selector.name}: {matcher.name} is never {matcher.value}")
+    return errors

@@ -12,8 +12,8 @@ DATA = Path(__file__).parents[2] / "data" / "kaggle"
 
 def answer(name: str) -> Output:
     """A recorded answer."""
-    said = json.loads((DATA / f"{name}.json").read_text())
-    return Output(returncode=said["returncode"], stdout=said["stdout"], stderr=said["stderr"])
+    recording = json.loads((DATA / f"{name}.json").read_text())
+    return Output(**{key: recording[key] for key in ("returncode", "stdout", "stderr")})
 
 
 def argv(name: str) -> tuple[str, ...]:
@@ -29,8 +29,8 @@ def stand_in(folder: Path, answers: dict[str, str]) -> Path:
         "import json, pathlib, sys\n"
         f"with open({str(folder / 'asked')!r}, 'a') as file: file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
         f"name = {answers!r}[' '.join(sys.argv[1:3])]\n"
-        f"said = json.loads((pathlib.Path({str(DATA)!r}) / (name + '.json')).read_text())\n"
-        "sys.stdout.write(said['stdout']); sys.stderr.write(said['stderr']); sys.exit(said['returncode'])\n"
+        f"answer = json.loads((pathlib.Path({str(DATA)!r}) / (name + '.json')).read_text())\n"
+        "sys.stdout.write(answer['stdout']); sys.stderr.write(answer['stderr']); sys.exit(answer['returncode'])\n"
     )
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -c {shlex.quote(code)} "$@"\n')
     program.chmod(0o755)

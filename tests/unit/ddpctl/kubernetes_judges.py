@@ -1,6 +1,6 @@
-"""Who judges a manifest without a cluster: the CRDs' own schemas, the core kinds' schemas, Pod Security restricted.
+"""Checks of a manifest without a cluster: the CRDs' own schemas, the core kinds' schemas, Pod Security restricted.
 
-The API server decodes strictly, so an unknown field is a fault here too. A judge returns what is wrong, in lines.
+The API server decodes strictly, so an unknown field is a fault here too. A check returns a line for each fault.
 """
 
 import json
@@ -25,10 +25,10 @@ _VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persist
 
 
 def faults(thing: Object, versions: tuple[str, ...] = VERSIONS) -> list[str]:
-    """What the schemas find wrong, of every version."""
+    """The faults that the schemas of these versions find."""
     if thing["kind"] in CRDS:
-        found = [(crd, error) for crd in CRDS[thing["kind"]] for error in _crd(crd).iter_errors(thing)]
-        return [f"{crd}: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}" for crd, error in found]
+        errors = [(crd, error) for crd in CRDS[thing["kind"]] for error in _crd(crd).iter_errors(thing)]
+        return [f"{crd}: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}" for crd, error in errors]
     lines = []
     for version in versions:
         try:
@@ -58,17 +58,17 @@ def _close(schema: Any) -> None:
 
 
 def restricted(pod: Object) -> list[str]:
-    """What Pod Security *restricted* refuses in a Pod."""
+    """The violations of Pod Security *restricted* in a Pod."""
     spec = pod["spec"]
     whole = spec.get("securityContext", {})
-    said = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    violations = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     for volume in spec.get("volumes", ()):
-        said += [f"volume {volume['name']} is a {kind}" for kind in volume.keys() - {"name"} - _VOLUMES]
+        violations += [f"volume {volume['name']} is a {kind}" for kind in volume.keys() - {"name"} - _VOLUMES]
     if whole.get("sysctls"):
-        said.append("sysctls are set")
+        violations.append("sysctls are set")
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        said += [f"{container['name']}: {line}" for line in _container(container, whole)]
-    return said
+        violations += [f"{container['name']}: {line}" for line in _container(container, whole)]
+    return violations
 
 
 def _container(container: Object, whole: Object) -> list[str]:
@@ -86,4 +86,4 @@ def _container(container: Object, whole: Object) -> list[str]:
         "procMount": own.get("procMount", "Default") != "Default",
         "hostPort": any(port.get("hostPort") for port in container.get("ports", ())),
     }
-    return [what for what, is_so in wrong.items() if is_so]
+    return [violation for violation, is_so in wrong.items() if is_so]

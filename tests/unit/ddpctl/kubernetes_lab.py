@@ -1,12 +1,14 @@
-"""What the tests of the target kubernetes share: recorded answers, a run, and a verb that is played with them."""
+"""What the tests of the target kubernetes share: recorded answers, a job, a run and its objects."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl.command import Command, Output, T, Verb, shell_line
+from tests.unit.ddpctl.answers import Answer
+
+from ddpctl.command import Command, Output, shell_line
 from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
@@ -23,6 +25,29 @@ VIEW = Output(
         {"current-context": "lab", "contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
     ),
 )
+
+
+def recorded(path: str) -> Output:
+    """An answer as it was recorded: what stands in PATH.json or PATH.stdout.txt, or the failure in PATH.stderr.txt."""
+    for ending in (".json", ".stdout.txt"):
+        if (DATA / (path + ending)).exists():
+            return Output(returncode=0, stdout=(DATA / (path + ending)).read_text())
+    return Output(returncode=1, stderr=(DATA / f"{path}.stderr.txt").read_text())
+
+
+# Answers of a cluster with Kubeflow's training-operator, by a part of the command line; see answers.perform.
+CLUSTER = {
+    "config view": VIEW,
+    "/apis/kubeflow.org": recorded("misc/raw-apis-kubeflow-v1"),
+    "/apis/trainer": recorded("misc/raw-apis-missing"),
+    "jsonpath={.metadata.uid}": Output(returncode=0, stdout="af8e18f3"),
+}
+
+
+def cluster(answers: Mapping[str, Answer] | None = None) -> dict[str, Answer]:
+    """The answers of CLUSTER, after those that are given."""
+    given = answers or {}
+    return {**given, **{part: output for part, output in CLUSTER.items() if part not in given}}
 
 
 def plan_of(job: JobSpec = JOB, run: str = "digits-otter", uid: str = "") -> Plan:
@@ -50,35 +75,29 @@ def run_of(name: str = "digits-otter", *, job: JobSpec = JOB, workload: str = "p
     )
 
 
-def recorded(path: str) -> Output:
-    """An answer as it was recorded: what stands in PATH.json or PATH.stdout.txt, or the failure in PATH.stderr.txt."""
-    for ending in (".json", ".stdout.txt"):
-        if (DATA / (path + ending)).exists():
-            return Output(returncode=0, stdout=(DATA / (path + ending)).read_text())
-    return Output(returncode=1, stderr=(DATA / f"{path}.stderr.txt").read_text())
-
-
 def as_run(path: str, run: str, old: str) -> Output:
     """A recorded list or object, as if it had been of our run: with its label and its name."""
     output = recorded(path)
     answer = json.loads(output.stdout.replace(f'"{old}-', f'"{run}-').replace(f': "{old}"', f': "{run}"'))
     for thing in answer.get("items", [answer]):
-        thing["metadata"].setdefault("labels", {})["ddpctl.run"] = run
+        thing.setdefault("metadata", {}).setdefault("labels", {})["ddpctl.run"] = run
     return replace(output, stdout=json.dumps(answer))
 
 
-def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
-    """What a verb yields when it is sent these answers, and what it returns."""
-    asked = []
-    try:
-        asked.append(next(verb))
-        for answer in answers:
-            asked.append(verb.send(answer))
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(f"it wants another answer, to {asked[-1]}")
-
-
-def lines(commands: tuple[Command, ...]) -> list[str]:
+def lines(commands: Iterable[Command]) -> list[str]:
     """Each command on one line: what it reads is told by its kinds."""
     return [shell_line(replace(command, stdin=None)) for command in commands]
+
+
+def expand(text: str) -> str:
+    """As the kubelet does it, where no variable is known (k8s.io/kubernetes third_party/forked/golang/expansion)."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] == "$" and at + 1 < len(text):
+            if text[at + 1] == "$":
+                out, at = out + "$", at + 2
+                continue
+            if text[at + 1] == "(" and ")" in text[at:]:
+                return out + "EXPANDED"
+        out, at = out + text[at], at + 1
+    return out

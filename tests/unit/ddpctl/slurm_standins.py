@@ -72,7 +72,7 @@ class Done:
     """A script that has run."""
 
     code: int
-    said: str
+    output: str
     calls: tuple[Recorded, ...]
 
     def of(self, program: str) -> tuple[Recorded, ...]:
@@ -136,13 +136,13 @@ class StandIns:
         calls = tuple(self._read(path) for path in sorted(self._records.glob("*.argv"), key=_number))
         for path in self._records.iterdir():
             path.unlink()
-        return Done(code=done.returncode, said=os.fsdecode(log.read_bytes()), calls=calls)
+        return Done(code=done.returncode, output=os.fsdecode(log.read_bytes()), calls=calls)
 
     def _read(self, path: Path) -> Recorded:
-        words = os.fsdecode(path.read_bytes()).split("\0")[:-1]
+        arguments = os.fsdecode(path.read_bytes()).split("\0")[:-1]
         pairs = os.fsdecode(path.with_suffix(".env").read_bytes()).split("\0")[:-1]
         env = dict(pair.split("=", 1) for pair in pairs)
-        return Recorded(program=path.stem.split("-", 1)[1], argv=tuple(words), env=env)
+        return Recorded(program=path.stem.split("-", 1)[1], argv=tuple(arguments), env=env)
 
 
 def _number(path: Path) -> int:

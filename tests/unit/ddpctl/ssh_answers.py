@@ -1,10 +1,13 @@
-"""What hosts answer, recorded, and a target that is played with it."""
+"""What hosts answer to the target ssh."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from ddpctl.command import Command, Output, T, Verb
+from tests.unit.ddpctl.answers import OK, Answer, perform
+
+from ddpctl.command import Command, Output
 from ddpctl.errors import NotStartedError
 from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
@@ -18,7 +21,6 @@ BARE = SshOptions(hosts=HOSTS, runtime="none", python="~/venv/bin/python")
 JOB = JobSpec(name="digits", nodes="2", gpus=2, env={"A": "b c"}, image="ddpctl:1", mounts=("/data:/data:ro",))
 PLAN = Plan(run="night", job=JOB, cwd="/project", run_dir="/s/night", checkpoint_dir="/s/night/checkpoints")
 ID = "sha256:" + "a" * 64
-OK = Output(returncode=0)
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
 RUN = Run(
     name="night",
@@ -35,14 +37,14 @@ RUN = Run(
 
 
 def inspected(image_id: str = ID, digests: tuple[str, ...] = ()) -> str:
-    said = {"Id": image_id, "RepoDigests": list(digests), "RootFS": {"Layers": []}, "Size": 1, "Created": "",
+    image = {"Id": image_id, "RepoDigests": list(digests), "RootFS": {"Layers": []}, "Size": 1, "Created": "",
             "Os": "linux", "Architecture": "amd64"}  # fmt: skip
-    return json.dumps([said])
+    return json.dumps([image])
 
 
-def facts(number: int = 1, **words: str | tuple[str, ...] | None) -> Output:
-    """What a host that is ready says, with other words laid over it."""
-    said: dict[str, Any] = {
+def facts(number: int = 1, **changes: str | tuple[str, ...] | None) -> Output:
+    """What a host that is ready answers to the script of preflight, with some of it changed."""
+    answers: dict[str, Any] = {
         "id": "1000:1000",
         "home": "/home/alice",
         "ssh": f"10.0.0.9 4000 10.0.0.{number} 22",
@@ -54,35 +56,43 @@ def facts(number: int = 1, **words: str | tuple[str, ...] | None) -> Output:
         "asked": "ddpctl:1",
         "image": inspected(),
         "end": "yes",
-        **words,
+        **changes,
     }
     lines = [
-        f"{word} {one}"
-        for word, value in said.items()
-        if value is not None
-        for one in (value if isinstance(value, tuple) else (value,))
+        f"{name} {value}"
+        for name, values in answers.items()
+        if values is not None
+        for value in (values if isinstance(values, tuple) else (values,))
     ]
     return Output(returncode=0, stdout="\n".join(lines) + "\n")
 
 
-CLOCKS = tuple(Output(returncode=0, stdout=f"{1000 + ahead}.5\n") for ahead in (0, 0, 0))
-SECRET = Output(returncode=0, stdout="0123456789abcdef")
-PORT = (Output(returncode=0, stdout='{"port": 61000}\n'), SECRET)
+START = "PET_NODE_RANK="  # a part of the script that starts a node
+FACTS = "say end yes"  # of the script of preflight, which has "date" as well: its answer comes first
+ANSWERS: dict[str, Answer] = {
+    START: OK,
+    "ddprun.nodectl port": Output(returncode=0, stdout='{"port": 61000}\n'),
+    "store.secret": Output(returncode=0, stdout="0123456789abcdef"),
+    "date +%s": Output(returncode=0, stdout="1000.5\n"),
+}
 
 
-def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
-    asked = [next(verb)]
+def by_host(*outputs: Output, options: SshOptions = OPTIONS) -> dict[str, Output]:
+    """The answers of the first hosts of the target."""
+    return {host.address: output for host, output in zip(options.hosts, outputs, strict=False)}
+
+
+def submit(
+    *ready: Output,
+    options: SshOptions = OPTIONS,
+    plan: Plan = PLAN,
+    answers: Mapping[str, Answer] = MappingProxyType({}),
+) -> tuple[list[Command], Any]:
+    """What a launch asks where each host answers so to preflight, and its submission; the reason of a NotStartedError,
+    which is its cause.
+    """
+    replies = {FACTS: by_host(*ready, options=options)} | ANSWERS | dict(answers)
     try:
-        for answer in answers:
-            asked.append(verb.send(answer))
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(f"it wants another answer, to {asked[-1]}")
-
-
-def submit(*said: Output, options: SshOptions = OPTIONS, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]], Any]:
-    """What a launch asks, and its submission; the reason of a NotStartedError, which is its cause."""
-    try:
-        return play(SshTarget(options).submit(plan, attached=True), [said, CLOCKS, PORT, (OK, OK)])
+        return perform(SshTarget(options).submit(plan, attached=True), replies)
     except NotStartedError as error:
         raise error.reason from error

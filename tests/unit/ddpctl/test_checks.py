@@ -23,7 +23,7 @@ def test_sizes_are_bytes_in_order(text: str, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "64K,", "64T", "65G", "9999999", "K"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         read_sizes(text)
 

@@ -1,4 +1,4 @@
-"""Commands as a person would type them."""
+"""Commands as the lines of a shell."""
 
 import pytest
 
@@ -28,5 +28,5 @@ BOX = Host(address="box1", user="alice", port=2222, key="/keys/box")
         ),
     ],
 )
-def test_shell_line(command: Command, line: str) -> None:
+def test_a_command_is_a_line_that_a_person_can_type(command: Command, line: str) -> None:
     assert shell_line(command) == line

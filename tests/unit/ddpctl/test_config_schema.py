@@ -1,4 +1,4 @@
-"""What is said of a ddpctl.yaml's keys elsewhere: the fields' documentation, and the JSON schema for editors."""
+"""What describes the keys of a ddpctl.yaml: the fields' documentation, and the JSON schema for editors."""
 
 import jsonschema
 import pytest
@@ -9,7 +9,7 @@ from ddpctl.schema import json_schema
 from ddpctl.spec import JobSpec, fields_of
 
 
-def test_fields_in_words() -> None:
+def test_a_field_has_its_type_default_and_documentation() -> None:
     assert [(field.name, field.type_words, field.default, field.doc) for field in fields_of(Ssh).values()] == [
         ("hosts", "list of strings", None, "Where."),
         ("user", "text or null", None, "Who; null: you."),
@@ -18,7 +18,7 @@ def test_fields_in_words() -> None:
     ]
 
 
-def test_schema() -> None:
+def test_the_schema_has_the_fields_types_limits_and_defaults() -> None:
     schema = json_schema(KINDS)
     text, value = {"type": ["string", "number"]}, {"type": ["string", "number", "boolean"]}
     assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
@@ -56,7 +56,7 @@ def test_schema() -> None:
         ("targets: {lab: {kind: ssh, hosts: [a], tries: 0}}", "targets.lab.tries"),
     ],
 )
-def test_what_an_editor_refuses(text: str, path: str | None) -> None:
+def test_the_schema_refuses_what_ddpctl_refuses(text: str, path: str | None) -> None:
     schema = json_schema(KINDS)
     jsonschema.Draft202012Validator.check_schema(schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text))

@@ -39,7 +39,7 @@ def finding(node: int, status: str, check: str = "clock", value: str = "x") -> d
 
 
 class Doctor:
-    """In the place of a job: it finds the hosts bad that it is told."""
+    """In the place of a job: it reports that these hosts are bad."""
 
     def __init__(
         self, bad: Mapping[str, str], *, outcome: Outcome | None = None, refused: Mapping[str, Any] | None = None
@@ -73,10 +73,10 @@ def context(tmp_path: Path) -> launcher.AppContext:
 
 
 def test_bad_hosts_are_left_out_while_there_are_others(monkeypatch, context):
-    there = Doctor({"box0": "bad", "box1": "warning", "box2": "bad"})
-    monkeypatch.setattr(check_job, "run_check", there)
+    doctor_ = Doctor({"box0": "bad", "box1": "warning", "box2": "bad"})
+    monkeypatch.setattr(check_job, "run_check", doctor_)
     request = doctor.only_sound(context, REQUEST)
-    assert there.looked_at == [("box0", "box1"), ("box1", "box2"), ("box1", "box3")]
+    assert doctor_.looked_at == [("box0", "box1"), ("box1", "box2"), ("box1", "box3")]
     assert request == replace(REQUEST, options=replace(OPTIONS, exclude=("box0", "box2")))
 
 
@@ -90,15 +90,15 @@ def test_too_few_sound_hosts_are_a_refusal(monkeypatch, context):
 @pytest.mark.parametrize("ready", [("box0", "box2", "box3"), ("box3",), ()])
 def test_a_host_that_the_target_refuses_is_a_finding_and_the_others_are_examined(monkeypatch, context, ready):
     refused = {f"box{n}": [] if f"box{n}" in ready else [("SSH", "no answer"), ("disk", "full")] for n in range(4)}
-    there = Doctor({"box3": "bad"}, refused=refused)
-    monkeypatch.setattr(check_job, "run_check", there)
+    doctor_ = Doctor({"box3": "bad"}, refused=refused)
+    monkeypatch.setattr(check_job, "run_check", doctor_)
     result, machines = doctor.examine(context, replace(REQUEST, job=replace(REQUEST.job, nodes="4")))
     assert machines == ("box0", "box1", "box2", "box3")
-    assert there.looked_at[1:] == ([ready] if ready else [])
-    found = {(machines[one["node"]], one["check"]): one["status"] for one in result["results"]}
+    assert doctor_.looked_at[1:] == ([ready] if ready else [])
+    statuses = {(machines[row["node"]], row["check"]): row["status"] for row in result["results"]}
     bad = {(f"box{n}", check): "bad" for n in range(4) if f"box{n}" not in ready for check in ("SSH", "disk")}
-    assert found == bad | {(host, "clock"): "bad" if host == "box3" else "ok" for host in ready}
-    assert {(one["node"], one["host"]) for one in result["nodes"]} == {(n, f"box{n}") for n in range(4)}
+    assert statuses == bad | {(host, "clock"): "bad" if host == "box3" else "ok" for host in ready}
+    assert {(node["node"], node["host"]) for node in result["nodes"]} == {(n, f"box{n}") for n in range(4)}
     assert (result["code"], len(result["findings"])) == (69, len(bad) + bool(ready))
     kept = check_job.last_result(context, "boxes", "doctor")
     assert kept
@@ -113,11 +113,11 @@ def test_the_table_has_a_column_for_nodes_that_are_alike():
     assert lines[2:] == ["not looked at on node 0-63: Xid (no GPU)", "node 3, disk: bad: x; expected: -; -"]
 
 
-def test_what_ddprun_refuses_is_a_finding_of_its_node(monkeypatch, context):
+def test_a_refusal_of_ddprun_is_a_finding_of_its_node(monkeypatch, context):
     outcome = Outcome(code=78, cause="config", message="the nodes do not match", node=1)
     monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=outcome))
     result, _ = doctor.examine(context, REQUEST)
-    assert (result["code"], [(one["node"], one["status"]) for one in result["results"]]) == (69, [(1, "bad")])
+    assert (result["code"], [(row["node"], row["status"]) for row in result["results"]]) == (69, [(1, "bad")])
     monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=replace(outcome, node=None)))
     with pytest.raises(DdpctlError) as error:
         doctor.examine(context, REQUEST)

@@ -1,4 +1,4 @@
-"""How a run looks on a terminal."""
+"""How a run is printed on a terminal."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ def ended(*, can_resume: bool) -> list[str]:
     return closing[1:]
 
 
-def test_who_is_alive_and_where() -> None:
+def test_status_shows_each_nodes_processes_and_metrics() -> None:
     report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=Progress(step=3))
     state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
     nodes = [
@@ -76,7 +76,7 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
     ]
 
 
-def test_an_array_has_a_line_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_an_array_has_a_line_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPCTL_STATE_DIR", "/runs")
     job = replace(RUN.job, env={"LR": "1"})
     array = replace(RUN, job=job)
@@ -103,7 +103,7 @@ def test_an_array_has_a_line_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
         "  one task     ddpctl status night --task K; logs, explain, profile, top, timeline, report take it, too",
     ]
     document = formatting.as_json(array, state, tasks)["tasks"]
-    assert [(one["run"], one["state"], one["env"]["SLURM_ARRAY_TASK_ID"]) for one in document] == [
+    assert [(task["run"], task["state"], task["env"]["SLURM_ARRAY_TASK_ID"]) for task in document] == [
         ("night.task-0", "stopped", "0"),
         ("night.task-12", "training", "12"),
     ]
@@ -128,21 +128,21 @@ def test_the_step_the_loss_and_the_time_left_stay_on_a_narrow_terminal(monkeypat
     assert row.startswith("a-training-with-a...  training  -     1200/6000, loss 0.1234, 6:24 left")
 
 
-def test_what_a_node_says_moves_no_cursor() -> None:
+def test_a_nodes_message_moves_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
     lines = formatting.status_lines(RUN, state, can_resume=False)
     assert (lines[0], lines[4]) == ("night  failed, exit code 1: \\x1b[2Jgone", "  0     \\x1b[2J")
 
 
-def test_what_was_asked_for_moves_no_cursor() -> None:
+def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
     state = RunStatus(run="night", state="lost", message="")
     for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state, can_resume=False)):
         assert line.isprintable(), line
 
 
-def test_what_is_left_of_a_run_that_has_ended() -> None:
+def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume() -> None:
     assert ended(can_resume=False) == ["  logs         /runs/night"]
     assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]
 

@@ -1,7 +1,8 @@
-"""How ``ddpctl hosts`` looks, in 80 and in 160 columns."""
+"""The table of ``ddpctl hosts``, in 80 and in 160 columns."""
+
+from collections.abc import Callable
 
 import pytest
-from tests.wording import Wording
 
 from ddpctl.commands.hosts import hosts_table
 from ddpctl.targets import CpuRun, GpuReport, HostReport
@@ -23,9 +24,8 @@ HOSTS = (
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_hosts_on_a_terminal(columns: int, wording: Wording) -> None:
+def test_the_table_of_hosts_fits_the_terminal(columns: int, snapshot: Callable[..., None]) -> None:
     lines = [cut(line, columns) for line in hosts_table(HOSTS)]
     assert max(map(len, lines)) <= columns
     assert any(UUID in line for line in lines) == (columns > 80)
-    for line in lines:
-        wording(line.rstrip())
+    snapshot("".join(f"{line.rstrip()}\n" for line in lines))

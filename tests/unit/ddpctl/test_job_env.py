@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.unit.ddpctl.answers import matching, perform
 from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, facts, play
+from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, facts
 
 from ddpctl.command import Output
 from ddpctl.launch_plan import Plan
@@ -49,11 +50,11 @@ def assigned(script: str) -> set[str]:
     text = re.sub(
         r"^#SBATCH .*|--(env|ulimit) \S+|\s#\s.*|=~ .*|<<'END_OF_FILE'[^']*END_OF_FILE$", "", script, flags=re.MULTILINE
     )
-    found = re.findall(
+    matches = re.findall(
         r"(?:^|[\s;&|('])([A-Za-z_]\w*)\+?=(?!=)|\bfor (?:\(\()?([A-Za-z_]\w*) (?:in|=)"
         r"|\b(?:read|mapfile) ((?:-\w+ |'' )*(?:[A-Za-z_]\w* ?)+)", text, re.MULTILINE,
     )  # fmt: skip
-    names_ = {word for match in found for part in match for word in part.split() if word[0] not in "-'"}
+    names_ = {word for match in matches for part in match for word in part.split() if word[0] not in "-'"}
     theirs = ("PET_", "DDP_", "SLURM_", "APPTAINERENV_", "SINGULARITYENV_")
     return {name for name in names_ if not name.startswith(theirs)} - {"CUDA_VISIBLE_DEVICES", "IFS", "_"}
 
@@ -115,7 +116,7 @@ def through_slurm(job: JobSpec, folder: Path, theirs: Env, *, runtime: Any) -> t
         assert all(names.JOB_ENV in call.argv for call in calls)
     if runtime == "apptainer":
         assert all(call.env[f"APPTAINERENV_{names.JOB_ENV}"] == call.env[names.JOB_ENV] for call in calls)
-    assert len(calls) == 2, done.said
+    assert len(calls) == 2, done.output
     return render_script(plan, options), [call.env for call in calls]
 
 
@@ -129,10 +130,10 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
     script.touch()
     plan = plan_of(replace(job, command=(str(script),)), folder)
     port = Output(returncode=0, stdout='{"port": 61000}\n')
-    asked, _ = play(LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False),
-                    [(OK, port, OK), (OK,), (OK, OK)])  # fmt: skip
+    verb = LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False)
+    asked, _ = perform(verb, {"ddprun.nodectl port": port})
     given = []
-    for command in asked[2]:
+    for command in matching(asked, "-m ddprun --grace"):
         done = subprocess.run(
             command.argv, env={"PATH": SYSTEM, **theirs, **command.env}, capture_output=True, text=True, timeout=60
         )
@@ -142,16 +143,16 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
 
 def through_kubernetes(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list[Env]]:
     text = KubernetesTarget(KubernetesOptions(workload="job")).render(plan_of(job, folder))
-    (workload,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
+    (workload,) = [thing for thing in yaml.safe_load_all(text) if thing and thing["kind"] == "Job"]
     (container,) = workload["spec"]["template"]["spec"]["containers"]
-    seen = dict(theirs)
-    for one in container["env"]:  # as the kubelet expands it: a name that is known by then, and $$ is $
-        seen[one["name"]] = re.sub(
+    environ = dict(theirs)
+    for variable in container["env"]:  # as the kubelet expands it: a name that is known by then, and $$ is $
+        environ[variable["name"]] = re.sub(
             r"\$\$|\$\(([^)]*)\)",
-            lambda found: "$" if found[1] is None else seen.get(found[1], found[0]),
-            str(one.get("value", "")),
+            lambda match: "$" if match[1] is None else environ.get(match[1], match[0]),
+            str(variable.get("value", "")),
         )
-    return "", [seen]
+    return "", [environ]
 
 
 SECRETS = ("UID", "PS4", "HOME", "IFS")
@@ -190,9 +191,9 @@ def test_a_rank_sees_a_variable_of_any_name(target: str, tmp_path: Path) -> None
     _, given = THROUGH[target](replace(job, env=env), tmp_path / "after", theirs)
     assert given
     for environ in given:
-        seen = job_env.unpack(environ)
-        assert {name: seen.get(name) for name in expected} == expected
-        assert names.JOB_ENV not in seen
+        unpacked = job_env.unpack(environ)
+        assert {name: unpacked.get(name) for name in expected} == expected
+        assert names.JOB_ENV not in unpacked
 
 
 @pytest.mark.parametrize("name", ["UID", "EUID", "PPID", "BASHPID", "SHELLOPTS"])

@@ -1,4 +1,4 @@
-"""What ddpctl, ddprun and ddptrain know of a Kaggle session; the session's folders are this test's."""
+"""What ddpctl and ddprun read of a Kaggle session, with folders of the test in its place."""
 
 import json
 import os
@@ -21,15 +21,15 @@ ON_KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
 
 def test_a_session_is_recognised_by_kaggles_own_variable() -> None:
     assert kaggle.session({}) is None
-    found = kaggle.session(ON_KAGGLE)
-    assert found == kaggle.Session(input=Path("/kaggle/input"), working=Path("/kaggle/working"), batch=True)
+    session_ = kaggle.session(ON_KAGGLE)
+    assert session_ == kaggle.Session(input=Path("/kaggle/input"), working=Path("/kaggle/working"), batch=True)
     other = kaggle.session(
         {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "DDP_KAGGLE_INPUT": "/i", "DDP_KAGGLE_WORKING": "/w"}
     )
     assert other == kaggle.Session(input=Path("/i"), working=Path("/w"), batch=False)
 
 
-def test_runs_are_in_the_working_folder_unless_somebody_says_otherwise() -> None:
+def test_runs_are_in_the_working_folder_unless_a_state_dir_is_set() -> None:
     assert run_store.state_dir({**ON_KAGGLE, "HOME": "/root"}) == Path("/kaggle/working/runs")
     assert run_store.state_dir({**ON_KAGGLE, "DDPCTL_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
 
@@ -49,7 +49,7 @@ def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path)
     assert kaggle.container_start(tmp_path / "1") is None
 
 
-def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_session_is_the_deadline_of_ddprun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kaggle, "container_start", lambda: 1000.0)
     expected = Deadline(source="the Kaggle session's end", at=1000 + 12 * 3600, margin_s=600)
     assert node_config.read_deadline(None, ON_KAGGLE, grace_s=30, now=0.0) == expected
@@ -92,17 +92,17 @@ def test_a_former_versions_run_is_brought_to_the_working_folder(
     write_run(former / "mine", created=4.0, checkpoint_dir="/w/mine/checkpoints", command=("mine.py",))
     for path in [top, *top.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)  # as an input is
-    found = session._newest(context, session.program_of("ddptrain"))
+    run = session._newest(context, session.program_of("ddptrain"))
     for path in [top, *top.rglob("*")]:
         path.chmod(0o755)
-    assert found is not None
-    assert (found.name, found.checkpoint_dir) == ("night-2", str(root / "night" / "checkpoints"))
+    assert run is not None
+    assert (run.name, run.checkpoint_dir) == ("night-2", str(root / "night" / "checkpoints"))
     names = sorted(path.name for path in (root / "night" / "checkpoints").iterdir())
     assert names == ["step-00000005.pt", "step-00000010.pt"]
     record = json.loads((root / "night-2" / "run.json").read_text())
-    assert (record["created"], record["checkpoint_dir"]) == (3.0, found.checkpoint_dir)
+    assert (record["created"], record["checkpoint_dir"]) == (3.0, run.checkpoint_dir)
     (root / "night" / "checkpoints" / "more").write_text("it can be written")
-    write_run(root / "again", created=5.0, checkpoint_dir=found.checkpoint_dir, cwd=str(Path.cwd()))
+    write_run(root / "again", created=5.0, checkpoint_dir=run.checkpoint_dir, cwd=str(Path.cwd()))
     later = session._newest(context, session.program_of("ddptrain"))
     assert later is not None
     assert later.name == "again"  # this session's own, which is newer

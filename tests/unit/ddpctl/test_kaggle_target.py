@@ -1,18 +1,19 @@
-"""The verbs of the target kaggle: whole command lines, and what they make of the client's recorded answers."""
+"""The verbs of the target kaggle: whole command lines, and what follows from the client's recorded answers."""
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
-from tests.wording import Wording
 
 from ddpctl import config, targets
-from ddpctl.command import Command, Output, T, Verb
+from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan
 from ddpctl.run_status import RunStatus
@@ -34,36 +35,46 @@ RUN = Run(
     checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", version="0",
     handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
 )  # fmt: skip
-OK = Output(returncode=0)
-WHEEL = Output(returncode=0, stdout="d2hlZWw=\n")
 STATUS = Command(argv=("kaggle", "kernels", "status", KERNEL), timeout_s=60)
 LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
-
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
+NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
+WHEEL, VIEW, PUSH, CAT = "ddpctl.own_wheel", "kaggle config view", "kernels push", "cat "
+# What the client and this machine answer, by a part of the command line.
+ANSWERS: Mapping[str, Answer] = {
+    WHEEL: Output(returncode=0, stdout="d2hlZWw=\n"),
+    VIEW: answer("config-view"),
+    PUSH: answer("push"),
+    "cat train.py": Output(returncode=0, stdout="import model\n"),
+    "cat model.py": Output(returncode=0, stdout="LAYERS = 3\n"),
+}
+SCRIPT = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
 
 
-def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[Command], T]:
-    """What a verb asks when it is sent these answers, one by one, and what it returns."""
-    asked = [*next(verb)]
-    try:
-        for outputs in answers:
-            asked += verb.send(outputs)
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(f"it wants another answer, to {asked[-1]}")
+def push(
+    pushed: Output | None = None, plan: Plan = PLAN, *, asked: list[Command] | None = None, **options: Any
+) -> tuple[list[Command], Submission]:
+    target = KaggleTarget(KaggleOptions(**{"owner": "ann", **options}))
+    answers = {**ANSWERS, PUSH: pushed or ANSWERS[PUSH]}
+    return perform(target.submit(plan, attached=True), answers, asked)
 
 
-def push(pushed: Output, plan: Plan = PLAN, options: KaggleOptions | None = None) -> tuple[list[Command], Submission]:
-    target = KaggleTarget(options or KaggleOptions(owner="ann"))
-    try:
-        return play(target.submit(plan, attached=True), [(WHEEL,), (OK, OK), (pushed,)])
-    except NotStartedError as error:
-        raise error.reason from error
+def written(asked: list[Command], name: str) -> str:
+    """The text of a file that is written into the notebook's folder."""
+    (text,) = [command.stdin or "" for command in asked if command.argv[-1] == name]
+    return text
 
 
-def test_submit_packs_itself_writes_two_files_and_pushes_them(wording: Wording) -> None:
-    asked, submission = push(answer("push"))
+def refusal_of(pushed: Output) -> DdpctlError:
+    """The reason why nothing was started."""
+    with pytest.raises(NotStartedError) as error:
+        push(pushed)
+    return error.value.reason
+
+
+def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
+    asked, submission = push()
     options, cargo = KaggleOptions(owner="ann"), Cargo(
         wheel="d2hlZWw=", wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files={}
     )  # fmt: skip
@@ -72,10 +83,7 @@ def test_submit_packs_itself_writes_two_files_and_pushes_them(wording: Wording) 
         Command(argv=(sys.executable, "-P", "-m", "ddpctl.own_wheel"), probe=True, timeout_s=60),
         Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
         Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
-        Command(
-            argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"),
-            timeout_s=300,
-        ),
+        Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300),
     ]
     assert asked[-1].argv[:-1] == argv("push")[:-1]
     assert submission == Submission(
@@ -83,147 +91,162 @@ def test_submit_packs_itself_writes_two_files_and_pushes_them(wording: Wording) 
         note=submission.note,
         checkpoint_dir=f"{KERNEL}:runs/night/checkpoints",
     )
-    wording(submission.note)
+    assert f"1 of {KERNEL}" in submission.note
 
 
-def test_the_owner_is_whom_the_client_is_logged_in_as_and_a_limit_is_the_sessions() -> None:
-    plan = replace(PLAN, job=replace(JOB, time_limit="2h"))
-    answers = [(answer("config-view"),), (WHEEL,), (OK, OK), (answer("push"),)]
-    asked, _ = play(KaggleTarget(KaggleOptions()).submit(plan, attached=False), answers)
-    assert asked[0] == Command(argv=argv("config-view"), probe=True, timeout_s=60)
-    assert asked[-1].argv == ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
-    assert asked[-1].argv[-2:] == argv("push-timeout")[-2:]
-    assert '"id": "ann/ddpctl-night"' in (asked[-2].stdin or "")
-    assert "os.environ['DDP_KAGGLE_SESSION_S'] = '7200'" in (asked[-3].stdin or "")
-
-
-def test_files_are_written_where_no_client_says_whose_they_are(wording: Wording) -> None:
-    for nobody in (Output(returncode=127, stderr="kaggle: not found"), answer("config-view-no-login")):
-        _, (files, note) = play(KaggleTarget(KaggleOptions()).files(PLAN), [(nobody,), (WHEEL,)])
-        assert list(files) == ["night.ipynb", "kernel-metadata.json"]
-        assert json.loads(files["kernel-metadata.json"])["id"] == "your-name/ddpctl-night"
-    wording(note)
-    _, (files, note) = play(KaggleTarget(KaggleOptions()).files(PLAN), [(answer("config-view"),), (WHEEL,)])
-    assert (json.loads(files["kernel-metadata.json"])["id"], note) == (KERNEL, "")
-
-
-def test_a_dry_run_pushes_nothing_and_says_what_it_would_push(wording: Wording) -> None:
-    plan = replace(PLAN, job=replace(JOB, command=("train.py",), time_limit="2h"))
-    options = KaggleOptions(owner="ben", files=("model.py",), datasets=("a/b", "c/d"), notebooks=("e/f",))
-    texts = (Output(returncode=0, stdout="import model\n"), Output(returncode=0, stdout="LAYERS = 3\n"))
-    asked, submission = play(KaggleTarget(options).dry_run(plan), [(answer("config-view"),), texts, (WHEEL,), (OK,)])
-    assert [command.argv for command in asked if not command.probe] == [
-        ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
-    ]
-    for line in submission.table:
-        wording(line)
-    with pytest.raises(UnavailableError):  # as a launch
-        play(KaggleTarget(options).dry_run(plan), [(Output(returncode=127, stderr="kaggle: not found"),)])
+def test_the_owner_is_the_user_of_the_client_and_a_time_limit_is_the_sessions() -> None:
+    asked, _ = push(plan=replace(PLAN, job=replace(JOB, time_limit="2h")), owner=None)
+    pushed = only(asked, PUSH)
+    assert only(asked, VIEW) == Command(argv=argv("config-view"), probe=True, timeout_s=60)
+    assert pushed.argv == ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
+    assert pushed.argv[-2:] == argv("push-timeout")[-2:]
+    assert '"id": "ann/ddpctl-night"' in written(asked, "kernel-metadata.json")
+    assert "os.environ['DDP_KAGGLE_SESSION_S'] = '7200'" in written(asked, "night.ipynb")
 
 
 @pytest.mark.parametrize(
-    ("words", "gpus"),
+    "nobody", [NO_CLIENT, answer("config-view-no-login")], ids=["no client", "nobody is logged in"]
+)
+def test_files_of_an_unknown_owner_have_a_placeholder_that_the_note_explains(nobody: Output) -> None:
+    _, (files, note) = perform(KaggleTarget(KaggleOptions()).files(PLAN), {**ANSWERS, VIEW: nobody})
+    assert list(files) == ["night.ipynb", "kernel-metadata.json"]
+    assert json.loads(files["kernel-metadata.json"])["id"] == "your-name/ddpctl-night"
+    assert all(fact in note for fact in ("your-name", "kernel-metadata.json", "`owner`"))
+
+
+def test_files_of_the_clients_user_need_no_note() -> None:
+    _, (files, note) = perform(KaggleTarget(KaggleOptions()).files(PLAN), ANSWERS)
+    assert (json.loads(files["kernel-metadata.json"])["id"], note) == (KERNEL, "")
+
+
+def test_a_dry_run_pushes_nothing_and_shows_what_it_would_push() -> None:
+    plan = replace(SCRIPT, job=replace(SCRIPT.job, time_limit="2h"))
+    options = KaggleOptions(owner="ben", files=("model.py",), datasets=("a/b", "c/d"), notebooks=("e/f",))
+    asked, submission = perform(KaggleTarget(options).dry_run(plan), ANSWERS)
+    (shown,) = [command for command in asked if not command.probe]  # the executor prints it in a dry run
+    assert shown.argv == ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
+    folder, notebook, metadata = submission.table
+    assert "/r/night/kaggle" in folder
+    assert all(fact in notebook for fact in ("night.ipynb", "train.py", "model.py", "1 node x 2 ranks"))
+    facts = ("kernel-metadata.json", "ben/ddpctl-night", "NvidiaTeslaT4", "a/b, c/d", "e/f")
+    assert all(fact in metadata for fact in facts)
+
+
+def test_a_dry_run_without_a_client_fails_as_a_launch() -> None:
+    with pytest.raises(UnavailableError):
+        perform(KaggleTarget(KaggleOptions(owner="ben")).dry_run(PLAN), {**ANSWERS, VIEW: NO_CLIENT})
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
     [
         pytest.param("targets: {k: {kind: kaggle}}", 2, id="by default"),
         pytest.param("targets: {k: {kind: kaggle, accelerator: NvidiaTeslaP100}}", 1, id="another accelerator"),
         pytest.param("targets: {k: {kind: kaggle}}\njob: {gpus: 1}", 1, id="the file's own"),
     ],
 )
-def test_both_t4s_are_used_by_default(words: str, gpus: int, tmp_path: Path) -> None:
+def test_both_t4s_are_used_by_default(text: str, gpus: int, tmp_path: Path) -> None:
     file = tmp_path / "ddpctl.yaml"
-    file.write_text(f"target: k\n{words}\n")
+    file.write_text(f"target: k\n{text}\n")
     load = partial(config.load, file=file, profile=None, target=None, kinds=targets.kinds())
     assert load(overrides={}).job.gpus == gpus
     assert load(overrides={"gpus": "1"}).job.gpus == 1
     assert config.load(file=None, profile=None, target="local", overrides={}, kinds=targets.kinds()).job.gpus == 1
 
 
-def test_a_script_and_its_files_travel_in_cells(wording: Wording) -> None:
-    plan = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
-    options = KaggleOptions(owner="ann", files=("model.py",), wheel="ann/ddpctl-wheel")
-    texts = (Output(returncode=0, stdout="import model\n"), Output(returncode=0, stdout="LAYERS = 3\n"))
-    asked, _ = play(KaggleTarget(options).submit(plan, attached=False), [texts, (OK, OK), (answer("push"),)])
+def test_a_script_and_its_files_travel_in_cells() -> None:
+    asked, _ = push(plan=SCRIPT, files=("model.py",), wheel="ann/ddpctl-wheel")
     assert asked[:2] == [Command(argv=("cat", name), cwd="/p", probe=True) for name in ("train.py", "model.py")]
-    notebook = asked[2].stdin or ""
+    notebook = written(asked, "night.ipynb")
     assert r'"source": "%%writefile train.py\nimport model"' in notebook
     assert r'"source": "%%writefile model.py\nLAYERS = 3"' in notebook
     assert r"launch('train.py', gpus=gpus, args=args, name='night', max_restarts=0, hang_timeout=900)" in notebook
     assert r'"source": "gpus = 2\nargs = [\"--lr\", \"0.1\"]"' in notebook
-    assert '"ann/ddpctl-wheel"' in (asked[3].stdin or "")
-    for gone, kind in ((Output(returncode=1), NoInputError), (SLOW, UnavailableError)):
-        with pytest.raises(NotStartedError) as raised:
-            play(KaggleTarget(options).submit(plan, attached=False), [(texts[0], gone)])
-        assert type(raised.value.reason) is kind
-        wording(raised.value)
-    for files in (("model.py",), ()):
-        with pytest.raises(ConfigError) as refused:
-            KaggleTarget(replace(options, files=files)).render(plan)
-        wording(refused.value)
+    assert '"ann/ddpctl-wheel"' in written(asked, "kernel-metadata.json")
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"), [(Output(returncode=1), NoInputError), (SLOW, UnavailableError)], ids=["missing", "slow disk"]
+)
+def test_a_file_that_cannot_be_read_is_named_and_nothing_is_pushed(output: Output, kind: type[DdpctlError]) -> None:
+    target = KaggleTarget(KaggleOptions(owner="ann", files=("model.py",)))
+    asked: list[Command] = []
+    with pytest.raises(NotStartedError) as error:
+        perform(target.submit(SCRIPT, attached=False), {**ANSWERS, "cat model.py": output}, asked)
+    assert (type(error.value.reason), [command for command in asked if not command.probe]) == (kind, [])
+    assert "model.py" in str(error.value)
+    assert "/p" in str(error.value)
+
+
+@pytest.mark.parametrize("files", [("model.py",), ()])
+def test_a_notebook_without_its_files_is_not_rendered(files: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as error:
+        KaggleTarget(KaggleOptions(owner="ann", files=files)).render(SCRIPT)
+    assert all(fact in str(error.value) for fact in ("train.py", *files, "ddpctl render --target kaggle --out FOLDER"))
 
 
 def test_a_resumed_run_has_the_former_notebooks_output_among_its_inputs() -> None:
     plan = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
-    asked, submission = push(answer("push"), plan)
-    assert '"kernel_sources": [\n  "ann/ddpctl-night"\n ]' in (asked[-2].stdin or "")
-    assert r"args=args, name='night-2', resume=True)" in (asked[-3].stdin or "")
+    asked, submission = push(plan=plan)
+    assert '"kernel_sources": [\n  "ann/ddpctl-night"\n ]' in written(asked, "kernel-metadata.json")
+    assert r"args=args, name='night-2', resume=True)" in written(asked, "night-2.ipynb")
     assert submission.checkpoint_dir == "ann/ddpctl-night-2:runs/night-2/checkpoints"
 
 
 @pytest.mark.parametrize("line", (DATA / "refusals.txt").read_text().splitlines())
-def test_why_a_push_is_refused(line: str) -> None:
-    name, error, sentence = line.split(" | ")
-    with pytest.raises(DdpctlError) as raised:
-        push(answer(f"push-{name}"))
-    assert type(raised.value).__name__ == error
-    assert str(raised.value) == f"cannot push {KERNEL}: {sentence}"
-    assert isinstance(raised.value.__cause__, NotStartedError)
+def test_a_refused_push_has_its_type_and_what_to_do(line: str) -> None:
+    name, kind, *facts = line.split(" | ")
+    reason = refusal_of(answer(f"push-{name}"))
+    assert type(reason).__name__ == kind
+    assert [fact for fact in [KERNEL, *facts] if fact not in str(reason)] == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("output", "fact"),
     [
-        pytest.param("Phone verification is required to use GPUs.", id="phone"),
-        pytest.param("Maximum batch CPU sessions reached", id="sessions"),
-        pytest.param("Something new", id="unknown"),
+        pytest.param("Phone verification is required to use GPUs.", "https://www.kaggle.com/settings", id="phone"),
+        pytest.param("Maximum batch CPU sessions reached", "simultaneous sessions", id="sessions"),
+        pytest.param("Something new", "Something new", id="unknown"),
     ],
 )
-def test_what_was_not_recorded_is_known_by_its_words(said: str, wording: Wording) -> None:
-    with pytest.raises(DdpctlError) as raised:
-        push(Output(returncode=0, stdout=f"Kernel push error: {said}\n"))
-    wording(raised.value)
+def test_a_refusal_that_was_not_recorded(output: str, fact: str) -> None:
+    assert fact in str(refusal_of(Output(returncode=0, stdout=f"Kernel push error: {output}\n")))
 
 
-def test_without_a_client_or_with_a_slow_one_or_nobody_logged_in(wording: Wording) -> None:
-    for output in (
-        Output(returncode=127, stderr="kaggle: not found"),
-        Output(returncode=124, stderr="no answer within 300 s"),
-    ):
-        with pytest.raises(UnavailableError) as raised:
-            push(output)
-        wording(raised.value)
-    with pytest.raises(NotStartedError) as not_started:
-        play(KaggleTarget(KaggleOptions()).submit(PLAN, attached=False), [(answer("config-view-no-login"),)])
-    assert isinstance(not_started.value.reason, UnavailableError)
-    wording(not_started.value)
+@pytest.mark.parametrize(
+    ("output", "fact"),
+    [(NO_CLIENT, "pip install kaggle"), (Output(returncode=124, stderr="no answer within 300 s"), "300 s")],
+    ids=["no client", "no answer"],
+)
+def test_a_push_that_fails_without_an_answer_of_kaggle_is_unavailable(output: Output, fact: str) -> None:
+    reason = refusal_of(output)
+    assert type(reason) is UnavailableError
+    assert fact in str(reason)
 
 
-def test_an_input_that_kaggle_does_not_know_is_named_since_the_push_goes_through(wording: Wording) -> None:
+def test_a_client_that_is_not_logged_in_starts_nothing() -> None:
+    verb = KaggleTarget(KaggleOptions()).submit(PLAN, attached=False)
+    with pytest.raises(NotStartedError, match="kaggle auth login") as error:
+        perform(verb, {**ANSWERS, VIEW: answer("config-view-no-login")})
+    assert isinstance(error.value.reason, UnavailableError)
+
+
+def test_an_input_that_kaggle_does_not_know_is_named_since_the_push_succeeds() -> None:
     _, submission = push(answer("push-invalid-dataset"))
     (line,) = submission.table
     assert "'ann/no-such'" in line
-    wording(line)
 
 
-def status(said: str, log: Output | None = None) -> RunStatus:
-    answers = [(answer(said),), *([(log,)] if log else [])]
-    asked, (found,) = play(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
-    assert asked == [STATUS, LOG][: len(answers)]
-    assert STATUS.argv == argv(said)
-    return found
+def status(session: str, log: Output | None = None) -> RunStatus:
+    answers = {"kernels status": answer(f"status-{session}"), "kernels logs": log or OK}
+    asked, (state,) = perform(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
+    assert asked == ([STATUS, LOG] if log else [STATUS])
+    assert STATUS.argv == argv(f"status-{session}")
+    return state
 
 
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("session", "state"),
     [
         ("queued", "pending"),
         ("new_script", "pending"),
@@ -232,73 +255,100 @@ def status(said: str, log: Output | None = None) -> RunStatus:
         ("cancel_acknowledged", "stopped"),
     ],
 )
-def test_every_state_of_a_session_that_goes_on_or_was_cancelled(word: str, state: str, wording: Wording) -> None:
-    found = status(f"status-{word}")
-    assert (found.state, found.code) == (state, 143 if state == "stopped" else None)
-    wording(found.message)
+def test_a_session_that_goes_on_or_was_cancelled_has_its_state(session: str, state: str) -> None:
+    status_ = status(session)
+    assert (status_.state, status_.code) == (state, 143 if state == "stopped" else None)
 
 
-def test_how_a_session_ended_is_in_its_log(wording: Wording) -> None:
-    found = status("status-complete", answer("logs"))
-    assert (found.state, found.code) == ("succeeded", 0)
-    wording(found.message)
-    line = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
-    stopped = json.dumps([{"stream_name": "stdout", "time": 1.0, "data": line}])
-    found = status("status-complete", Output(returncode=0, stdout=stopped))
-    assert (found.state, found.code, found.message) == ("stopped", 143, "stopped by SIGTERM")
-    found = status("status-error", answer("logs-name-error"))
-    assert (found.state, found.code) == ("failed", 1)
-    wording(found.message)
-    found = status("status-error-memory", answer("logs-404"))
-    wording(found.message)
-    assert status("status-error-memory", answer("logs-name-error")).message == found.message, "Kaggle knows better"
-    wording(status("status-error-timeout", answer("logs-404")).message)
-    wording(status("status-complete", answer("logs-404")).message)
+LINE = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
+STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "time": 1.0, "data": LINE}]))
+
+
+@pytest.mark.parametrize(
+    ("session", "log", "state", "code", "fact"),
+    [
+        ("complete", answer("logs"), "succeeded", 0, "every rank exited with 0"),
+        ("complete", STOPPED, "stopped", 143, "stopped by SIGTERM"),
+        ("complete", answer("logs-404"), "succeeded", 0, ""),
+        ("error", answer("logs-name-error"), "failed", 1, "NameError: name 'lauch' is not defined"),
+        ("error-memory", answer("logs-404"), "failed", 1, "allocate more memory than is available"),
+        ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
+        ("error-timeout", answer("logs-404"), "failed", 1, "max allowed execution duration"),
+    ],
+    ids=["outcome", "stopped", "no log", "traceback", "memory", "memory before the log", "time limit"],
+)
+def test_the_end_of_a_session_is_in_its_log_unless_kaggle_names_the_cause(
+    session: str, log: Output, state: str, code: int, fact: str
+) -> None:
+    status_ = status(session, log)
+    assert (status_.state, status_.code) == (state, code)
+    assert fact in status_.message
 
 
 @pytest.mark.parametrize("code", ["403", "404"])
-def test_a_notebook_that_is_gone(code: str, wording: Wording) -> None:
-    found = status(f"status-{code}")
-    assert (found.state, found.code) == ("lost", 66)
-    wording(found.message)
+def test_a_notebook_that_is_gone_is_a_lost_run(code: str) -> None:
+    status_ = status(code)
+    assert (status_.state, status_.code) == ("lost", 66)
+    assert KERNEL in status_.message
 
 
-def test_logs_wait_for_the_session_and_for_its_end(wording: Wording) -> None:
+def follow(query: LogQuery, *sessions: str) -> list[Command]:
+    """The commands that follow the log of a session, which has these states when it is asked for them."""
+    states = iter(sessions)
+    answers: dict[str, Answer] = {
+        "kernels status": lambda _: answer(f"status-{next(states)}"),
+        "kernels logs": lambda command: OK if command.mode == "stream" else answer("logs"),
+    }
+    asked, _ = perform(KaggleTarget(KaggleOptions()).logs(RUN, query), answers)
+    return asked
+
+
+def test_followed_logs_wait_for_the_beginning_and_the_end_of_the_session() -> None:
+    asked = follow(LogQuery(follow=True), "queued", "running", "running", "complete")
+    stream = Command(argv=argv("logs-follow"), mode="stream", timeout_s=None)
+    assert asked == [STATUS, SLEEP, STATUS, stream, STATUS, SLEEP, STATUS, LOG]
+
+
+def test_followed_logs_of_a_session_that_has_ended_are_printed_once() -> None:
+    assert follow(LogQuery(follow=True, ranks=(1,)), "complete")[-1].argv[-1] == "--rank=1"
+
+
+def test_followed_logs_of_some_nodes_are_refused_while_the_session_goes_on() -> None:
+    with pytest.raises(ConfigError) as error:
+        follow(LogQuery(follow=True, nodes=(0,)), "running")
+    assert all(fact in str(error.value) for fact in ("night", "-f", "--rank", "--node"))
+
+
+def test_logs_of_a_rank_are_chosen_from_the_whole_log() -> None:
     target = KaggleTarget(KaggleOptions())
-    follow = Command(argv=argv("logs-follow"), mode="stream", timeout_s=None)
-    answers = [
-        (answer("status-queued"),), (OK,), (answer("status-running"),), (OK,), (answer("status-running"),), (OK,),
-        (answer("status-complete"),), (answer("logs"),),
-    ]  # fmt: skip
-    asked, _ = play(target.logs(RUN, LogQuery(follow=True)), answers)
-    assert asked == [STATUS, SLEEP, STATUS, follow, STATUS, SLEEP, STATUS, LOG]
-    printed = Command(
-        argv=("sh", "-c", _PRINT, sys.executable, KERNEL, "--tail=5", "--rank=1"), mode="stream", timeout_s=None
-    )
-    asked, _ = play(target.logs(RUN, LogQuery(tail=5, ranks=(1,))), [(OK,)])
-    assert asked == [printed]
-    with pytest.raises(UnavailableError) as raised:
-        play(target.logs(RUN, LogQuery()), [(Output(returncode=1),)])
-    wording(raised.value)
-    with pytest.raises(ConfigError) as refused:
-        play(target.logs(RUN, LogQuery(follow=True, nodes=(0,))), [(answer("status-running"),)])
-    wording(refused.value)
-    answers = [(answer("status-complete"),), (answer("logs"),), (OK,)]
-    asked, _ = play(target.logs(RUN, LogQuery(follow=True, ranks=(1,))), answers)
-    assert asked[-1].argv[-1] == "--rank=1", "after the end, the lines are chosen"
+    argv_ = ("sh", "-c", _PRINT, sys.executable, KERNEL, "--tail=5", "--rank=1")
+    asked, _ = perform(target.logs(RUN, LogQuery(tail=5, ranks=(1,))), {})
+    assert asked == [Command(argv=argv_, mode="stream", timeout_s=None)]
+    with pytest.raises(UnavailableError, match="ddpctl status night"):
+        perform(target.logs(RUN, LogQuery()), {"kernels logs": Output(returncode=1)})
 
 
-def test_stop_pull_and_exec(wording: Wording) -> None:
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_stop_runs_nothing_and_names_the_page_on_which_to_cancel(signal: Any) -> None:
+    asked: list[Command] = []
+    with pytest.raises(UnavailableError, match=URL):
+        perform(KaggleTarget(KaggleOptions()).stop(RUN, signal=signal), {}, asked)
+    assert asked == []
+
+
+def test_stop_of_a_run_that_was_not_pushed_has_nothing_to_stop() -> None:
+    verb = KaggleTarget(KaggleOptions()).stop(replace(RUN, handle={}), signal="KILL")
+    assert perform(verb, {}) == ([], True)
+
+
+def test_pull_downloads_the_output() -> None:
     target = KaggleTarget(KaggleOptions())
-    for signal in ("TERM", "KILL"):
-        with pytest.raises(UnavailableError) as raised:
-            play(target.stop(RUN, signal=signal), [])
-        wording(raised.value)
-    assert play(target.stop(replace(RUN, handle={}), signal="KILL"), [()]) == ([], True)
-    (asked,), _ = play(target.pull(RUN, "/out"), [(answer("output"),)])
-    assert (asked.argv, asked.timeout_s) == (argv("output"), 3600)
+    (command,), _ = perform(target.pull(RUN, "/out"), {"kernels output": answer("output")})
+    assert (command.argv, command.timeout_s) == (argv("output"), 3600)
     with pytest.raises(NoInputError):
-        play(target.pull(RUN, "/out"), [(answer("logs-404"),)])
-    with pytest.raises(ConfigError) as refused:
-        target.execute(RUN, node=0, argv=("ls",), tty=False)
-    wording(refused.value)
+        perform(target.pull(RUN, "/out"), {"kernels output": answer("logs-404")})
+
+
+def test_exec_is_refused() -> None:
+    with pytest.raises(ConfigError, match="night"):
+        KaggleTarget(KaggleOptions()).execute(RUN, node=0, argv=("ls",), tty=False)

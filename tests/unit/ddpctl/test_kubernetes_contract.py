@@ -1,4 +1,4 @@
-"""What ddprun reads in every pod of every shape, with the operator's variables on top: one place for each node.
+"""What ddprun reads in every pod of every shape, after the operator has added its variables: each node has its rank.
 
 tests/cluster/test_operator_environment.py starts the same pods for real.
 """
@@ -35,23 +35,25 @@ def read(pod: Pod) -> node_config.NodeConfig:
         ("job", ELASTIC, {}, "digits-otter-0.digits-otter", 23456),
     ],
 )
-def test_every_node_has_its_place(word: str, job: JobSpec, given: dict[str, bool], master: str, port: int) -> None:
+def test_every_pod_has_its_node_rank_and_settings(
+    word: str, job: JobSpec, given: dict[str, bool], master: str, port: int
+) -> None:
     pods = pods_of(draft_of(job, KubernetesOptions(workload=word, **given)), word)  # type: ignore[arg-type]
-    read_s = [read(pod) for pod in pods]
-    assert [one.node_rank for one in read_s] == [0, 1, 2]
+    configs = [read(pod) for pod in pods]
+    assert [config.node_rank for config in configs] == [0, 1, 2]
     assert master in pods[0].names
-    for one in read_s:
-        assert (one.master_addr, one.master_port, one.local_world_size) == (master, port, 4)
-        assert (one.min_nodes, one.max_nodes) == (job.min_nodes, 3)
-        assert one.command[-3:] == ("train.py", "--note", "$(HOSTNAME) $$")
-        assert (one.run_id, str(one.run_dir)) == ("digits-otter", "/runs/digits-otter")
-        assert one.checkpoint_dir == "/runs/digits-otter/checkpoints"
-        assert (one.retries_network, one.join_timeout_s, one.metrics_port) == (True, 600.0, 9500)
-        assert one.deadline is not None
-        assert one.deadline.at == 12 * 3600  # from 0, which is now here
+    for config in configs:
+        assert (config.master_addr, config.master_port, config.local_world_size) == (master, port, 4)
+        assert (config.min_nodes, config.max_nodes) == (job.min_nodes, 3)
+        assert config.command[-3:] == ("train.py", "--note", "$(HOSTNAME) $$")
+        assert (config.run_id, str(config.run_dir)) == ("digits-otter", "/runs/digits-otter")
+        assert config.checkpoint_dir == "/runs/digits-otter/checkpoints"
+        assert (config.retries_network, config.join_timeout_s, config.metrics_port) == (True, 600.0, 9500)
+        assert config.deadline is not None
+        assert config.deadline.at == 12 * 3600  # from 0, which is now here
 
 
-def test_one_node_of_each() -> None:
+def test_the_only_pod_of_each_workload_is_node_0() -> None:
     alone = replace(JOB, nodes="1")
     for word in ("pytorchjob", "trainjob", "job"):
         (pod,) = pods_of(draft_of(alone, KubernetesOptions(workload=word)), word)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is in k8s/ and what docs/kubernetes.md shows: every object before its judge, every overlay, every command."""
+"""What k8s/ holds and docs/kubernetes.md shows: every object is valid, every overlay and every command renders."""
 
 import re
 import shlex
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 from tests.in_process import ddpctl
+from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 
 ROOT = Path(__file__).parents[3]
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
@@ -25,7 +25,7 @@ FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
-def test_every_object_is_what_it_says(path: Path) -> None:
+def test_every_object_in_the_folder_is_valid(path: Path) -> None:
     for thing in yaml.safe_load_all(path.read_text()):
         if thing["kind"] not in OTHERS:
             assert faults(thing) == []
@@ -67,16 +67,16 @@ def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
 def test_the_role_allows_what_the_verbs_do() -> None:
     """The resources and verbs of every kubectl command that the target may give."""
     role, binding = yaml.safe_load_all((ROOT / "k8s/rbac.yaml").read_text())
-    allowed = {(one, verb) for rule in role["rules"] for one in rule["resources"] for verb in rule["verbs"]}
+    allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     jobs = ("pytorchjobs", "trainjobs", "jobs")
-    wanted = {(one, verb) for one in jobs for verb in ("get", "list", "create", "patch", "delete")}
+    wanted = {(job, verb) for job in jobs for verb in ("get", "list", "create", "patch", "delete")}
     wanted |= {("pods", verb) for verb in ("get", "list", "watch", "create", "delete")}
     kept = ("configmaps", "services", "networkpolicies", "trainingruntimes")
-    wanted |= {(one, verb) for one in kept for verb in ("create", "patch", "delete")}
+    wanted |= {(kind, verb) for kind in kept for verb in ("create", "patch", "delete")}
     wanted |= {("pods/log", "get"), ("pods/exec", "create"), ("events", "list")}
     assert wanted <= allowed
     assert role["kind"] == "Role"  # nothing of the whole cluster
-    assert "secrets" not in {one for one, _ in allowed}
+    assert "secrets" not in {resource for resource, _ in allowed}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
@@ -102,24 +102,24 @@ SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
 
 
 @pytest.mark.parametrize("line", [rest for _, rest in SHOWN])
-def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
+def test_a_command_on_the_page_renders(line: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text("")
-    words = [word for word in shlex.split(line) if word != "--dry-run"]
-    done = ddpctl("render", *words, cwd=tmp_path)
+    options = [option for option in shlex.split(line) if option != "--dry-run"]
+    done = ddpctl("render", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}
 
 
-def test_the_page_shows_the_errors_of_its_file(tmp_path: Path) -> None:
+def test_the_page_shows_the_errors_that_ddpctl_prints(tmp_path: Path) -> None:
     part = PAGE.partition("## If it does not start")[2]
-    file, said = re.findall(r"^```(?:yaml)?\n(.*?)^```", part, re.M | re.S)[:2]
+    file, errors = re.findall(r"^```(?:yaml)?\n(.*?)^```", part, re.M | re.S)[:2]
     (tmp_path / "ddpctl.yaml").write_text(file)
     done = ddpctl("render", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (78, said)
+    assert (done.returncode, done.stderr) == (78, errors)
 
 
-def test_the_page_knows_the_options() -> None:
+def test_the_yaml_on_the_page_is_valid() -> None:
     assert len(SHOWN) == 4
     for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S):
         assert yaml.safe_load(block)

@@ -1,6 +1,6 @@
-"""What a person reads for each answer of a real cluster: tests/data/kubernetes, Kubernetes 1.32, training-operator 1.9.
+"""Which state or error each answer of a real cluster is: tests/data/kubernetes, Kubernetes 1.32, training-operator 1.9.
 
-``sentences.txt`` has a line for every recording; a new one without its line fails.
+``facts.txt`` has a line for every recording; a new one without its line fails.
 """
 
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA, recorded, run_of
-from tests.wording import Wording
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.run_status import RunStatus
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.kubectl import error_of
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
@@ -21,45 +21,56 @@ from ddpctl.targets.kubernetes.status import fold, unexplained
 PYTORCHJOB = WORKLOADS["pytorchjob"]
 
 
-def sentences(kind: str) -> dict[str, str]:
-    """``bad/api-dns | Unavailable | sentence``: by the recording's name."""
-    lines = (DATA / "sentences.txt").read_text().splitlines()
-    rows = [line.split(" | ", 1) for line in lines if line.startswith(f"{kind}/")]
-    return {name.removeprefix(f"{kind}/"): rest for name, rest in rows}
+def facts(kind: str) -> dict[str, list[str]]:
+    """The rows of facts.txt, by the name of the recording."""
+    rows = (line.split(" | ") for line in (DATA / "facts.txt").read_text().splitlines() if line.startswith(f"{kind}/"))
+    return {name.removeprefix(f"{kind}/"): rest for name, *rest in rows}
 
 
-BAD = [path.name.removesuffix(".stderr.txt") for path in sorted(DATA.glob("bad/*.stderr.txt")) if path.stat().st_size]
+BAD = [path.name.removesuffix(".stderr.txt") for path in sorted(DATA.glob("bad/*.stderr.txt"))]
 
 
-def test_every_recording_has_its_sentence() -> None:
-    assert sorted(sentences("bad")) == sorted(BAD)
-    assert sorted(sentences("state")) == sorted(states())
+def test_every_recording_has_its_facts() -> None:
+    assert sorted(facts("bad")) == sorted(BAD)
+    assert sorted(facts("state")) == sorted(states())
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_said_of_a_refusal(name: str) -> None:
+def test_an_error_of_the_cluster_has_its_type_and_names_what_it_concerns(name: str) -> None:
+    kind, *named = facts("bad")[name]
     error = error_of(recorded(f"bad/{name}"))
-    assert f"{type(error).__name__.removesuffix('Error')} | {error}" == sentences("bad")[name]
+    assert type(error).__name__ == kind
+    assert [fact for fact in named if fact not in str(error)] == []
 
 
 REFUSED = "The connection to the server {} was refused - did you specify the right host or port?\n"
+QUOTA = (
+    'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
+    "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
+)
+SECRETS = (
+    'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
+    'resource "secrets" in API group "" in the namespace "ml"'
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "stderr"),
+    ("kind", "stderr", "fact"),
     [
-        (UnavailableError, REFUSED.format("10.0.0.1:6443")),
-        (UnavailableError, REFUSED.format("localhost:8080")),
-        (ConfigError, "error: cannot locate context prodd\n"),
-        (UnavailableError, "error: \x1b[31modd\n"),
-        (UnavailableError, ""),
+        (UnavailableError, REFUSED.format("10.0.0.1:6443"), "10.0.0.1:6443"),
+        (UnavailableError, REFUSED.format("localhost:8080"), "KUBECONFIG"),
+        (ConfigError, "error: cannot locate context prodd\n", "'prodd'"),
+        (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
+        (UnavailableError, "", "exit code 1"),
+        (ConfigError, QUOTA, "pods: 1 requested, 4 used, 4 allowed; requests.cpu: 2 requested, 8 used, 8 allowed"),
+        (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),
     ],
-    ids=["refused", "no cluster", "no context", "unknown", "nothing"],
+    ids=["refused", "no cluster", "no context", "unknown", "nothing", "two quotas", "secrets"],
 )
-def test_an_answer_that_was_not_recorded(kind: type[DdpctlError], stderr: str, wording: Wording) -> None:
+def test_an_error_that_was_not_recorded(kind: type[DdpctlError], stderr: str, fact: str) -> None:
     error = error_of(Output(returncode=1, stderr=stderr))
     assert type(error) is kind
-    wording(error)
+    assert fact in str(error)
 
 
 RECORDED = datetime(2026, 11, 20, 9, 8, tzinfo=UTC).timestamp()  # before the recorded pods' graces end
@@ -79,20 +90,20 @@ def states() -> dict[str, tuple[dict[str, Any], list[Any], list[Any]]]:
             if event["type"] == "Warning":
                 events.setdefault(event["involvedObject"]["name"], []).append(event)
     of_job = {job["metadata"]["name"]: name for name, job in jobs.items()}
-    found = {}
-    for name, some in pods.items():
-        owner = some[0]["metadata"]["labels"]["training.kubeflow.org/job-name"] if some else ""
+    recorded_states: dict[str, Any] = {}
+    for name, group in pods.items():
+        owner = group[0]["metadata"]["labels"]["training.kubeflow.org/job-name"] if group else ""
         empty = {"metadata": {"name": owner}, "spec": {}, "status": {}}
         job = jobs.get(name) or jobs.get(of_job.get(owner, "")) or empty
-        found[name] = (job, some)
-    found |= {name: (job, found.get(name, (0, []))[1]) for name, job in jobs.items()}
-    for name, (job, some) in found.items():
+        recorded_states[name] = (job, group)
+    recorded_states |= {name: (job, recorded_states.get(name, (0, []))[1]) for name, job in jobs.items()}
+    for name, (job, some) in recorded_states.items():
         if not some and job["metadata"]["name"] in of_job:
-            mine = [p for p in pods.values() if p and _owner(p[0]) == job["metadata"]["name"]]
-            found[name] = (job, mine[0] if mine else [])
+            owned = [p for p in pods.values() if p and _owner(p[0]) == job["metadata"]["name"]]
+            recorded_states[name] = (job, owned[0] if owned else [])
     return {
         name: (job, some, _warnings(events, job, some))
-        for name, (job, some) in found.items()
+        for name, (job, some) in recorded_states.items()
         if job["metadata"]["name"]
     }
 
@@ -106,105 +117,85 @@ def _warnings(events: dict[str, list[Any]], job: dict[str, Any], pods: list[Any]
     return [event for name in unexplained(PYTORCHJOB, job, pods, 2) for event in events.get(name, ())]
 
 
-def line_of(job: dict[str, Any], pods: list[Any], events: list[Any]) -> str:
-    roles = job["spec"].get("pytorchReplicaSpecs", {})
-    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"), master="Master" in roles)
-    state = fold(run, PYTORCHJOB, job, pods, events, now=RECORDED)
-    code = "" if state.code is None else f" {int(state.code)}"
-    return " | ".join([f"{state.state}{code}", state.message, *(report.note for report in state.nodes)])
+def status_of(name: str, now: float = RECORDED, **changes: Any) -> RunStatus:
+    """The status of a recorded run; ``changes``: its job, pods or events, where they are others."""
+    recording: dict[str, Any] = dict(zip(("job", "pods", "events"), states()[name], strict=True))
+    roles = recording["job"]["spec"].get("pytorchReplicaSpecs", {})
+    run = run_of(recording["job"]["metadata"]["name"], job=JobSpec(nodes="2"), master="Master" in roles)
+    return fold(run, PYTORCHJOB, **{**recording, **changes}, now=now)
 
 
 @pytest.mark.parametrize("name", sorted(states()))
-def test_what_is_said_of_a_state(name: str) -> None:
-    assert line_of(*states()[name]) == sentences("state")[name]
+def test_a_recorded_run_has_its_state_and_its_message_names_the_reason(name: str) -> None:
+    expected, code, alive, *named = facts("state")[name]
+    status = status_of(name)
+    assert (status.state, "-" if status.code is None else str(int(status.code))) == (expected, code)
+    assert (" ".join(str(node.node) for node in status.nodes if node.alive) or "-") == alive
+    assert [fact for fact in named if fact not in status.message] == []
 
 
-def test_a_pod_that_outlives_its_grace_names_its_machine(wording: Wording) -> None:
-    job, pods, events = states()["terminating"]
-    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
-    state = fold(run, PYTORCHJOB, job, pods, events, now=RECORDED + 3600)
-    assert state.state == "rendezvous"
-    wording(state.message)
+def test_a_pod_that_outlives_its_grace_names_its_machine() -> None:
+    status = status_of("terminating", now=RECORDED + 3600)
+    assert status.state == "rendezvous"
+    assert all(fact in status.message for fact in ("terminating-worker-1", "machine node-1", "--replace-lost"))
 
 
-def test_a_deleted_job_is_stopping_while_it_has_pods(wording: Wording) -> None:
-    job, pods, _ = states()["running"]
-    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
-    state = fold(run, PYTORCHJOB, None, pods, [], now=RECORDED)
-    assert (state.state, state.ended, state.code) == ("stopping", False, None)
-    wording(state.message)
+def test_a_deleted_job_is_stopping_while_it_has_pods() -> None:
+    status = status_of("running", job=None)
+    assert (status.state, status.ended, status.code) == ("stopping", False, None)
+    assert "PyTorchJob" in status.message
 
 
-def test_pods_that_have_succeeded_before_their_job_says_so(wording: Wording) -> None:
+@pytest.mark.parametrize(("done", "counted"), [(2, "all pods"), (1, "1 of 2 pods")])
+def test_a_run_whose_pods_have_succeeded_is_stopping_until_its_job_has_ended(done: int, counted: str) -> None:
     job, pods, _ = states()["succeeded"]
+    for pod in pods[done:]:
+        pod["status"]["containerStatuses"][0]["state"] = {"running": {}}
     running = {**job, "status": {"conditions": [{"type": "Running", "status": "True"}]}}
-    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
-    state = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
-    assert (state.state, state.ended) == ("stopping", False)
-    wording(state.message)
-    pods[1]["status"]["containerStatuses"][0]["state"] = {"running": {}}
-    one = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
-    assert (one.state, one.message) == (
-        "stopping",
-        "1 of 2 pods have ended with exit code 0; the PyTorchJob has not ended yet",
-    )
+    status = status_of("succeeded", job=running, pods=pods)
+    assert (status.state, status.ended) == ("stopping", False)
+    assert status.message.startswith(f"{counted} ")
 
 
 def test_a_job_that_is_being_suspended_does_not_replace_its_pods() -> None:
-    job, pods, _ = states()["terminating"]
+    job, *_ = states()["terminating"]
     job["spec"]["runPolicy"]["suspend"] = True
-    state = fold(run_of(job["metadata"]["name"], job=JobSpec(nodes="2")), PYTORCHJOB, job, pods, [], now=RECORDED)
-    assert (state.state, "replaced" in state.message) == ("stopping", False)
+    status = status_of("terminating", job=job)
+    assert (status.state, "replaced" in status.message) == ("stopping", False)
 
 
 PULLING = 'failed to pull and unpack image "reg:5000/t:1": failed to resolve reference "reg:5000/t:1": '
 
 
 @pytest.mark.parametrize(
-    ("cause", "says"),
+    ("cause", "fact"),
     [
         ('failed to do request: Head "https://reg:5000/v2/t": dial tcp 10.0.0.1:5000: i/o timeout',
          "dial tcp 10.0.0.1:5000: i/o timeout"),
         ("unexpected status from HEAD request: 500 Internal Server Error",
          "unexpected status from HEAD request: 500 Internal Server Error"),
-        ("reg:5000/t:1: not found", "the registry has no such image or tag"),
+        ("reg:5000/t:1: not found", "no such image or tag"),
     ],
 )  # fmt: skip
-def test_why_an_image_cannot_be_pulled_is_one_line_that_stays(cause: str, says: str) -> None:
+def test_why_an_image_cannot_be_pulled_is_the_same_line_in_each_state_of_the_pull(cause: str, fact: str) -> None:
     """Whether the kubelet tries, waits, or (before 1.31) has the cause in an event alone."""
-    job, pods, _ = states()["imagepullbackoff"]
-    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
-    event = {
+    _, pods, _ = states()["imagepullbackoff"]
+    failed = {
         "reason": "Failed",
         "message": f'Failed to pull image "reg:5000/t:1": rpc error: code = Unknown desc = {PULLING}{cause}',
     }
-    told = []
+    messages = set()
     for reason, message, events in (
         ("ErrImagePull", f"{PULLING}{cause}", []),
         ("ErrImagePull", f"rpc error: code = NotFound desc = {PULLING}{cause}", []),
         ("ImagePullBackOff", f'Back-off pulling image "reg:5000/t:1": ErrImagePull: {PULLING}{cause}', []),
-        ("ImagePullBackOff", 'Back-off pulling image "reg:5000/t:1"', [event]),
+        ("ImagePullBackOff", 'Back-off pulling image "reg:5000/t:1"', [failed]),
     ):
         for pod in pods:
-            found = pod["status"]["containerStatuses"][0]
-            found["state"], found["image"] = {"waiting": {"reason": reason, "message": message}}, "reg:5000/t:1"
-        of_pod = [{**one, "involvedObject": {"name": pods[0]["metadata"]["name"]}} for one in events]
-        told.append(fold(run, PYTORCHJOB, job, pods, of_pod, now=RECORDED).message.partition(": ")[2])
-    assert set(told) == {f"the image reg:5000/t:1 cannot be pulled: {says}"}
-
-
-QUOTA = (
-    'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
-    "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
-)
-SECRETS = (
-    'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
-    'resource "secrets" in API group "" in the namespace "ml"'
-)
-
-
-@pytest.mark.parametrize("text", [QUOTA, SECRETS], ids=["two quotas", "secrets"])
-def test_what_a_refusal_says(text: str, wording: Wording) -> None:
-    error = error_of(Output(returncode=1, stderr=text))
-    assert type(error) is ConfigError
-    wording(error)
+            container = pod["status"]["containerStatuses"][0]
+            container["state"], container["image"] = {"waiting": {"reason": reason, "message": message}}, "reg:5000/t:1"
+        of_pod = [{**event, "involvedObject": {"name": pods[0]["metadata"]["name"]}} for event in events]
+        messages.add(status_of("imagepullbackoff", pods=pods, events=of_pod).message)
+    (message,) = messages
+    assert "reg:5000/t:1" in message
+    assert message.endswith(fact)

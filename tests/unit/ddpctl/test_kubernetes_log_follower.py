@@ -1,4 +1,4 @@
-"""Following pods that are replaced: the real program, with a kubectl that plays a cluster's answers from a folder."""
+"""The program that follows the logs of pods, also of replaced ones, with a kubectl that answers from a folder."""
 
 import contextlib
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
-from tests.wording import Wording
 
 from ddpctl import run_store
 from ddpctl.targets.kubernetes.log_follower import Task
@@ -71,7 +70,7 @@ class Cluster:
 
 
 def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **extra: str) -> dict[str, Any]:
-    what = {"running": {"startedAt": "t"}, "waiting": {"reason": "ContainerCreating"}}[state]
+    details = {"running": {"startedAt": "t"}, "waiting": {"reason": "ContainerCreating"}}[state]
     return {
         "metadata": {
             "name": f"running-worker-{node}",
@@ -84,7 +83,7 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
         },
         "status": {
             "phase": "Running",
-            "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": {state: what}}],
+            "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": {state: details}}],
         },
     }
 
@@ -106,9 +105,9 @@ def start(cluster: Cluster, *, uid: str = "", **given: Any) -> "subprocess.Popen
         return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(what: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -122,7 +121,7 @@ def printed(cluster: Cluster) -> list[str]:
     return sorted((cluster.folder / "out").read_text().splitlines())
 
 
-def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording: Wording) -> None:
+def test_the_logs_of_every_pod_and_of_its_replacement_are_printed_once(cluster: Cluster) -> None:
     follower = start(cluster)
     try:
         cluster.emit("running-worker-0", "[node0 rank0] a")
@@ -139,7 +138,7 @@ def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording
         cluster.emit("running-worker-0", "[node0 rank0] the end")
         (cluster.folder / "running-worker-0.done").touch()
         cluster.job("succeeded")
-        _, talk = follower.communicate(timeout=60)
+        _, stderr = follower.communicate(timeout=60)
     finally:
         follower.kill()
     assert follower.returncode == 0
@@ -150,10 +149,10 @@ def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording
         "[node1 rank1] last words",
         "[node1 rank1] new",
     ]
-    wording(next(line for line in talk.splitlines() if line.startswith("[running] running: 2 ")))
+    assert any(line.startswith("[running] ") and "2 of 2 pods" in line for line in stderr.splitlines())
 
 
-def test_one_node_and_some_ranks(cluster: Cluster) -> None:
+def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(cluster: Cluster) -> None:
     events = EventLog(cluster.folder / "there" / EVENTS, node=1)
     (cluster.folder / "there").mkdir()
     events.emit("node_ended", code=0)
@@ -180,12 +179,12 @@ def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None
     mine = f"CLUSTER={cluster.folder}".encode()
 
     def alive() -> list[str]:
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mine in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(folder.name)
-        return found
+                    pids.append(folder.name)
+        return pids
 
     assert len(alive()) >= 2
     follower.kill()
@@ -213,7 +212,7 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize("labels", [None, {"ddpctl.uid": "f00dfeed0000"}])
-def test_a_job_that_is_gone_ends_it_also_where_another_has_its_name(
+def test_a_job_that_is_gone_ends_the_follower_even_if_another_has_its_name(
     cluster: Cluster, labels: dict[str, str] | None
 ) -> None:
     job: dict[str, Any] = json.loads((DATA / "jobs/running.json").read_text())
@@ -226,20 +225,25 @@ def test_a_job_that_is_gone_ends_it_also_where_another_has_its_name(
     assert "pods --selector ddpctl.run=running,ddpctl.uid=4c1f5a1e2b3d" in (cluster.folder / "asked").read_text()
 
 
-def test_a_cluster_that_does_not_answer_is_waited_for_and_said(cluster: Cluster, wording: Wording) -> None:
+def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
     job = cluster.folder / "pytorchjobs.kubeflow.org"
     job.rename(cluster.folder / "kept")
     follower = start(cluster)
     try:
         line = follower.stderr.readline() if follower.stderr else ""
-        wording(line)
+        assert line.startswith("[running] kubectl")
+        assert "120 s" in line
         cluster.job("succeeded")
         follower.communicate(timeout=60)
     finally:
         follower.kill()
     assert follower.returncode == 0
-    job.unlink()
+
+
+def test_a_cluster_that_does_not_answer_for_too_long_ends_the_follower(cluster: Cluster) -> None:
+    (cluster.folder / "pytorchjobs.kubeflow.org").unlink()
     follower = start(cluster, unreachable_s=0.5)
-    _, talk = follower.communicate(timeout=60)
+    _, stderr = follower.communicate(timeout=60)
     assert follower.returncode == 69
-    wording(talk)
+    assert stderr.splitlines()[-1].startswith("ddpctl: kubectl")
+    assert "0.5 s" in stderr.splitlines()[-1]

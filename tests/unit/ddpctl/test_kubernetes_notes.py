@@ -1,30 +1,31 @@
-"""What is said of a run, and what stands at the head of a spec, that nobody refuses and a person should know."""
+"""What a run's notes and the head of a spec name: what must be in the cluster, and what is not kept."""
 
 import base64
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.kubernetes_lab import JOB, OK, VIEW, plan_of, play
-from tests.wording import Wording
+from tests.unit.ddpctl.answers import Answer, perform
+from tests.unit.ddpctl.kubernetes_lab import JOB, cluster, plan_of
 
 from ddpctl.command import Output
 from ddpctl.spec import JobSpec
-from ddpctl.targets import Submission
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
-UID = Output(returncode=0, stdout="af8e18f3")
 
 
-def submit(*answers: tuple[Output, ...], job: JobSpec) -> Submission:
+def notes_of(job: JobSpec, answers: Mapping[str, Answer] | None = None) -> list[str]:
+    """The notes of a launch, after the line that says where it runs."""
     target = KubernetesTarget(KubernetesOptions(workload="pytorchjob"))
-    return play(target.submit(plan_of(job), attached=True), answers)[1]
+    _, submission = perform(target.submit(plan_of(job), attached=True), cluster(answers))
+    return submission.note.splitlines()[1:]
 
 
 def head(job: JobSpec, **options: Any) -> list[str]:
@@ -32,27 +33,28 @@ def head(job: JobSpec, **options: Any) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("#")][1:]
 
 
-def test_the_head_of_a_spec_names_what_the_spec_does_not_hold(wording: Wording) -> None:
-    full = replace(JOB, cpus=4, memory="16Gi")
-    known = head(full)
-    operator, image, _ = known
-    wording("\n".join(known), image=JOB.image)
+SIZED = replace(JOB, cpus=4, memory="16Gi")
+
+
+def test_the_head_of_a_spec_names_what_the_spec_does_not_hold() -> None:
+    operator, image, checkpoints = usual = head(SIZED)
+    assert "training-operator" in operator
+    assert JOB.image in image
+    assert "pvc=CLAIM:/runs" in checkpoints
     *rest, unlimited = head(JOB)
-    assert rest == known
-    wording(unlimited)
-    *rest, script, paths = head(replace(full, command=("train.py",), mounts=("/mnt/data:/data", "/mnt/runs:/runs")))
+    assert rest == usual
+    assert "cpus and memory" in unlimited
+    *rest, script, paths = head(replace(SIZED, command=("train.py",), mounts=("/mnt/data:/data", "/mnt/runs:/runs")))
     assert rest == [operator, image]
-    wording(script)
-    wording(paths)
-    assert head(replace(full, mounts=("/mnt/data:/data",)), profile="rdma") == known
+    assert "train.py in /workspace" in script
+    assert "/mnt/data, /mnt/runs" in paths
+    assert head(replace(SIZED, mounts=("/mnt/data:/data",)), profile="rdma") == usual
 
 
-def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(wording: Wording) -> None:
+def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(snapshot: Callable[..., None]) -> None:
     job = replace(
-        JOB,
+        SIZED,
         nodes="2",
-        cpus=4,
-        memory="16Gi",
         mounts=("pvc=checkpoints:/runs", "pvc=imagenet:/data:ro", "secret=s3:/s3", "configmap=conf:/conf"),
     )
     options = {
@@ -67,14 +69,12 @@ def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(wording: Wording) 
         head(replace(job, nodes="1"), workload="trainjob", **options | {"gang": False}),
         head(replace(job, mounts=job.mounts[:1]), workload="job"),
     )
-    assert [len(lines) for lines in heads] == [11, 11, 3]
-    for lines in heads:
-        wording("\n".join(lines), image=JOB.image)
+    snapshot("\n\n".join("\n".join(lines) for lines in heads) + "\n", image=JOB.image)
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, which makes a Secret's text")
-def test_the_line_that_makes_the_secret_makes_it() -> None:
-    job = replace(JOB, cpus=4, memory="16Gi", secrets=("WANDB_API_KEY", "TOKEN"))
+def test_the_command_in_the_head_of_a_spec_creates_its_secret() -> None:
+    job = replace(SIZED, secrets=("WANDB_API_KEY", "TOKEN"))
     (line,) = (line for line in head(job, namespace="ml", context="lab of mine") if "First" in line)
     assert line == (
         "# First: printf '%s\\n' \"WANDB_API_KEY=$WANDB_API_KEY\" \"TOKEN=$TOKEN\" | kubectl --context 'lab of mine' "
@@ -91,22 +91,19 @@ def test_the_line_that_makes_the_secret_makes_it() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert {key: base64.b64decode(text).decode() for key, text in made["data"].items()} == values
-    assert (made["metadata"]["name"], made["metadata"]["namespace"]) == ("digits", "ml")
+    secret = json.loads(done.stdout)
+    assert {key: base64.b64decode(text).decode() for key, text in secret["data"].items()} == values
+    assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("digits", "ml")
 
 
-def test_many_files_are_counted(wording: Wording) -> None:
+def test_of_many_files_some_are_named_and_all_are_counted() -> None:
     files = {f"m{number:02}.py": "x" * 100 for number in range(13)} | {"train.py": ""}
     read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": []}))
-    answers = (VIEW,), (OK,), (OK,), (read,), (OK, OK, OK), (OK, OK, OK), (UID,), (OK, OK, OK)
-    made = submit(*answers, job=replace(JOB, command=("train.py",)))
+    line = notes_of(replace(JOB, command=("train.py",)), {"kubernetes.project": read})[0]
     names = ", ".join(f"m{number:02}.py" for number in range(10))
-    assert names in made.note
-    wording(made.note.splitlines()[1], names=names)
+    assert all(fact in line for fact in ("14 files", "2 kB", f"{names} and 4 more"))
 
 
-def test_a_path_of_the_machine_is_named(wording: Wording) -> None:
-    job = replace(JOB, mounts=("/mnt/data:/data", "pvc=ckpt:/runs"), cpus=4, memory="16Gi")
-    made = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=job)
-    wording(made.note)
+def test_a_path_of_the_machines_is_named_where_pod_security_forbids_it() -> None:
+    (line,) = notes_of(replace(SIZED, mounts=("/mnt/data:/data", "pvc=ckpt:/runs")))
+    assert all(fact in line for fact in ("/mnt/data", "restricted", "pvc=NAME"))

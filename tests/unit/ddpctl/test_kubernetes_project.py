@@ -1,4 +1,4 @@
-"""Which files of a project go along: the reader, run as the target runs it."""
+"""Which files of a project are sent: the reader, run as the target runs it."""
 
 import json
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.wording import Wording
 
 from ddpctl.targets.kubernetes import project as reader
 from ddpctl.targets.kubernetes.options import DEFAULT_PROJECT
@@ -18,8 +17,8 @@ def run(folder: Path, *globs: str, listed: str = "") -> subprocess.CompletedProc
 
 
 def read(folder: Path, *globs: str) -> tuple[dict[str, str], list[str]]:
-    found = reader.read(folder, "", globs)
-    return found["files"], found["left_out"]
+    answer = reader.read(folder, "", globs)
+    return answer["files"], answer["left_out"]
 
 
 @pytest.fixture
@@ -40,19 +39,19 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def found(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[str]]:
+def answer_of(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[str]]:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     return answer["files"], answer["left_out"]
 
 
-def test_what_it_finds_by_itself(project: Path) -> None:
-    assert found(run(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
+def test_without_git_it_finds_the_code_and_no_environment_or_cache(project: Path) -> None:
+    assert answer_of(run(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
 
 
-def test_what_git_lists_and_what_is_asked_for(project: Path) -> None:
+def test_only_files_that_git_lists_and_that_a_pattern_matches_are_sent(project: Path) -> None:
     done = run(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
-    assert found(done) == ({"lib/model.py": "x = 'é'\n"}, [])
+    assert answer_of(done) == ({"lib/model.py": "x = 'é'\n"}, [])
 
 
 SECRETS = (
@@ -62,7 +61,7 @@ SECRETS = (
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_what_looks_like_a_secret_goes_along_only_by_its_own_name(project: Path, name: str) -> None:
+def test_a_file_with_a_name_like_a_secret_is_sent_only_by_its_own_name(project: Path, name: str) -> None:
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).write_text("canary")
     files, left_out = read(project, "*")
@@ -71,7 +70,7 @@ def test_what_looks_like_a_secret_goes_along_only_by_its_own_name(project: Path,
     assert (files[name], left_out) == ("canary", [])
 
 
-def test_code_that_only_reads_like_a_secret_is_no_secret(project: Path) -> None:
+def test_code_with_a_name_that_resembles_a_secret_is_sent(project: Path) -> None:
     names = ["environment.py", "key.py", "keys/model.py", "token.py", "tokenizer.json", "pem.txt"]
     for name in names:
         (project / name).parent.mkdir(exist_ok=True)
@@ -80,7 +79,7 @@ def test_code_that_only_reads_like_a_secret_is_no_secret(project: Path) -> None:
     assert (sorted(files), left_out) == (sorted(names), [])
 
 
-def test_a_configuration_of_ddpctl_never_goes_along(project: Path) -> None:
+def test_a_configuration_of_ddpctl_is_never_sent(project: Path) -> None:
     (project / "ddpctl.yaml").write_text("a: [broken")
     (project / "night.yml").write_text("job: {env: {WANDB_API_KEY: canary}}\ntarget: local\n")
     (project / "conf/job.yaml").write_text("job: {name: a}\nlr: 0.1\n")  # somebody else's
@@ -88,9 +87,14 @@ def test_a_configuration_of_ddpctl_never_goes_along(project: Path) -> None:
     assert (sorted(files), left_out) == (["conf/big.yaml", "conf/job.yaml"], [])
 
 
-@pytest.mark.parametrize("content", [b"\xff", b"x" * (reader.MOST_BYTES + 1)], ids=["not text", "too large"])
-def test_what_does_not_fit_or_is_no_text(project: Path, content: bytes, wording: Wording) -> None:
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [(b"\xff", "UTF-8"), (b"x" * (reader.MOST_BYTES + 1), "900 KiB")],
+    ids=["not text", "too large"],
+)
+def test_a_file_that_is_not_text_or_too_large_is_refused_by_name(project: Path, content: bytes, fact: str) -> None:
     (project / "a.txt").write_bytes(content)
     done = run(project, "*.txt")
     assert (done.returncode, done.stdout) == (78, "")
-    wording(done.stderr)
+    assert "'a.txt'" in done.stderr
+    assert fact in done.stderr

@@ -1,164 +1,177 @@
-"""A launch on Kubernetes: what it looks at, what it lets the cluster judge, what it makes, in which order."""
+"""A launch on Kubernetes: what it asks, what it has the cluster validate, what it creates, in which order."""
 
 import json
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
-from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, VIEW, lines, plan_of, play, recorded
-from tests.wording import Wording
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, cluster, lines, plan_of, recorded
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Submission
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
-TARGET = KubernetesTarget(KubernetesOptions())
-PYTORCH = recorded("misc/raw-apis-kubeflow-v1")
 ABSENT = recorded("misc/raw-apis-missing")
-UID = Output(returncode=0, stdout="af8e18f3")
+UNREACHABLE = recorded("bad/api-unreachable-get")
+DRY_RUN, CREATE, OF_JOB = "create --dry-run=server", "create --validate=strict", "jsonpath={.metadata.uid}"
 NO_SECRETS = Output(
     returncode=1,
     stderr='Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
     'resource "secrets" in API group "" in the namespace "ml"\n',
 )
+SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
+CANARY = Output(returncode=0, stdout="c4nary\n")
+UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
+SIZED = replace(JOB, cpus=4, memory="16Gi")
 
 
-def kinds(commands: tuple[Command, ...]) -> list[str]:
+def kinds(commands: Iterable[Command]) -> list[str]:
     return [thing["kind"] for command in commands for thing in yaml.safe_load_all(command.stdin or "")]
 
 
+def refused(kind: str, output: Output) -> Answer:
+    """The cluster's answer to the creation of several objects: it refuses those of this kind."""
+    return lambda command: output if f"kind: {kind}\n" in (command.stdin or "") else OK
+
+
 def submit(
-    *answers: tuple[Output, ...], job: JobSpec = JOB, **options: object
-) -> tuple[list[tuple[Command, ...]], Submission]:
-    target = KubernetesTarget(KubernetesOptions(**options))  # type: ignore[arg-type]
-    try:
-        return play(target.submit(plan_of(job), attached=True), answers)
-    except NotStartedError as error:
-        raise error.reason from error
+    answers: Mapping[str, Answer] | None = None,
+    *,
+    job: JobSpec = JOB,
+    uid: str = "",
+    asked: list[Command] | None = None,
+    **options: Any,
+) -> tuple[list[Command], Submission]:
+    target = KubernetesTarget(KubernetesOptions(**options))
+    return perform(target.submit(plan_of(job, uid=uid), attached=True), cluster(answers), asked)
 
 
-def test_submit_looks_judges_and_makes(wording: Wording) -> None:
-    asked, submission = submit((VIEW,), (PYTORCH, ABSENT), (OK, OK, OK), (OK, OK), (UID,), (OK, OK))
-    view, apis, judged, needed, job, patched = asked
-    assert lines(view) == ["kubectl config view --minify -o json"]
-    assert lines(apis) == [
+def error_of(answers: Mapping[str, Answer], **rest: Any) -> tuple[list[Command], DdpctlError]:
+    """The commands of a launch that starts nothing, and its reason."""
+    asked: list[Command] = []
+    with pytest.raises(NotStartedError) as error:
+        submit(answers, asked=asked, **rest)
+    return asked, error.value.reason
+
+
+def container_of(asked: list[Command]) -> dict[str, Any]:
+    pod = pod_of(asked)
+    (container,) = pod["containers"]
+    return dict(container)
+
+
+def pod_of(asked: list[Command]) -> dict[str, Any]:
+    job = yaml.safe_load(only(asked, OF_JOB).stdin or "")
+    return dict(job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"])
+
+
+def test_a_launch_has_its_objects_validated_before_it_creates_them_and_makes_the_job_their_owner() -> None:
+    asked, submission = submit()
+    looks, judged, created = matching(asked, "--raw"), matching(asked, DRY_RUN), matching(asked, CREATE)
+    assert lines(matching(asked, "config view")) == ["kubectl config view --minify -o json"]
+    assert lines(looks) == [
         f"{KUBECTL} get --raw /apis/kubeflow.org/v1",
         f"{KUBECTL} get --raw /apis/trainer.kubeflow.org/v1alpha1",
     ]
-    assert {command.probe for command in (*view, *apis)} == {True}
+    assert {command.probe for command in looks} == {True}
     assert lines(judged) == [f"{KUBECTL} create --dry-run=server --validate=strict -o name -f -"] * 3
     assert kinds(judged) == ["Pod", "NetworkPolicy", "PyTorchJob"]
-    assert lines(needed) == [f"{KUBECTL} create --validate=strict -o name -f -"] * 2
-    assert lines(job) == [f"{KUBECTL} create --validate=strict -o 'jsonpath={{.metadata.uid}}' -f -"]
-    assert kinds(needed + job) == ["NetworkPolicy", "Secret", "PyTorchJob"]
+    assert lines(created) == [
+        *[f"{KUBECTL} create --validate=strict -o name -f -"] * 2,
+        f"{KUBECTL} create --validate=strict -o 'jsonpath={{.metadata.uid}}' -f -",
+    ]
+    assert kinds(created) == ["NetworkPolicy", "Secret", "PyTorchJob"]
     owner = '{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "digits-otter", "uid": "af8e18f3"}'
+    patched = matching(asked, " patch ")
     assert lines(patched) == [
         f'{KUBECTL} patch {kind} digits-otter --type=merge --patch \'{{"metadata": {{"ownerReferences": [{owner}]}}}}\''
         for kind in ("networkpolicy", "secret")
     ]
-    assert submission == Submission(
-        handle={"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"},
-        checkpoint_dir="/runs/digits-otter/checkpoints",
-        note=submission.note,
-    )
-    wording(submission.note)
+    assert asked[-8:] == [*judged, *created, *patched]
+    handle = {"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"}
+    assert (submission.handle, submission.checkpoint_dir) == (handle, "/runs/digits-otter/checkpoints")
+    assert all(fact in submission.note for fact in ("PyTorchJob", "training-operator", "namespace ml", "context lab"))
+    assert "pvc=CLAIM:/runs" in submission.note, "the checkpoints are lost with their pods"
+    assert "cpus and memory" in submission.note
 
 
 TRAINER = Output(returncode=0, stdout='{"resources": [{"name": "trainjobs"}]}')
 
 
 @pytest.mark.parametrize(
-    ("apis", "schema", "kind"),
+    ("answers", "kind", "reason"),
     [
-        ((PYTORCH, TRAINER), (), "PyTorchJob"),
-        ((ABSENT, TRAINER), ('{"runtimePatches": {}}',), "TrainJob"),
-        ((ABSENT, TRAINER), ('{"podTemplateOverrides": {}}',), "Job"),
-        ((ABSENT, ABSENT), (), "Job"),
+        ({"/apis/trainer": TRAINER}, "PyTorchJob", "training-operator"),
+        ({"/openapi": Output(returncode=0, stdout='{"runtimePatches": {}}'), "/apis/kubeflow.org": ABSENT,
+          "/apis/trainer": TRAINER}, "TrainJob", "Kubeflow Trainer"),
+        ({"/openapi": Output(returncode=0, stdout='{"podTemplateOverrides": {}}'), "/apis/kubeflow.org": ABSENT,
+          "/apis/trainer": TRAINER}, "Job", "2.2"),
+        ({"/apis/kubeflow.org": ABSENT}, "Job", "no Kubeflow operator"),
     ],
     ids=["training-operator", "trainer", "old trainer", "no operator"],
-)
-def test_the_workload_is_what_the_cluster_serves(apis, schema, kind, wording) -> None:
-    more = [(Output(returncode=0, stdout=text),) for text in schema]
-    judged = (OK,) * (4 if kind == "Job" else 3)
-    needed = (OK,) * (2 if kind == "PyTorchJob" else 3)
-    asked, submission = submit((VIEW,), apis, *more, judged, needed, (UID,), needed)
-    assert kinds(asked[-2]) == [kind]
-    wording(submission.note)
+)  # fmt: skip
+def test_the_workload_is_what_the_cluster_serves(answers: Mapping[str, Output], kind: str, reason: str) -> None:
+    asked, submission = submit(answers)
+    assert kinds([only(asked, OF_JOB)]) == [kind]
+    assert submission.note.startswith(f"a {kind} (")
+    assert reason in submission.note.partition("\n")[0]
 
 
-def test_what_was_said_is_taken() -> None:
-    asked, submission = submit(
-        (VIEW,), (OK,), (OK,) * 4, (OK, OK, OK), (UID,), (OK, OK, OK), workload="job", namespace="team"
-    )
-    assert lines(asked[1]) == ["kubectl --context lab --namespace team --request-timeout=30s get --raw /apis/batch/v1"]
-    assert [kinds(step) for step in asked] == [
-        [],
-        [],
-        ["Pod", "Service", "NetworkPolicy", "Job"],
-        ["NetworkPolicy", "Service", "Secret"],
-        ["Job"],
-        [],
+def test_a_workload_and_a_namespace_that_are_named_are_used() -> None:
+    asked, submission = submit(workload="job", namespace="team")
+    assert lines(matching(asked, "--raw")) == [
+        "kubectl --context lab --namespace team --request-timeout=30s get --raw /apis/batch/v1"
     ]
-    assert submission.handle == {
-        "workload": "job",
-        "context": "lab",
-        "namespace": "team",
-        "logs": "ddpctl logs digits-otter",
-    }
+    assert kinds(matching(asked, DRY_RUN)) == ["Pod", "Service", "NetworkPolicy", "Job"]
+    assert kinds(matching(asked, CREATE)) == ["NetworkPolicy", "Service", "Secret", "Job"]
+    handle = {"workload": "job", "context": "lab", "namespace": "team", "logs": "ddpctl logs digits-otter"}
+    assert submission.handle == handle
 
 
-def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
-    asked, _ = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK, OK), (UID,), (OK, OK, OK), workload="trainjob")
-    assert [kinds(step) for step in asked[2:5]] == [
-        ["Pod", "TrainingRuntime", "NetworkPolicy"],
-        ["NetworkPolicy", "TrainingRuntime", "Secret"],
-        ["TrainJob"],
-    ]
+def test_a_train_job_is_not_validated_before_its_runtime_exists() -> None:
+    asked, _ = submit({"--raw": OK}, workload="trainjob")
+    assert kinds(matching(asked, DRY_RUN)) == ["Pod", "TrainingRuntime", "NetworkPolicy"]
+    assert kinds(matching(asked, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", "TrainJob"]
 
 
-def test_a_train_job_whose_runtime_is_not_seen_yet_is_made_again() -> None:
+@pytest.mark.parametrize("refusals", [2, 5])
+def test_a_train_job_whose_runtime_is_not_seen_yet_is_created_again_up_to_four_times(refusals: int) -> None:
     unseen = Output(returncode=1, stderr='admission webhook "v" denied the request: specified trainingRuntime must be '
                     "created before the TrainJob is created")  # fmt: skip
-    before = ((VIEW,), (OK,), (OK, OK, OK), (OK, OK, OK))
-    asked, submission = submit(*before, (unseen,), (OK,), (unseen,), (OK,), (UID,), (OK, OK, OK), workload="trainjob")
-    assert [lines(step)[0] for step in (asked[5], asked[7])] == ["sleep 1", "sleep 2"]
-    assert [kinds(asked[number]) for number in (4, 6, 8)] == [["TrainJob"]] * 3
-    assert submission.handle["workload"] == "trainjob"
-    with pytest.raises(ConfigError):
-        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK, OK, OK), (), workload="trainjob")
+    outputs = iter([unseen] * refusals + [UID])
+    answers: dict[str, Answer] = {"--raw": OK, OF_JOB: lambda _: next(outputs)}
+    if refusals > 4:
+        asked, error = error_of(answers, workload="trainjob")
+        assert type(error) is ConfigError
+    else:
+        asked, submission = submit(answers, workload="trainjob")
+        assert submission.handle["workload"] == "trainjob"
+    assert lines(matching(asked, "sleep")) == ["sleep 1", "sleep 2", "sleep 4", "sleep 8"][:refusals]
+    assert kinds(matching(asked, OF_JOB)) == ["TrainJob"] * min(refusals + 1, 5)
 
 
-SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
+def test_a_secret_goes_through_stdin_alone() -> None:
+    asked, _ = submit({"printenv TOKEN": CANARY}, job=SECRET, workload="pytorchjob")
+    assert [command for command in asked if "c4nary" in shell_line(command)] == []
+    holder = only(asked, "c4nary")
+    assert (holder.secret, kinds([holder])) == (True, ["Secret"])
+    reference = {"secretKeyRef": {"name": "digits-otter", "key": "TOKEN"}}
+    assert {"name": "TOKEN", "valueFrom": reference} in container_of(asked)["env"]
 
 
-def test_a_secret_goes_through_stdin_alone(wording: Wording) -> None:
-    value = Output(returncode=0, stdout="c4nary\n")
-    asked, submission = submit(
-        (VIEW,), (OK,), (value,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=SECRET, workload="pytorchjob"
-    )
-    assert lines(asked[2]) == ["printenv TOKEN"]
-    seen = [command for step in asked for command in step if "c4nary" in shell_line(command)]
-    assert seen == []
-    (holder,) = [command for step in asked for command in step if "c4nary" in (command.stdin or "")]
-    assert (holder.secret, kinds((holder,))) == (True, ["Secret"])
-    env = yaml.safe_load(asked[5][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][
-        0
-    ]["env"]
-    assert {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "digits-otter", "key": "TOKEN"}}} in env
-    wording(submission.note)
-
-
-def test_a_launch_makes_the_secret_with_which_nodes_sign() -> None:
-    verb = TARGET.submit(plan_of(uid="4c1f5a1e2b3d"), attached=True)
-    asked, _ = play(verb, [(VIEW,), (PYTORCH, ABSENT), (OK, OK, OK), (OK, OK), (UID,), (OK, OK)])
-    holder = asked[3][1]
-    made = yaml.safe_load(holder.stdin)
-    value = made["stringData"]["store.secret"]
+def test_a_launch_creates_the_secret_with_which_nodes_sign() -> None:
+    asked, _ = submit(uid="4c1f5a1e2b3d")
+    holder = only(asked, "store.secret: ")
+    created = yaml.safe_load(holder.stdin or "")
+    value = created["stringData"]["store.secret"]
     assert re.fullmatch("[0-9a-f]{64}", value)
     labels = {
         "app.kubernetes.io/managed-by": "ddpctl",
@@ -166,7 +179,7 @@ def test_a_launch_makes_the_secret_with_which_nodes_sign() -> None:
         "ddpctl.run": "digits-otter",
         "ddpctl.uid": "4c1f5a1e2b3d",
     }
-    assert made == {
+    assert created == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "digits-otter", "namespace": "ml", "labels": labels},
@@ -174,13 +187,13 @@ def test_a_launch_makes_the_secret_with_which_nodes_sign() -> None:
         "stringData": {"store.secret": value},
     }
     assert holder.secret
-    assert [command for step in asked for command in step if value in shell_line(command)] == []
-    assert [command for step in asked for command in step if value in (command.stdin or "")] == [holder]
+    assert [command for command in asked if value in shell_line(command)] == []
+    assert matching(asked, value) == [holder]
 
 
 @pytest.mark.parametrize(("profile", "mode"), [("restricted", 0o440), ("rdma", 0o400)])
-def test_a_pod_mounts_the_secret_if_it_exists(profile: str, mode: int) -> None:
-    text = KubernetesTarget(KubernetesOptions(profile=profile)).render(plan_of())  # type: ignore[arg-type]
+def test_a_pod_mounts_the_secret_if_it_exists(profile: Any, mode: int) -> None:
+    text = KubernetesTarget(KubernetesOptions(profile=profile)).render(plan_of())
     spec = list(yaml.safe_load_all(text))[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["volumes"][-1] == {
         "name": "secret",
@@ -196,112 +209,111 @@ def test_a_pod_mounts_the_secret_if_it_exists(profile: str, mode: int) -> None:
     assert {"name": "DDP_SECRET_FILE", "value": "/etc/ddpctl/store.secret"} in container["env"]
 
 
-def test_who_may_not_make_secrets_gets_a_run_that_signs_nothing(wording: Wording) -> None:
-    before = (VIEW,), (OK,), (OK, OK, OK), (OK, NO_SECRETS)
-    asked, submission = submit(*before, (UID,), (OK,), workload="pytorchjob")
-    assert [line.split()[7] for line in lines(asked[-1])] == ["networkpolicy"]
+def test_a_user_who_may_not_create_secrets_gets_a_run_that_signs_nothing() -> None:
+    answers = {DRY_RUN: OK, OF_JOB: UID, CREATE: refused("Secret", NO_SECRETS), "printenv TOKEN": CANARY}
+    asked, submission = submit(answers, workload="pytorchjob")
+    assert [line.split()[7] for line in lines(matching(asked, " patch "))] == ["networkpolicy"]
     (warning,) = submission.table
-    wording(warning)
-    value = Output(returncode=0, stdout="c4nary\n")
-    with pytest.raises(ConfigError) as error:
-        submit((VIEW,), (OK,), (value,), *before[2:], (OK, NO_SECRETS), (), job=SECRET, workload="pytorchjob")
-    assert isinstance(error.value.__cause__, NotStartedError)
+    assert "k8s/rbac-secrets.yaml" in warning
+    _, error = error_of(answers, job=SECRET, workload="pytorchjob")
+    assert type(error) is ConfigError
 
 
-def test_a_script_goes_along_with_the_files_it_needs(wording: Wording) -> None:
-    job = replace(JOB, command=("./train.py", "--lr", "0.1"), cpus=4, memory="16Gi")
+def test_a_script_goes_along_with_the_files_it_needs() -> None:
     listed = Output(returncode=0, stdout="train.py\0lib/model.py\0lib/secrets.py\0README.md\0")
     files = {"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}
     read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": ["lib/secrets.py"]}))
-    asked, submission = submit(
-        (VIEW,), (OK,), (listed,), (read,), (OK,) * 3, (OK,) * 3, (UID,), (OK,) * 3, job=job, workload="pytorchjob"
-    )
-    assert lines(asked[2]) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
-    assert lines(asked[3]) == [
+    job = replace(SIZED, command=("./train.py", "--lr", "0.1"))
+    asked, submission = submit({"git ls-files": listed, "kubernetes.project": read}, job=job, workload="pytorchjob")
+    assert lines(matching(asked, "git ")) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
+    reader = only(asked, "kubernetes.project")
+    assert lines([reader]) == [
         f"cd /project && {sys.executable} -P -m ddpctl.targets.kubernetes.project '*.py' train.py"
     ]
-    assert asked[3][0].stdin == listed.stdout
-    project = yaml.safe_load(asked[5][1].stdin)
-    assert project["data"] == {"000-model.py": "x = 1\n", "001-train.py": "import lib.model\n"}
-    spec = yaml.safe_load(asked[6][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert [volume["configMap"] for volume in spec["volumes"] if "configMap" in volume] == [
+    assert reader.stdin == listed.stdout
+    config_map = yaml.safe_load(only(asked, "kind: ConfigMap").stdin or "")
+    assert config_map["data"] == {"000-model.py": "x = 1\n", "001-train.py": "import lib.model\n"}
+    assert [volume["configMap"] for volume in pod_of(asked)["volumes"] if "configMap" in volume] == [
         {
             "name": "digits-otter",
             "items": [{"key": "000-model.py", "path": "lib/model.py"}, {"key": "001-train.py", "path": "train.py"}],
         }
     ]
-    wording(submission.note)
+    _, sent, left_out, _ = submission.note.splitlines()
+    assert "lib/model.py, train.py" in sent
+    assert "lib/secrets.py" in left_out
 
 
-def test_a_script_that_does_not_go_along_is_missed_before_anything_is_made(wording: Wording) -> None:
+def test_a_script_that_does_not_go_along_is_missed_before_anything_is_created() -> None:
     read = Output(returncode=0, stdout='{"files": {}, "left_out": []}')
-    with pytest.raises(NoInputError) as error:
-        submit((VIEW,), (OK,), (OK,), (read,), job=replace(JOB, command=("train.py",)), workload="pytorchjob")
-    wording(error.value)
+    job = replace(JOB, command=("train.py",))
+    asked, error = error_of({"kubernetes.project": read}, job=job, workload="pytorchjob")
+    assert (type(error), matching(asked, "create")) == (NoInputError, [])
+    assert "train.py" in str(error)
+    assert "/project" in str(error)
 
 
-def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named(wording: Wording) -> None:
-    """In a dry run this is all that tells of it; a launch ends at its next command."""
-    away = recorded("bad/api-unreachable-get")
-    _, submission = submit((VIEW,), (away,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="pytorchjob")
-    wording(submission.note)
-    with pytest.raises(ConfigError) as error:
-        submit((VIEW,), (ABSENT,), workload="trainjob")
-    wording(error.value)
+def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named() -> None:
+    """In a dry run, nothing else shows it; a launch ends at its next command."""
+    _, submission = submit({"--raw": UNREACHABLE}, workload="pytorchjob")
+    assert "127.0.0.1:16999" in submission.note
 
 
-def test_a_context_that_is_not_there_is_refused_with_those_that_are(wording: Wording) -> None:
+def test_a_workload_that_the_cluster_does_not_serve_is_refused() -> None:
+    asked, error = error_of({}, workload="trainjob")
+    assert (type(error), matching(asked, "create")) == (ConfigError, [])
+    assert "TrainJob" in str(error)
+
+
+@pytest.mark.parametrize(("contexts", "known"), [("lab\nprod\n", "lab, prod"), ("", "none")])
+def test_a_context_that_does_not_exist_is_refused_with_those_that_do(contexts: str, known: str) -> None:
     missing = Output(returncode=1, stderr="error: cannot locate context prodd\n")
-    for contexts in (Output(returncode=0, stdout="lab\nprod\n"), OK):
-        with pytest.raises(ConfigError) as error:
-            submit((missing,), (contexts,), context="prodd")
-        wording(error.value)
+    answers = {"config view": missing, "get-contexts": Output(returncode=0, stdout=contexts)}
+    _, error = error_of(answers, context="prodd")
+    assert type(error) is ConfigError
+    assert "'prodd'" in str(error)
+    assert str(error).endswith(f": {known}")
 
 
 @pytest.mark.parametrize(
-    ("answers", "kind"),
+    ("answers", "kind", "fact"),
     [
-        ((Output(returncode=127, stderr="kubectl: not found"),), UnavailableError),
-        ((VIEW, (recorded("bad/api-unreachable-get"), ABSENT)), UnavailableError),
-        ((VIEW, (PYTORCH, ABSENT), (recorded("bad/pod-restricted"), OK, OK)), ConfigError),
-        ((VIEW, (PYTORCH, ABSENT), (OK, OK, recorded("bad/webhook-down"))), UnavailableError),
-        ((VIEW, (PYTORCH, ABSENT), (OK, OK, recorded("bad/rbac-create"))), ConfigError),
+        ({"config view": Output(returncode=127, stderr="kubectl: not found")}, UnavailableError, "kubectl"),
+        ({"/apis/kubeflow.org": UNREACHABLE}, UnavailableError, "127.0.0.1:16999"),
+        ({DRY_RUN: refused("Pod", recorded("bad/pod-restricted"))}, ConfigError, "restricted:latest"),
+        ({DRY_RUN: refused("PyTorchJob", recorded("bad/webhook-down"))}, UnavailableError, "validator.pytorchjob"),
+        ({DRY_RUN: refused("PyTorchJob", recorded("bad/rbac-create"))}, ConfigError, "k8s/rbac.yaml"),
     ],
     ids=["no kubectl", "no answer", "pod security", "webhook", "rights"],
 )
-def test_a_refusal_of_the_cluster_comes_before_anything_is_made(answers, kind, wording) -> None:
-    steps = tuple(answer if isinstance(answer, tuple) else (answer,) for answer in answers)
-    with pytest.raises(kind) as error:
-        submit(*steps)
-    wording(error.value)
-    assert isinstance(error.value.__cause__, NotStartedError)
+def test_a_refusal_of_the_cluster_comes_before_anything_is_created(
+    answers: Mapping[str, Answer], kind: type[DdpctlError], fact: str
+) -> None:
+    asked, error = error_of(answers)
+    assert (type(error), matching(asked, CREATE)) == (kind, [])
+    assert fact in str(error)
 
 
-def test_a_job_that_cannot_be_made_takes_back_what_it_needs(wording: Wording) -> None:
-    exists = recorded("bad/already-exists")
-    uid, other = Output(returncode=0, stdout="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
-    for is_its, end in ((uid, (OK,)), (other, ()), (OK, ())):  # the last has no such label
-        verb = TARGET.submit(plan_of(uid=uid.stdout), attached=True)
-        next(verb)
-        verb.send((VIEW,))
-        verb.send((PYTORCH, ABSENT))
-        verb.send((OK, OK, OK))
-        verb.send((OK, OK))
-        label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
-        kinds_ = ("networkpolicy", "secret")
-        asks = [f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {label}" for kind in kinds_]
-        assert lines(verb.send((exists,))) == asks
-        deletes = [f"{KUBECTL} delete networkpolicy,secret digits-otter --ignore-not-found --wait=false"] if end else []
-        assert lines(verb.send((is_its, is_its))) == deletes
-        with pytest.raises(NotStartedError) as error:
-            verb.send(end)
-        assert isinstance(error.value.reason, ConfigError)
-    wording(error.value)
+@pytest.mark.parametrize(
+    ("label", "is_deleted"), [(UID, True), (OTHER_UID, False), (OK, False)], ids=["its own", "another's", "no label"]
+)
+def test_a_job_that_cannot_be_created_takes_back_what_it_needs_and_only_that(label: Output, is_deleted: bool) -> None:
+    answers = {OF_JOB: recorded("bad/already-exists"), "labels.ddpctl": label}
+    asked, error = error_of(answers, uid=UID.stdout)
+    path = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
+    assert lines(matching(asked, "labels.ddpctl")) == [
+        f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {path}" for kind in ("networkpolicy", "secret")
+    ]
+    delete = f"{KUBECTL} delete networkpolicy,secret digits-otter --ignore-not-found --wait=false"
+    assert lines(matching(asked, " delete ")) == [delete] * is_deleted
+    assert type(error) is ConfigError
+    assert "'running'" in str(error)
 
 
-def test_a_name_that_no_service_takes_is_refused_here(wording: Wording) -> None:
+def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it() -> None:
     target, plan = KubernetesTarget(KubernetesOptions(workload="pytorchjob")), plan_of(run="a" * 55)
+    asked: list[Command] = []
     with pytest.raises(NotStartedError) as error:
-        play(target.submit(plan, attached=True), [(VIEW,), (OK,)])
-    assert isinstance(error.value.reason, ConfigError)
-    wording(error.value)
+        perform(target.submit(plan, attached=True), cluster(), asked)
+    assert (type(error.value.reason), matching(asked, "create")) == (ConfigError, [])
+    assert all(fact in str(error.value) for fact in ("--name", plan.run, "55", "54"))

@@ -1,32 +1,30 @@
-"""What a cluster would swallow, or refuse late, is an error with the line of the file, before anything is asked.
+"""What a cluster would accept silently, or refuse late, is an error at its place in the file, before any command runs.
 
-In refusals.txt: the file, "----", what ddpctl says of it, "====".
+In refusals.txt: the file, "----", its errors, "====". An error is its line and column, and what its message names.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA
-from tests.wording import Wording
+from tests.unit.ddpctl.loading import check_errors, read_cases
 
 from ddpctl import config, targets
 from ddpctl.errors import FileError, UsageError
 
-CASES = [case.strip("\n").split("\n----\n") for case in (DATA / "refusals.txt").read_text().split("\n====\n")]
 
-
-def load(tmp_path: Path, text: str, **rest: object) -> config.Settings:
+def load(tmp_path: Path, text: str, **rest: Any) -> config.Settings:
     path = tmp_path / "ddpctl.yaml"
     path.write_text(text)
-    given = {"profile": None, "target": None, "overrides": {}, **rest}
-    return config.load(file=path, kinds=targets.kinds(), **given)  # type: ignore[arg-type]
+    return config.load(file=path, kinds=targets.kinds(), **{"profile": None, "target": None, "overrides": {}, **rest})
 
 
-@pytest.mark.parametrize(("text", "said"), CASES, ids=[said.splitlines()[0][:60] for _, said in CASES])
-def test_the_file_is_refused_by_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(FileError) as error:
+@pytest.mark.parametrize(("text", "errors"), read_cases(DATA / "refusals.txt"))
+def test_a_bad_file_is_refused_at_the_place_of_each_error(tmp_path: Path, text: str, errors: list[str]) -> None:
+    with pytest.raises(FileError) as raised:
         load(tmp_path, text)
-    assert str(error.value).replace(f"{tmp_path}/", "") == said
+    check_errors(str(raised.value).replace(f"{tmp_path}/", ""), errors)
 
 
 KIND = {"--kind": ("workload", "job")}
@@ -34,28 +32,28 @@ GOOD = "job: {name: digits, nodes: 2}\ntarget: lab\ntargets:\n  lab: {kind: kube
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "facts"),
     [
-        {"overrides": {"port": 9500}},
-        {"target_flags": {"--kind": ("workload", "jbo")}},
-        {"target_flags": KIND, "target": "local"},
+        ({"overrides": {"port": 9500}}, ["--port: 9500", "metrics_port"]),
+        ({"target_flags": {"--kind": ("workload", "jbo")}}, ["--kind: 'jbo'", "auto, pytorchjob, trainjob, job"]),
+        ({"target_flags": KIND, "target": "local"}, ["--kind", "local", "kubernetes"]),
     ],
     ids=["port", "kind", "kind of another target"],
 )
-def test_a_flag_is_refused_by_its_name(tmp_path: Path, flags: dict[str, object], wording: Wording) -> None:
+def test_a_bad_flag_is_refused_by_its_name(tmp_path: Path, flags: dict[str, object], facts: list[str]) -> None:
     with pytest.raises(UsageError) as error:
         load(tmp_path, GOOD, **flags)
-    wording(error.value)
+    assert str(error.value).startswith(facts[0])
+    assert all(fact in str(error.value) for fact in facts)
 
 
 def test_the_kind_of_workload_is_a_flag(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD, target_flags=KIND).options.workload == "job"
 
 
-def test_only_the_chosen_target_judges_the_job(tmp_path: Path, wording: Wording) -> None:
-    long = GOOD.replace("target: lab", "target: local").replace("lab: {", "lab: {master: true, ").replace("2}", "1:2}")
-    assert load(tmp_path, long).kind == "local"
+def test_only_the_chosen_target_is_checked_against_the_job(tmp_path: Path) -> None:
+    text = GOOD.replace("target: lab", "target: local").replace("lab: {", "lab: {master: true, ").replace("2}", "1:2}")
+    assert load(tmp_path, text).kind == "local"
     with pytest.raises(FileError) as error:
-        load(tmp_path, long, target="lab")
-    assert str(error.value).startswith(f"{tmp_path}/ddpctl.yaml:4:17: master: ")
-    wording(error.value)
+        load(tmp_path, text, target="lab")
+    check_errors(str(error.value).replace(f"{tmp_path}/", ""), ["4:17 | master | 1:2"])

@@ -1,91 +1,102 @@
-"""The other verbs of the target kubernetes: whole command lines, and what it says of a real cluster's answers."""
+"""The other verbs of the target kubernetes: whole command lines, and what it reports of a real cluster's answers."""
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.kubernetes_lab import DATA, KUBECTL, OK, VIEW, as_run, lines, play, recorded, run_of
-from tests.wording import Wording
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, recorded, run_of
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.launcher import AppContext, Stopper
 from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()
+UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
+UNREACHABLE = recorded("bad/api-unreachable-get")
+UNSERVED = Output(returncode=1, stderr="error: the server doesn't have a resource type")
+GET_JOB, GET_PODS, GET_EVENTS, OF_LABEL = "get pytorchjobs", "get pods", "get events", "labels.ddpctl"
+RESTARTED = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
+RUNNING = as_run("pods/running", "digits-otter", "running")
+KEPT = replace(RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints")
 
 
-def status(*answers: tuple[Output, ...], now: float = 2000.0) -> tuple[list[tuple[Command, ...]], RunStatus]:
-    asked, (state,) = play(TARGET.status((RUN,), now=now), answers)
+def status(answers: Mapping[str, Answer], *, run: Run = RUN, now: float = 2000.0) -> tuple[list[Command], RunStatus]:
+    asked, (state,) = perform(TARGET.status((run,), now=now), answers)
     return asked, state
 
 
-def test_status_asks_once_for_jobs_and_pods(wording: Wording) -> None:
-    job, pods = as_run("jobs/running", "digits-otter", "running"), as_run("pods/running", "digits-otter", "running")
-    asked, state = status((job, pods))
-    assert [line for step in asked for line in lines(step)] == [
+def test_status_asks_once_for_jobs_and_pods() -> None:
+    asked, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: RUNNING})
+    assert lines(asked) == [
         f"{KUBECTL} get pytorchjobs.kubeflow.org --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
         f"{KUBECTL} get pods --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
     ]
     assert (state.state, state.code) == ("running", None)
-    wording(state.message)
+    assert "2 of 2" in state.message
     assert [(report.alive, report.note) for report in state.nodes] == [
         (True, "digits-otter-worker-0: running"),
         (True, "digits-otter-worker-1: running"),
     ]
 
 
-def test_status_asks_for_events_where_pods_do_not_say_why(wording: Wording) -> None:
-    job = as_run("jobs/quota-exceeded", "digits-otter", "overquota")
-    pods = as_run("pods/quota-exceeded", "digits-otter", "overquota")
-    asked, state = status((job, pods), (as_run("events/quota-exceeded-job", "digits-otter", "overquota"),))
-    assert lines(asked[1]) == [
+def test_status_asks_for_events_where_pods_do_not_explain_their_state() -> None:
+    kinds = {GET_JOB: "jobs/quota-exceeded", GET_PODS: "pods/quota-exceeded", GET_EVENTS: "events/quota-exceeded-job"}
+    asked, state = status({part: as_run(path, "digits-otter", "overquota") for part, path in kinds.items()})
+    assert lines(asked[2:]) == [
         f"{KUBECTL} get events --field-selector type=Warning,involvedObject.name=digits-otter "
         "--ignore-not-found -o json"
     ]
-    wording(state.message)
+    assert state.state == "rendezvous"
+    assert "requests.nvidia.com/gpu: 2 requested, 2 used, 2 allowed" in state.message
 
 
-def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
+def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
     """The operator cleans running pods away when a job has ended; nobody is to wait for them."""
-    job = as_run("jobs/failed-evicted", "digits-otter", "evicted2")
-    _, state = status((job, as_run("pods/evicted", "digits-otter", "evicted2")))
+    job, pods = (as_run(path, "digits-otter", "evicted2") for path in ("jobs/failed-evicted", "pods/evicted"))
+    _, state = status({GET_JOB: job, GET_PODS: pods})
     assert (state.state, state.code, state.alive, state.remains) == ("failed", 137, False, True)
     assert (state.has_logs, state.has_files) == (True, False)
-    kept = replace(
-        RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints"
-    )
-    _, (state,) = play(TARGET.status((kept,), now=2000.0), [(job, OK)])
+    _, state = status({GET_JOB: job}, run=KEPT)
     assert (state.has_logs, state.has_files) == (False, True)
 
 
-def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: Wording) -> None:
-    _, gone = status((OK, OK))
-    assert (gone.state, gone.code, gone.has_logs, gone.has_files) == ("lost", None, False, False)
-    assert status((OK, OK), now=1005.0)[1].state == "starting"
-    _, away = status((recorded("bad/api-unreachable-get"), OK))
-    assert (away.state, away.ended) == ("unknown", False)
-    wording(away.message)
-    interrupted = replace(RUN, handle={})
-    _, (lost,) = play(TARGET.status((interrupted,), now=2000.0), [])
-    assert lost.state == "lost"
+@pytest.mark.parametrize(
+    ("run", "answers", "now", "state"),
+    [
+        (RUN, {}, 2000.0, "lost"),
+        (RUN, {}, 1005.0, "starting"),
+        (RUN, {GET_JOB: UNREACHABLE}, 2000.0, "unknown"),
+        (replace(RUN, handle={}), {}, 2000.0, "lost"),
+    ],
+    ids=["gone", "young", "unreachable", "interrupted launch"],
+)
+def test_the_state_of_a_run_without_objects(run: Run, answers: dict[str, Answer], now: float, state: str) -> None:
+    _, status_ = status(answers, run=run, now=now)
+    assert (status_.state, status_.ended) == (state, state == "lost")
+    if state == "lost":
+        assert (status_.has_logs, status_.has_files) == (False, False)
+    if state == "unknown":
+        assert "127.0.0.1:16999" in status_.message
 
 
 FILTER = 'sh -c \'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true\' sh'
-PODS = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
 
 
-def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
+def test_logs_of_a_restarted_container_begin_before_the_restart() -> None:
     logs = "kubectl --context lab --namespace ml logs"
-    asked, _ = play(TARGET.logs(RUN, LogQuery(tail=5)), [(PODS,), *[(OK,)] * 4])
-    assert [line for step in asked for line in lines(step)] == [
+    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {GET_PODS: RESTARTED})
+    assert lines(asked) == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
             f"{FILTER} -vE '^([^ []+ )?\\[node[0-9]+\\] ddprun-record ' "
@@ -94,38 +105,48 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
             for previous in (" --previous", "")
         ),
     ]
-    (_, one), _ = play(
-        TARGET.logs(RUN, LogQuery(nodes=(1,), ranks=(2, 3))),
-        [(as_run("pods/running", "digits-otter", "running"),), (OK,)],
-    )
-    assert lines(one) == [
-        f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' {logs} digits-otter-worker-1 --container pytorch"
+    asked, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), timestamps=True)), {GET_PODS: RESTARTED})
+    assert lines(asked)[1].endswith("digits-otter-worker-1 --container pytorch --timestamps --previous")
+
+
+def test_logs_of_a_node_and_of_ranks_are_filtered_by_their_prefix() -> None:
+    asked, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), ranks=(2, 3))), {GET_PODS: RUNNING})
+    assert lines(asked[1:]) == [
+        f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' "
+        "kubectl --context lab --namespace ml logs digits-otter-worker-1 --container pytorch"
     ]
-    (_, timed, _), _ = play(TARGET.logs(RUN, LogQuery(nodes=(1,), timestamps=True)), [(PODS,), *[(OK,)] * 2])
-    assert lines(timed)[0].endswith("digits-otter-worker-1 --container pytorch --timestamps --previous")
 
 
-def test_logs_that_are_not_there(wording: Wording) -> None:
+def test_logs_of_a_rank_that_does_not_exist_are_refused_without_a_question() -> None:
+    asked: list[Command] = []
     with pytest.raises(NoInputError) as error:
-        play(TARGET.logs(RUN, LogQuery(ranks=(9,))), [])
-    wording(error.value)
-    suspended = as_run("jobs/suspended", "digits-otter", "susp1")
+        perform(TARGET.logs(RUN, LogQuery(ranks=(9,))), {}, asked)
+    assert asked == []
+    assert all(fact in str(error.value) for fact in ("digits-otter", "0 to 1", "0 to 3"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "fact"),
+    [
+        ({GET_JOB: as_run("jobs/suspended", "digits-otter", "susp1")}, "ddpctl resume digits-otter"),
+        (
+            {
+                GET_JOB: as_run("jobs/created-pending", "digits-otter", "pend-gpu"),
+                GET_PODS: as_run("pods/pending-gpu", "digits-otter", "pend-gpu"),
+            },
+            "digits-otter-worker-0: no machine has enough free nvidia.com/gpu",
+        ),
+    ],
+    ids=["suspended", "pending"],
+)
+def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[str, Answer], fact: str) -> None:
     with pytest.raises(NoInputError) as error:
-        play(TARGET.logs(RUN, LogQuery()), [(OK,), (suspended, OK)])
-    wording(error.value)
+        perform(TARGET.logs(RUN, LogQuery()), answers)
+    assert fact in str(error.value)
 
 
-def test_logs_of_pods_that_wait_name_the_reason(wording: Wording) -> None:
-    pods = as_run("pods/pending-gpu", "digits-otter", "pend-gpu")
-    with pytest.raises(NoInputError) as error:
-        play(
-            TARGET.logs(RUN, LogQuery()), [(pods,), (as_run("jobs/created-pending", "digits-otter", "pend-gpu"), pods)]
-        )
-    wording(error.value)
-
-
-def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
-    ((follow,),), _ = play(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), [(OK,)])
+def test_followed_logs_are_a_program_of_their_own() -> None:
+    (follow,), _ = perform(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), {})
     assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
     assert (follow.mode, follow.timeout_s) == ("stream", None)
     assert json.loads(follow.argv[4]) == {
@@ -140,37 +161,47 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     }
 
 
-def test_stop_deletes_the_job_and_all_that_belongs_to_it(wording: Wording) -> None:
-    named = "digits-otter --ignore-not-found --wait=false"
-    job = f"{KUBECTL} delete pytorchjobs.kubeflow.org {named} --cascade=foreground"
-    rest = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {named}"
-    left = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
-    wait = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
-    asked, gone = play(TARGET.stop(RUN, signal="TERM"), [(OK,), (OK,), (OK,), (OK,)])
-    assert [line for step in asked for line in lines(step)] == [job, rest, f"{wait} --timeout=70s", left]
+NAMED = "digits-otter --ignore-not-found --wait=false"
+DELETE_JOB = f"{KUBECTL} delete pytorchjobs.kubeflow.org {NAMED} --cascade=foreground"
+DELETE_REST = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {NAMED}"
+LIST_PODS = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
+AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
+
+
+def test_stop_deletes_the_job_and_all_that_belongs_to_it_and_waits_for_its_grace() -> None:
+    asked, gone = perform(TARGET.stop(RUN, signal="TERM"), {})
+    assert lines(asked) == [DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
     assert gone
-    asked, gone = play(TARGET.stop(RUN, signal="KILL"), [(OK,), (OK,), (OK,), (OK,), (PODS,)])
-    mine = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
-    pods = f"{KUBECTL} delete pods {mine} --grace-period=1"
-    assert [line for step in asked for line in lines(step)] == [job, pods, rest, f"{wait} --timeout=30s", left]
+
+
+def test_stop_with_kill_deletes_the_pods_and_reports_those_that_remain() -> None:
+    asked, gone = perform(TARGET.stop(RUN, signal="KILL"), {GET_PODS: RESTARTED})
+    selected = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
+    pods = f"{KUBECTL} delete pods {selected} --grace-period=1"
+    assert lines(asked) == [DELETE_JOB, pods, DELETE_REST, f"{AWAIT} --timeout=30s", LIST_PODS]
     assert not gone
-    asked, gone = play(TARGET.stop(RUN, signal="TERM", wait=False), [(OK,), (OK,), (PODS,)])
-    assert [len(step) for step in asked] == [1, 1, 1]
-    with pytest.raises(DdpctlError) as error:
-        play(TARGET.stop(RUN, signal="TERM"), [(recorded("bad/rbac-delete"),)])
-    wording(error.value)
+
+
+def test_stop_without_waiting_does_not_wait() -> None:
+    asked, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
+    assert (lines(asked), gone) == ([DELETE_JOB, DELETE_REST, LIST_PODS], False)
+
+
+def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> None:
+    with pytest.raises(ConfigError) as error:
+        perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
+    assert "k8s/rbac.yaml" in str(error.value)
 
 
 def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
-    run = replace(RUN, handle={**RUN.handle, "workload": "trainjob"})
-    asked, _ = play(TARGET.stop(run, signal="TERM"), [(OK,), (OK, OK), (OK,), (OK,)])
-    named = "digits-otter --ignore-not-found --wait=false"
-    assert lines(asked[0]) == [f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {named} --cascade=background"]
-    assert lines(asked[1])[1] == f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {named}"
+    asked, _ = perform(TARGET.stop(run_of(workload="trainjob"), signal="TERM"), {})
+    job, _, runtime = lines(matching(asked, " delete "))
+    assert job == f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {NAMED} --cascade=background"
+    assert runtime == f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {NAMED}"
 
 
-def test_ctrl_c_is_a_sigterm_and_says_so(wording: Wording) -> None:
-    asked, said = [], []
+def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
+    asked, messages = [], []
 
     class Recorder:
         def perform(self, verb: Any) -> bool:
@@ -179,133 +210,152 @@ def test_ctrl_c_is_a_sigterm_and_says_so(wording: Wording) -> None:
             return True
 
     recorder: Any = Recorder()
-    stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=said.append), RUN, first="INT")
+    stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
     stopper()
-    assert len(asked) == len(said) == 1
-    assert " delete pytorchjobs.kubeflow.org digits-otter " in asked[0]
-    wording(said[0])
+    assert asked == [DELETE_JOB]
+    (message,) = messages
+    assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 
 
-def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_made() -> None:
-    broken = Output(returncode=1, stderr="error: the server doesn't have a resource type")
-    answers = [(VIEW,), (OK, broken, OK), (OK,), (OK, broken), (OK,), (OK,)]
-    asked, gone = play(TARGET.stop(replace(RUN, handle={}), signal="KILL"), answers)
-    assert [command.argv[7] for command in asked[1]] == [
+def test_stop_of_an_interrupted_launch_looks_for_all_that_it_may_have_created() -> None:
+    answers = {"trainjobs.trainer": UNSERVED, "trainingruntimes": UNSERVED}
+    asked, gone = perform(TARGET.stop(replace(RUN, handle={}), signal="KILL"), cluster(answers))
+    assert [command.argv[7].split(",")[0] for command in matching(asked, " delete ")] == [
         "pytorchjobs.kubeflow.org",
         "trainjobs.trainer.kubeflow.org",
         "jobs.batch",
-    ]
-    assert [command.argv[7].split(",")[0] for command in asked[3]] == [
+        "pods",
         "configmaps",
         "trainingruntimes.trainer.kubeflow.org",
     ]
     assert gone
 
 
-def test_stop_of_a_launch_that_was_interrupted_deletes_what_has_its_uid() -> None:
-    unserved = Output(returncode=1, stderr="error: the server doesn't have a resource type")
-    mine, other = Output(returncode=0, stdout="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
-    no_right = Output(
-        returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""'
-    )
-    run = replace(RUN, handle={}, uid=mine.stdout, job=replace(RUN.job, mounts=("pvc=runs:/runs",)))
-    run = replace(run, checkpoint_dir="/runs/digits-otter/checkpoints")
-    named = "digits-otter --ignore-not-found"
-    selector = f"ddpctl.run=digits-otter,ddpctl.uid={run.uid}"
-    wait = f"kubectl --context lab --namespace ml wait pods --for=delete --selector {selector} --timeout=30s"
-    left = f"{KUBECTL} get pods --selector {selector} --ignore-not-found -o json"
-    pods = f"{KUBECTL} delete pods --selector {selector} --ignore-not-found --wait=false --grace-period=1"
-    kinds = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
-    kinds += ("trainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org")
-    kinds += ("trainjobs.trainer.kubeflow.org", "jobs.batch")
+INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
+SELECTOR = f"ddpctl.run=digits-otter,ddpctl.uid={UID.stdout}"
+DELETE_PODS = f"{KUBECTL} delete pods --selector {SELECTOR} --ignore-not-found --wait=false --grace-period=1"
+NO_RIGHT = Output(returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""')
+KINDS = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
+KINDS += ("trainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org")
+KINDS += ("trainjobs.trainer.kubeflow.org", "jobs.batch")
 
-    seen = (mine, no_right, other, mine, unserved, other, unserved, mine)
-    asked, gone = play(TARGET.stop(run, signal="KILL"), [(VIEW,), seen, (OK,), (OK,), (OK,), (OK,), (OK,)])
+
+@pytest.mark.parametrize(
+    ("labels", "deletes"),
+    [
+        (
+            {"configmaps": UID, "services": OTHER_UID, "networkpolicies": UID, "trainingruntimes": UNSERVED,
+             "pytorchjobs": OTHER_UID, "trainjobs": UNSERVED, "jobs.batch": UID},
+            [f"{KUBECTL} delete jobs.batch {NAMED} --cascade=foreground", DELETE_PODS,
+             f"{KUBECTL} delete configmaps,networkpolicies.networking.k8s.io {NAMED}"],
+        ),
+        (
+            {"trainingruntimes": UID, "pytorchjobs": UNSERVED, "trainjobs": UID, "jobs.batch": OTHER_UID},
+            [f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {NAMED} --cascade=background", DELETE_PODS,
+             f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {NAMED}"],
+        ),
+        ({}, [DELETE_PODS]),
+    ],
+    ids=["a job", "a train job", "nothing"],
+)  # fmt: skip
+def test_stop_of_an_interrupted_launch_deletes_only_what_has_its_uid(
+    labels: dict[str, Output], deletes: list[str]
+) -> None:
+    answers: dict[str, Answer] = {f"get {kind}": output for kind, output in labels.items()}
+    answers |= {"get secrets": NO_RIGHT} if labels else {}
+    asked, gone = perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster(answers))
     label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
-    assert lines(asked[1]) == [f"{KUBECTL} get {kind} {named} -o {label}" for kind in kinds]
-    assert [line for step in asked[2:] for line in lines(step)] == [
-        f"{KUBECTL} delete jobs.batch {named} --wait=false --cascade=foreground",
-        pods,
-        f"{KUBECTL} delete configmaps,networkpolicies.networking.k8s.io {named} --wait=false",
-        wait,
-        left,
+    assert lines(matching(asked, OF_LABEL)) == [
+        f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {label}" for kind in KINDS
+    ]
+    assert lines(matching(asked, " delete ")) == deletes
+    assert lines(asked[-2:]) == [
+        f"kubectl --context lab --namespace ml wait pods --for=delete --selector {SELECTOR} --timeout=30s",
+        f"{KUBECTL} get pods --selector {SELECTOR} --ignore-not-found -o json",
     ]
     assert gone
 
-    seen = (OK, no_right, OK, OK, mine, unserved, mine, other)
-    asked, _ = play(TARGET.stop(run, signal="KILL"), [(VIEW,), seen, (OK,), (OK,), (OK,), (OK,), (OK,)])
-    assert lines(asked[2] + asked[4]) == [
-        f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {named} --wait=false --cascade=background",
-        f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {named} --wait=false",
-    ]
 
-    asked, gone = play(TARGET.stop(run, signal="KILL"), [(VIEW,), (OK,) * 8, (), (OK,), (), (OK,), (OK,)])
-    assert [line for step in asked[2:] for line in lines(step)] == [pods, wait, left]
-    away = (recorded("bad/api-unreachable-get"),) * 8
+def test_stop_of_an_interrupted_launch_deletes_nothing_while_the_cluster_does_not_answer() -> None:
+    asked: list[Command] = []
     with pytest.raises(UnavailableError):
-        play(TARGET.stop(run, signal="KILL"), [(VIEW,), away])
+        perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster({OF_LABEL: UNREACHABLE}), asked)
+    assert matching(asked, " delete ") == []
 
 
-def test_execute_in_a_nodes_container(wording: Wording) -> None:
-    pods = as_run("pods/running", "digits-otter", "running")
-    (_, (command,)), code = play(
-        TARGET.execute(RUN, node=1, argv=("nvidia-smi", "-L"), tty=False), [(pods,), (Output(returncode=3),)]
-    )
-    assert shell_line(command) == (
-        "kubectl --context lab --namespace ml exec digits-otter-worker-1 --container pytorch -- nvidia-smi -L"
-    )
-    assert (command.mode, code) == ("stream", 3)
-    (_, (command,)), _ = play(TARGET.execute(RUN, node=0, argv=("bash",), tty=True), [(pods,), (OK,)])
-    assert shell_line(command) == (
-        "kubectl --context lab --namespace ml exec --stdin --tty digits-otter-worker-0 --container pytorch -- bash"
-    )
-    assert command.mode == "tty"
-    (_, (command,)), _ = play(TARGET.execute(RUN, node=0, argv=(), tty=True), [(pods,), (OK,)])
-    assert command.argv[-3:] == ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+EXEC = "kubectl --context lab --namespace ml exec"
+
+
+@pytest.mark.parametrize(
+    ("node", "argv", "tty", "line"),
+    [
+        (1, ("nvidia-smi", "-L"), False, f"{EXEC} digits-otter-worker-1 --container pytorch -- nvidia-smi -L"),
+        (0, ("bash",), True, f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- bash"),
+        (
+            0, (), True,
+            f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- "
+            "sh -c 'command -v bash >/dev/null && exec bash; exec sh'",
+        ),
+    ],
+    ids=["command", "terminal", "no command"],
+)  # fmt: skip
+def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
+    node: int, argv: tuple[str, ...], tty: bool, line: str
+) -> None:
+    answers = {GET_PODS: RUNNING, " exec ": Output(returncode=3)}
+    asked, code = perform(TARGET.execute(RUN, node=node, argv=argv, tty=tty), answers)
+    command = only(asked, EXEC)
+    assert (shell_line(command), command.mode, code) == (line, "tty" if tty else "stream", 3)
+
+
+def test_exec_on_a_node_without_a_pod_names_the_nodes() -> None:
     with pytest.raises(NoInputError) as error:
-        play(TARGET.execute(RUN, node=2, argv=("ls",), tty=False), [(pods,)])
-    wording(error.value)
-
-
-def test_suspend_and_resume(wording: Wording) -> None:
-    assert "suspend" in TARGET.capabilities
-    patch = f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge --patch"
-    ((suspend,),), _ = play(TARGET.suspend(RUN, again=False), [(recorded("misc/patch-suspend"),)])
-    assert shell_line(suspend) == f'{patch} \'{{"spec":{{"runPolicy":{{"suspend":true}}}}}}\''
-    ((resume,),), _ = play(TARGET.suspend(run_of(workload="job"), again=True), [(OK,)])
-    assert shell_line(resume) == (
-        f'{KUBECTL} patch jobs.batch digits-otter --type=merge --patch \'{{"spec":{{"suspend":false}}}}\''
-    )
-    with pytest.raises(ConfigError) as error:
-        play(TARGET.suspend(RUN, again=True), [(recorded("bad/get-notfound"),)])
-    wording(error.value)
-
-
-def test_what_another_launch_has_made_under_the_same_name_is_left_alone() -> None:
-    run, theirs = replace(RUN, uid="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
-    selector = f"ddpctl.run=digits-otter,ddpctl.uid={run.uid}"
-    job, pods = (as_run(f"{kind}/running", "digits-otter", "running") for kind in ("jobs", "pods"))
-    for uid, state in ((theirs.stdout, "lost"), (run.uid, "running")):
-        labelled = tuple(
-            replace(one, stdout=one.stdout.replace('"ddpctl.run":', f'"ddpctl.uid": "{uid}", "ddpctl.run":'))
-            for one in (job, pods)
-        )
-        _, (found,) = play(TARGET.status((run,), now=2000.0), [labelled])
-        assert found.state == state
-    asked, gone = play(TARGET.stop(run, signal="KILL"), [(theirs,) * 5, (), (OK,), (), (OK,), (OK,)])
-    assert [line.partition(" delete ")[2] for step in asked for line in lines(step) if " delete " in line] == [
-        f"pods --selector {selector} --ignore-not-found --wait=false --grace-period=1"
-    ]
-    assert gone
-    with pytest.raises(ConfigError):
-        play(TARGET.suspend(run, again=False), [(theirs,)])
-    (asked, *_), _ = play(TARGET.execute(run, node=0, argv=("ls",), tty=False), [(pods,), (OK,)])
-    assert selector in lines(asked)[0]
+        perform(TARGET.execute(RUN, node=2, argv=("ls",), tty=False), {GET_PODS: RUNNING})
+    assert all(fact in str(error.value) for fact in ("digits-otter", "node 2", "0 to 1"))
 
 
 def test_a_master_is_node_0() -> None:
     target = KubernetesTarget(KubernetesOptions(master=True))
     pods = as_run("pods/running-master-worker", "digits-otter", "running-a")
-    (_, (command,)), _ = play(target.execute(RUN, node=1, argv=("ls",), tty=False), [(pods,), (OK,)])
-    assert command.argv[6] == "digits-otter-worker-0"
-    assert DATA.is_dir()
+    asked, _ = perform(target.execute(RUN, node=1, argv=("ls",), tty=False), {GET_PODS: pods})
+    assert only(asked, EXEC).argv[6] == "digits-otter-worker-0"
+
+
+def test_suspend_and_resume_patch_the_job() -> None:
+    assert "suspend" in TARGET.capabilities
+    (suspend,), _ = perform(TARGET.suspend(RUN, again=False), {" patch ": recorded("misc/patch-suspend")})
+    assert shell_line(suspend) == (
+        f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge "
+        '--patch \'{"spec":{"runPolicy":{"suspend":true}}}\''
+    )
+    (resume,), _ = perform(TARGET.suspend(run_of(workload="job"), again=True), {})
+    assert shell_line(resume) == (
+        f'{KUBECTL} patch jobs.batch digits-otter --type=merge --patch \'{{"spec":{{"suspend":false}}}}\''
+    )
+
+
+def test_suspend_of_a_job_that_is_gone_names_the_launch_that_resumes_it() -> None:
+    with pytest.raises(ConfigError) as error:
+        perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
+    assert "ddpctl launch --resume digits-otter" in str(error.value)
+
+
+@pytest.mark.parametrize(("uid", "state"), [(OTHER_UID.stdout, "lost"), (UID.stdout, "running")])
+def test_status_reads_no_objects_of_another_launch_with_the_same_name(uid: str, state: str) -> None:
+    job, pods = (
+        replace(output, stdout=output.stdout.replace('"ddpctl.run":', f'"ddpctl.uid": "{uid}", "ddpctl.run":'))
+        for output in (as_run("jobs/running", "digits-otter", "running"), RUNNING)
+    )
+    assert status({GET_JOB: job, GET_PODS: pods}, run=replace(RUN, uid=UID.stdout))[1].state == state
+
+
+def test_no_verb_touches_objects_of_another_launch_with_the_same_name() -> None:
+    run = replace(RUN, uid=UID.stdout)
+    asked, gone = perform(TARGET.stop(run, signal="KILL"), {OF_LABEL: OTHER_UID})
+    assert (lines(matching(asked, " delete ")), gone) == ([DELETE_PODS], True)
+    asked = []
+    with pytest.raises(ConfigError):
+        perform(TARGET.suspend(run, again=False), {OF_LABEL: OTHER_UID}, asked)
+    assert matching(asked, " patch ") == []
+    asked, _ = perform(TARGET.execute(run, node=0, argv=("ls",), tty=False), {GET_PODS: RUNNING})
+    assert SELECTOR in lines(asked)[0]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.wording import Wording
 
 from ddpctl import launcher
 from ddpctl.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
@@ -22,9 +21,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("command", "words"), PROGRAMS.items(), ids=lambda value: " ".join(value) or "nothing")
-def test_program(command: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert program(command) == words
+@pytest.mark.parametrize(("command", "arguments"), PROGRAMS.items(), ids=lambda value: " ".join(value) or "nothing")
+def test_a_command_becomes_the_program_that_ddprun_starts(command: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    assert program(command) == arguments
 
 
 def test_a_module_is_no_file() -> None:
@@ -32,9 +31,14 @@ def test_a_module_is_no_file() -> None:
     assert script_of(("train.py", "x")) == "train.py"
 
 
-def test_titles(wording: Wording) -> None:
-    wording(title(JobSpec()))
-    wording(title(JobSpec(nodes="1:4", gpus=2, command=("src/train.py", "--lr", "1"))))
+def test_a_title_has_nodes_ranks_and_the_script_without_its_arguments() -> None:
+    assert title(JobSpec()) == "1 node x 1 rank of ddptrain"
+    assert title(JobSpec(nodes="1:4", gpus=2, command=("src/train.py", "--lr", "1"))) == (
+        "1:4 nodes x 2 ranks of src/train.py"
+    )
+
+
+def test_a_command_line_is_quoted_for_a_shell() -> None:
     assert command_line(JobSpec(command=("train.py", "a b"))) == "train.py 'a b'"
     assert command_line(JobSpec(command=("--epochs", "3"))) == "ddptrain --epochs 3"
     assert command_line(JobSpec(command=("-m", "project.train"))) == "-m project.train"
@@ -65,8 +69,8 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         "DDP_SECRET_FILE": "/r/store.secret",
     }
     launched = replace(plan, uid="0a1b2c3d4e5f", user="ann")
-    told = contract(launched, node=2, addr="10.0.0.1", port="40001").items()
-    assert told - contract(plan, node=2, addr="10.0.0.1", port="40001").items() == {
+    environ = contract(launched, node=2, addr="10.0.0.1", port="40001").items()
+    assert environ - contract(plan, node=2, addr="10.0.0.1", port="40001").items() == {
         ("DDP_RUN_UID", "0a1b2c3d4e5f"),
         ("DDP_USER", "ann"),
     }
@@ -94,8 +98,10 @@ def test_the_nodes_are_told_which_run_they_resume_if_only_they_see_its_checkpoin
     assert ddprun_args(launcher.plan_of(request, "night-2", Path("/r/night-2")))[-len(resumes) - 2 : -2] == resumes
 
 
-@pytest.mark.parametrize("words", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr)
-def test_a_command_without_a_program_is_refused(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr
+)
+def test_a_command_without_a_program_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"empty|module|NUL"):
-        check_command(words)
+        check_command(command)
     assert check_command(("-m", "train", "")) == ("-m", "train", "")

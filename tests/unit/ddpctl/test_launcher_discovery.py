@@ -7,7 +7,7 @@ from ddpctl import launcher
 from ddpctl.run_status import NodeReport, RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpwire.run_files import MetricsTarget, NodeState, is_targets_file_of, targets_file_name, targets_text
+from ddpwire.run_files import NodeState
 
 
 def run(name: str, kind: str, **handle: str) -> Run:
@@ -40,7 +40,7 @@ TRAINING = RunStatus(
 ENDED = RunStatus(run="night", state="succeeded", message="")
 
 
-def test_a_run_elsewhere_is_there_while_it_lives(tmp_path: Path) -> None:
+def test_a_run_on_other_machines_is_a_target_while_it_lives(tmp_path: Path) -> None:
     path = tmp_path / ".targets" / "night.json"
     launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), TRAINING)])
     assert json.loads(path.read_text()) == [
@@ -52,40 +52,3 @@ def test_a_run_elsewhere_is_there_while_it_lives(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == written  # Prometheus need not read it again
     launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), ENDED)])
     assert list(path.parent.iterdir()) == []
-
-
-def test_nodes_that_say_so_themselves_are_only_taken_away(tmp_path: Path) -> None:
-    launcher.update_discovery(
-        tmp_path, [(run("night", "local"), TRAINING), (run("night", "kubernetes", logs="x"), TRAINING)]
-    )
-    assert list(tmp_path.iterdir()) == []
-    folder = tmp_path / ".targets"
-    folder.mkdir()
-    names = (
-        "night.node-0.json",
-        "night.node-11.json",
-        "night.task-7.node-0.json",
-        "night-2.json",
-        "nightmare.json",
-        "x.txt",
-    )
-    for name in names:
-        (folder / name).write_text("[]")
-    launcher.update_discovery(tmp_path, [(run("night", "local"), ENDED)])
-    assert sorted(path.name for path in folder.iterdir()) == ["night-2.json", "nightmare.json", "x.txt"]
-
-
-def test_a_folder_that_cannot_be_written_keeps_nobody_from_a_status(tmp_path: Path) -> None:
-    (tmp_path / ".targets").write_text("in the way")
-    launcher.update_discovery(
-        tmp_path, [(run("night", "ssh", logs="x"), TRAINING), (run("night", "ssh", logs="x"), ENDED)]
-    )
-
-
-def test_names_of_files() -> None:
-    assert targets_file_name("a/b c") == "a_b_c.json"
-    assert targets_file_name("night", 3) == "night.node-3.json"
-    assert is_targets_file_of("a_b_c.node-3.json", "a/b c")
-    assert not is_targets_file_of("night.json.bak", "night")
-    target = MetricsTarget(url="http://[fd00::1]:9500/metrics", job_id="n", node=1, launcher="ddprun")
-    assert json.loads(targets_text([target]))[0]["targets"] == ["[fd00::1]:9500"]

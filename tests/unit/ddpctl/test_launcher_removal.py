@@ -6,53 +6,47 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from tests.unit.ddpctl.ssh_answers import HOSTS, play
+from tests.unit.ddpctl.answers import perform
+from tests.unit.ddpctl.ssh_answers import HOSTS, by_host
 from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
-from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
-from tests.wording import Wording
 
-from ddpctl import removal, run_store, targets
-from ddpctl.command import Command, Host, Output, Verb
+from ddpctl import removal, run_store
+from ddpctl.command import Command, Host, Output
 from ddpctl.commands import formatting
-from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UnavailableError, UsageError
-from ddpctl.executor import Executor
-from ddpctl.launcher import AppContext
-from ddpctl.run_status import RunStatus
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
 from ddpctl.run_store import DiskUsage, Run
-from ddpctl.targets import Target
 from ddpctl.targets.ssh import claims, scripts
 
-GONE = Output(returncode=0, stdout='{"alive": false}\n')
 LOOKED = Output(
     returncode=0,
     stdout="./night\tstays\t/big/checkpoints\n./night\tsize\t3000\n./night\tcheckpoints\t2000\n./day\tsize\t7\n",
 )
 
 
-def asked_of(run: Run, answers: tuple[Output, ...], *, dry_run: bool) -> tuple[tuple[Command, ...], Any]:
-    """What is asked about a run, and its folders or the error."""
-    (asked,), (found,) = play(removal._disk_usage([run], dry_run=dry_run), [answers])
-    return asked, found
+def disk_usage(run: Run, *answers: Output, dry_run: bool) -> tuple[list[Command], Any]:
+    """What is asked about a run, and its folders or the error. Several answers are those of the hosts."""
+    output = by_host(*answers) if len(answers) > 1 else answers[0] if answers else {}
+    asked, (usage,) = perform(removal._disk_usage([run], dry_run=dry_run), {"": output})
+    return asked, usage
 
 
 def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
-    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(one) for one in HOSTS]}, folder=str(tmp_path / "night"))
-    asked, left = asked_of(on_hosts, (LOOKED, Output(returncode=0)), dry_run=True)
+    on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(host) for host in HOSTS]}, folder=str(tmp_path / "night"))
+    asked, left = disk_usage(on_hosts, LOOKED, Output(returncode=0), dry_run=True)
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
-    assert asked == tuple(
-        Command(argv=("/bin/sh",), stdin=text, host=one.host, timeout_s=120.0, probe=True) for one in HOSTS
-    )
+    assert asked == [
+        Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=120.0, probe=True) for host in HOSTS
+    ]
     path = "~/.ddpctl/runs/night"
     assert left == (
         DiskUsage(path=path, host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big/checkpoints",)),
         DiskUsage(path=path, host="box2"),
         DiskUsage(path=on_hosts.folder),
     )
-    asked, _ = asked_of(on_hosts, (LOOKED, LOOKED), dry_run=False)
+    asked, _ = disk_usage(on_hosts, LOOKED, LOOKED, dry_run=False)
     text = claims.remove_invalid(scripts.claims_folder("~/.ddpctl"))
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False, outside=text)
     assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
@@ -62,58 +56,37 @@ def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
     assert not left[0].names & other
 
 
-def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Path, wording: Wording) -> None:
-    on_slurm = replace(
-        ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
-    )
-    assert asked_of(on_slurm, (), dry_run=False) == ((), (DiskUsage(path=on_slurm.folder),))
-    there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
-    (asked,), left = asked_of(there, (LOOKED,), dry_run=True)
-    assert (asked.host, asked.stdin) == (
-        Host(address="hpc", user="me"),
-        removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
-    )
-    assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
-    _, error = asked_of(replace(there, name="old"), (), dry_run=False)
-    assert isinstance(error, ConfigError)
-    wording(error)
-
-
-@pytest.mark.parametrize("kind", targets.kinds())
-def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
-    target = targets._type(kind)
-    for capability in ("pull", "suspend"):
-        assert (capability in target.capabilities) == (getattr(target, capability) is not getattr(Target, capability))
-    assert ("stop" in target.capabilities) == (target.exit_message is Target.exit_message)
-    assert (target.roots is not Target.roots) == (kind in ("ssh", "slurm"))
-
-
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("output", "kind", "cause"),
     [
-        pytest.param(Output(returncode=0, stdout="./r\theld\t\n"), UsageError, id="alive"),
+        pytest.param(Output(returncode=0, stdout="./r\theld\t\n"), UsageError, "live node", id="alive"),
         pytest.param(
             Output(returncode=0, stdout="./r\tfailed\trm: cannot remove '/r/a': Permission denied\n"),
             CannotWriteError,
+            "'/r/a': Permission denied",
             id="denied",
         ),
-        pytest.param(Output(returncode=255, stderr="the host is gone"), UnavailableError, id="unreachable"),
-        pytest.param(Output(returncode=2), CannotWriteError, id="silent"),
+        pytest.param(
+            Output(returncode=255, stderr="the host is gone"), UnavailableError, "the host is gone", id="unreachable"
+        ),
+        pytest.param(Output(returncode=2), CannotWriteError, "2", id="silent"),
     ],
 )
-def test_what_went_wrong(said: Output, kind: type[DdpctlError], wording: Wording) -> None:
+def test_a_folder_that_was_not_removed_is_named_with_its_cause(
+    output: Output, kind: type[DdpctlError], cause: str
+) -> None:
     with pytest.raises(DdpctlError) as error:
-        removal.read_disk_usage(said, "", "r", Host(address="box1"))
+        removal.read_disk_usage(output, "", "r", Host(address="box1"))
     assert type(error.value) is kind
-    wording(error.value)
+    assert ("box1:/r " in str(error.value), cause in str(error.value)) == (True, True)
 
 
 def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
     text = removal.disk_usage_script(str(folder.parent), [folder.name], dry_run=dry_run)
     environ = {**os.environ, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
-    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-    return removal.read_disk_usage(said, str(folder.parent), folder.name)
+    output = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return removal.read_disk_usage(output, str(folder.parent), folder.name)
 
 
 def here(folder: Path, *, dry_run: bool) -> DiskUsage:
@@ -144,28 +117,6 @@ def test_no_link_is_followed(act: Callable[..., DiskUsage], tmp_path: Path) -> N
     assert act(run, dry_run=False) == DiskUsage(path=str(run))
 
 
-def test_a_folder_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
-    names = ["one", "stuck", "three"]
-    for name in names:
-        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / "runs" / name / "checkpoints/a b").write_bytes(b"x" * 5000)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/rm").write_text(
-        '#!/bin/sh\ncase "$*" in *stuck*) echo note >&2; echo \'rm: busy\' >&2; exit 1 ;; esac\nexec /bin/rm "$@"\n'
-    )
-    (tmp_path / "bin/rm").chmod(0o755)
-    text = removal.disk_usage_script(str(tmp_path / "runs"), [*names, "none"], dry_run=False)
-    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
-    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-    one, three, none = (removal.read_disk_usage(said, "/runs", name) for name in ("one", "three", "none"))
-    assert one.size == one.checkpoints == three.size == 8192
-    assert none == DiskUsage(path="/runs/none")
-    with pytest.raises(CannotWriteError, match="/runs/stuck was not removed: rm: busy"):
-        removal.read_disk_usage(said, "/runs", "stuck")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stuck"]
-
-
 @pytest.mark.parametrize("act", [by_script, here])
 def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
     (tmp_path / "night/node-0").mkdir(parents=True)
@@ -177,51 +128,14 @@ def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tm
     assert lock.exists()
 
 
-def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(tmp_path: Path) -> None:
-    asked: list[tuple[Command, ...]] = []
-
-    def perform(verb: Verb[object]) -> object:
-        said: list[Output] | None = None
-        while True:
-            try:
-                commands = next(verb) if said is None else verb.send(tuple(said))
-            except StopIteration as stop:
-                return stop.value
-            asked.append(commands)
-            said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
-
-    def remove(run: Run, *, remains: bool) -> list[set[str]]:
-        """The first line of what each round asks."""
-        state = RunStatus(run="", state="lost", message="", remains=remains)
-        made = [removal.Removal(run=replace(run, folder=f"{tmp_path}/{n}"), state=state, left=()) for n in "abc"]
-        asked.clear()
-        executor = cast("Executor", SimpleNamespace(perform=perform))
-        found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
-        assert not [one for one in found if isinstance(one, DdpctlError)]
-        return [
-            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands} for commands in asked if commands
-        ]
-
-    hosts = [{"address": one.address} for one in HOSTS]
-    on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
-    assert remove(on_hosts, remains=False) == [{"dry_run"}]
-    assert len(asked[-1]) == 2, "three runs on two hosts"
-    assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
-    there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
-    assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
-
-
-def test_what_a_person_reads(wording: Wording) -> None:
+def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:
     here = DiskUsage(path="/s/night", size=4096)
     there = DiskUsage(path="~/.ddpctl/runs/night", host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big",))
-    wording("\n".join(formatting.removed_lines(ON_HOSTS, (there, here), dry_run=True)))
+    total, *folders = formatting.removed_lines(ON_HOSTS, (there, here), dry_run=True)
+    assert ("night" in total, "3.1 MB" in total, "2.0 MB" in total) == (True, True, True)
+    assert [line.split(maxsplit=1)[0] for line in folders] == ["folder", "folder", "kept"]
+    assert [line.split()[1] for line in folders] == ["box1:~/.ddpctl/runs/night", "/s/night", "/big"]
     shared = replace(ON_HOSTS, checkpoint_dir="box1:/data/night")
-    wording("\n".join(formatting.removed_lines(shared, (here,), dry_run=False)))
-
-
-def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
-    folder = tmp_path / "night"
-    (folder / "node-0").mkdir(parents=True)
-    os.mkfifo(folder / "node-0" / "ddprun.lock")
-    assert run_store.local_disk_usage(str(folder), dry_run=False).path == str(folder)
-    assert not folder.exists()
+    total, *folders = formatting.removed_lines(shared, (here,), dry_run=False)
+    assert "4.1 kB" in total
+    assert [line.split()[:2] for line in folders] == [["folder", "/s/night"], ["kept", "box1:/data/night"]]

@@ -14,41 +14,13 @@ from platform import python_version
 import pytest
 import yaml
 from tests.in_process import ddpctl as in_process
-from tests.wording import Wording
-
-from ddpctl.main import main
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
-    "launch",
-    "render",
-    "ps",
-    "status",
-    "logs",
-    "explain",
-    "profile",
-    "stop",
-    "top",
-    "report",
-    "timeline",
-    "rm",
-    "attach",
-    "exec",
-    "shell",
-    "suspend",
-    "resume",
-    "pull",
-    "export",
-    "hosts",
-    "bench",
-    "doctor",
-    "provision",
-    "init",
-    "schema",
-    "version",
-    "image",
-    "monitor",
-)
+    "launch", "render", "ps", "status", "logs", "explain", "profile", "stop", "top", "report", "timeline", "rm",
+    "attach", "exec", "shell", "suspend", "resume", "pull", "export", "hosts", "bench", "doctor", "provision",
+    "init", "schema", "version", "image", "monitor",
+)  # fmt: skip
 
 
 def ddpctl(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -85,8 +57,8 @@ print(json.dumps(found), file=sys.stderr)
 """
     line = [sys.executable, "-c", code, "", *VERBS]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
-    found: dict[str, list[str]] = json.loads(done.stderr)
-    return found
+    modules: dict[str, list[str]] = json.loads(done.stderr)
+    return modules
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -104,56 +76,28 @@ def test_every_verb_is_in_the_help() -> None:
     assert not [line for line in lines[1:] if line.endswith("...")], "a verb's first sentence is too long for the list"
 
 
-def test_version() -> None:
+def test_version_prints_the_versions_of_python_and_torch() -> None:
     assert in_process("version").stdout == (
         f"ddpctl {metadata.version('ddpctl')}\npython {python_version()}\n"
         f"torch {metadata.version('torch')}\ntorchvision {metadata.version('torchvision')}\n"
     )
 
 
-def test_init_writes_a_file_that_launch_takes(tmp_path: Path, wording: Wording) -> None:
+def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
     done = in_process("init", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-    wording(done.stderr)
+    assert "ddpctl.yaml" in done.stderr
     text = (tmp_path / "ddpctl.yaml").read_text()
     assert "for this machine: no GPU, " in text
     rendered = in_process("render", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
-    found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
-    assert {name: target["kind"] for name, target in found["targets"].items()} == {
+    document = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
+    assert {name: target["kind"] for name, target in document["targets"].items()} == {
         "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes", "t4s": "kaggle"
     }  # fmt: skip
     (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
     assert in_process("render", "-f", "all.yaml", cwd=tmp_path).returncode == 0
     again = in_process("init", cwd=tmp_path)
     assert again.returncode == 2
-    wording(again.stderr)
+    assert ("ddpctl.yaml" in again.stderr, "--force" in again.stderr) == (True, True)
     assert (tmp_path / "ddpctl.yaml").read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("option", "instead"),
-    [("--nproc-per-node", "--gpus"), ("--nproc_per_node=2", "--gpus"), ("--nnodes", "--nodes"),
-     ("--master_port", "--port"), ("--max-restarts", "max_restarts"), ("--rdzv-id", "leave"), ("--standalone", "leave"),
-     ("--lr", " -- "), ("-m", " -- ")],
-)  # fmt: skip
-def test_an_option_that_launch_does_not_have(
-    option: str, instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["ddpctl", "launch", option, "2", "--", "train.py"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    assert instead in said.err.partition("--help. ")[2]
-
-
-def test_init_does_not_wait_for_a_reader(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "ddpctl.yaml")
-    assert in_process("init", "--force", cwd=tmp_path).returncode == 73
-
-
-def test_completion_knows_the_shells() -> None:
-    done = ddpctl("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "complete -o default -F _ddpctl_completion ddpctl"

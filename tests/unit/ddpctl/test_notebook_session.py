@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from tests.wording import Wording
 
 from ddpctl import run_store
 from ddpctl.errors import UsageError
@@ -33,19 +32,6 @@ def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == "\n"
 
 
-def test_a_character_that_is_torn_between_two_reads_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "node.log"
-    tail = Tail(log)
-    for part in ("█".encode()[:1], "█".encode()[1:]):
-        with log.open("ab") as file:
-            file.write(part)
-        tail.print_new()
-    assert capsys.readouterr().out == "█"
-    tail.close()
-
-
 def write_run(root: Path, name: str, created: float, program: Program | None = None, **fields: Any) -> None:
     """A run of a function, or with a command in ``fields``."""
     handle = {session.FUNCTION: program.name, session.SOURCE: program.source} if program else {}
@@ -64,9 +50,9 @@ def cells_function(name: str) -> Callable[..., Any]:
     """A function as a cell defines it: of __main__, its file not on disk."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(f"def {name}():\n    pass", "/tmp/ipykernel_1/2.py", "exec"), namespace)  # noqa: S102
-    found = namespace[name]
-    assert isinstance(found, FunctionType)
-    return found
+    function = namespace[name]
+    assert isinstance(function, FunctionType)
+    return function
 
 
 @pytest.fixture
@@ -77,9 +63,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     return AppContext(executor=Executor({}), root=tmp_path, emit=print)
 
 
-def newest(context: AppContext, what: Callable[..., Any] | str) -> str | None:
-    found = session._newest(context, session.program_of(what))
-    return found.name if found else None
+def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None:
+    run = session._newest(context, session.program_of(program))
+    return run.name if run else None
 
 
 def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, tmp_path: Path) -> None:
@@ -97,42 +83,10 @@ def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, t
         newest(context, lambda: None)
 
 
-def test_a_function_of_that_name_in_another_notebook_is_another(
-    context: AppContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording, capsys: Any
-) -> None:
-    train = cells_function("train")
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.ipynb").touch()
-        monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / f"{name}.ipynb"))
-        write_run(tmp_path, f"of-{name}", 1.0, session.program_of(train))
-    assert newest(context, train) == "of-b"
-    (tmp_path / "c.ipynb").touch()
-    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "c.ipynb"))
-    assert newest(context, train) is None
-    wording(capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
-
-
-def test_a_file_and_a_module_are_where_they_stand(context: AppContext) -> None:
-    assert session.program_of(test_a_file_and_a_module_are_where_they_stand) == Program(
-        f"{__name__}.test_a_file_and_a_module_are_where_they_stand()", str(Path(__file__).resolve())
-    )
-    assert session.program_of(Tail.end_line).name == "ddpctl.notebook.session.Tail.end_line()"
-
-
-def test_a_script_is_known_by_its_path_also_where_ddpctl_launched_it(context: AppContext, tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    write_run(tmp_path, "above", 1.0, command=("python", "./train.py", "--lr", "1"))
-    write_run(tmp_path, "sub-train", 2.0, command=("train.py",), cwd=str(tmp_path / "sub"))
-    write_run(tmp_path, "digits", 3.0, command=())
-    assert newest(context, "train.py") == "above"
-    assert newest(context, "sub/train.py") == "sub-train"
-    assert newest(context, "ddptrain") == "digits"
-
-
-def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path, wording: Wording) -> None:
+def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path) -> None:
     write_run(tmp_path, "night", 1.0, kind="slurm")
     record = run_store.load(tmp_path, "night")
     run_store.save(Run(**{**vars(record), "handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}))
     with pytest.raises(UsageError) as refused:
         session._resumed(context, "night", Program("train()", ""))
-    wording(refused.value)
+    assert ("resume='night'" in str(refused.value), "/runs/night/c" in str(refused.value)) == (True, True)

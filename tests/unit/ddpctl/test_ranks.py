@@ -1,6 +1,5 @@
 """Ranks and GPUs of a node on every target: the ranks are what ddprun starts, the GPUs what the target asks for."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,17 +8,13 @@ from pathlib import Path
 import pytest
 from tests.cluster.operator_environment import pods_of
 from tests.unit.ddpctl import loading, ssh_answers
+from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
-from tests.wording import Wording
 
-from ddpctl import run_store
 from ddpctl.command import Output
-from ddpctl.errors import ConfigError, DdpctlError, UsageError
-from ddpctl.launch_plan import Plan, title, unused_gpus
-from ddpctl.notebook import launch
-from ddpctl.run_store import Run
+from ddpctl.errors import ConfigError, UsageError
+from ddpctl.launch_plan import Plan, unused_gpus
 from ddpctl.spec import JobSpec
-from ddpctl.targets import LogQuery
 from ddpctl.targets.kaggle.options import KaggleOptions
 from ddpctl.targets.kaggle.target import KaggleTarget
 from ddpctl.targets.kubernetes.options import KubernetesOptions
@@ -30,10 +25,9 @@ from ddpctl.targets.slurm.target import SlurmTarget
 from ddprun import node_config, options
 
 JOB = JobSpec(name="digits", nodes="2", gpus=4, command=("train.py",))
-OK, UNSET = Output(returncode=0), Output(returncode=1)
+UNSET = Output(returncode=1)
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
-
 Asked = tuple[int | str, list[str]]  # the ranks of each node, and the GPUs that are asked for, in the target's words
 
 
@@ -41,16 +35,15 @@ def plan_of(job: JobSpec) -> Plan:
     return Plan(run="night", job=job, cwd="/project", run_dir="/runs/night", checkpoint_dir="/runs/night/checkpoints")
 
 
-def ranks_of(found: list[str]) -> int | str:
-    (only,) = set(found)
+def ranks_of(values: list[str]) -> int | str:
+    (only,) = set(values)
     return int(only) if only.isdecimal() else only
 
 
 def local(job: JobSpec) -> Asked:
-    submit = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
-    next(submit)
-    submit.send((UNSET, EIGHT_GPUS, OK, PORT, OK))
-    nodes = [command.env for command in submit.send((OK,))]
+    verb = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
+    answers: dict[str, Answer] = {"printenv": UNSET, "nvidia-smi": EIGHT_GPUS, "ddprun.nodectl port": PORT}
+    nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
     return ranks_of([env["PET_NPROC_PER_NODE"] for env in nodes]), [env["CUDA_VISIBLE_DEVICES"] for env in nodes]
 
 
@@ -62,7 +55,7 @@ def local_script(job: JobSpec) -> Asked:
 def ssh(job: JobSpec) -> Asked:
     has = [ssh_answers.facts(number, gpu=tuple(f"GPU-{index}" for index in range(4))) for number in (1, 2)]
     asked, _ = ssh_answers.submit(*has, plan=plan_of(replace(job, command=("ddptrain",), image="ddpctl:1")))
-    starts = "".join(command.stdin or "" for command in asked[-1])
+    starts = "".join(command.stdin or "" for command in matching(asked, ssh_answers.START))
     return ranks_of(re.findall("PET_NPROC_PER_NODE=(.*)", starts)), re.findall("--gpus=[^']*", starts)
 
 
@@ -111,72 +104,26 @@ def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | 
     assert asked(replace(JOB, ranks=ranks)) == (expected_ranks(ranks), gpus)
 
 
-@pytest.mark.parametrize(("ranks", "world_size"), [(1, 2), (2, 4), (4, 8), (None, 8)])
-def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> None:
-    job = replace(JOB, ranks=ranks)
-    assert plan_of(job).job.world_size == world_size
-    assert title(job).startswith(f"2 nodes x {world_size // 2} rank")
-
-
-def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=replace(JOB, ranks=2), cwd="/project",
-        folder="/runs/night", checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
-    assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
-
-
 @pytest.mark.parametrize(
-    ("text", "flags", "error"),
+    ("text", "flags", "fact"),
     [
-        (None, {"gpus": "4", "ranks": "3"}, UsageError),
-        (None, {"ranks": "2"}, UsageError),
-        (None, {"ranks": "3", "device": "cpu"}, UsageError),
-        ("job:\n  gpus: 4\n  ranks: 8\n", {}, ConfigError),
-        ("job: {gpus: 4, ranks: 2}\n", {"gpus": "3"}, ConfigError),
-        (None, {"ranks": "0"}, UsageError),
+        (None, {"gpus": "4", "ranks": "3"}, "--ranks: gpus (4)"),
+        (None, {"ranks": "2"}, "--ranks: gpus (1)"),
+        (None, {"ranks": "3", "device": "cpu"}, "set gpus to 3"),
+        ("job:\n  gpus: 4\n  ranks: 8\n", {}, "ddpctl.yaml:3:10: ranks: gpus (4)"),
+        ("job: {gpus: 4, ranks: 2}\n", {"gpus": "3"}, "ddpctl.yaml:1:23: ranks: gpus (3)"),
+        (None, {"ranks": "0"}, "--ranks: 0"),
     ],
     ids=["flags", "ranks alone", "on a CPU", "file", "a flag over the file", "none"],
 )
 def test_ranks_that_do_not_divide_the_gpus(
-    text: str | None, flags: dict[str, str], error: type[DdpctlError], tmp_path: Path, wording: Wording,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    text: str | None, flags: dict[str, str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(error) as raised:
+    with pytest.raises(ConfigError if text else UsageError) as raised:
         loading.load(text, **flags)
-    wording(raised.value)
+    assert fact in str(raised.value)
 
 
-def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=JOB, cwd="/project",
-        folder=str(tmp_path / "night"), checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
-    run_store.create(tmp_path, "night")
-    run_store.save(run)
-    file = tmp_path / "night" / "run.json"
-    record = json.loads(file.read_text())
-    assert record["job"].pop("ranks", "missing") is None
-    file.write_text(json.dumps(record))
-    assert run_store.load(tmp_path, "night").job == JOB
-
-
-def test_gpus_that_our_own_trainer_does_not_use_are_named(wording: Wording) -> None:
-    wording(unused_gpus(replace(JOB, ranks=1, command=())))
-
-
-@pytest.mark.parametrize(
-    "job",
-    [replace(JOB, ranks=1, command=(), device="cpu"), replace(JOB, ranks=4, command=()), replace(JOB, ranks=1)],
-    ids=["cpu", "a rank a GPU", "a script of one's own"],
-)
-def test_nothing_is_said_of_gpus_that_may_be_used(job: JobSpec) -> None:
-    assert unused_gpus(job) == ""
-
-
-@pytest.mark.parametrize("ranks", [3, 0, "2"])
-def test_a_notebook_s_ranks_divide_its_gpus(ranks: object, wording: Wording) -> None:
-    with pytest.raises(UsageError) as raised:
-        launch("train.py", gpus=4, ranks=ranks)  # type: ignore[arg-type]
-    wording(raised.value)
+def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
+    assert "1 of the 4 GPUs" in unused_gpus(replace(JOB, ranks=1, command=()))

@@ -4,14 +4,10 @@ import getpass
 from pathlib import Path
 
 import pytest
-from paramiko import PKey, RSAKey
-from paramiko.hostkeys import HostKeys
-from tests.wording import Wording
 
-from ddpctl import ssh
 from ddpctl.command import Host
 from ddpctl.errors import ConfigError
-from ddpctl.ssh import Connector, known_keys, read_settings
+from ddpctl.ssh import Connector, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -36,104 +32,36 @@ def test_openssh_reads_the_configuration(home: Path) -> None:
     (home / ".ssh/conf.d/b.conf").write_text("Host box2\n  HostName 10.0.0.2\n  ProxyJump gate:2222\n")
     (home / ".ssh/late").write_text("IdentityFile /keys/box\nHost other\n  Port 1\n")
     names = ("box1", "box2", "other", "matched", "none")
-    found = {name: read_settings(Host(address=name), home) for name in names}
-    assert {name: (said["hostname"], said["user"], said["port"]) for name, said in found.items()} == {
+    settings = {name: read_settings(Host(address=name), home) for name in names}
+    assert {name: (values["hostname"], values["user"], values["port"]) for name, values in settings.items()} == {
         "box1": ("10.0.0.1", "alice", "2200"),
         "box2": ("10.0.0.2", "alice", "2200"),
         "other": ("other", "bob", "22"),  # a Host inside an Include is one of the block around it
         "matched": ("matched", "carol", "22"),
         "none": ("none", "bob", "22"),
     }
-    assert found["box2"]["proxyjump"] == "gate:2222"
-    assert found["box1"]["identityfile"].splitlines()[0] == "/keys/box"
-    assert found["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
-    assert found["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
-    assert found["none"]["globalknownhostsfile"] == ""
-    assert Connector(home)._expand(found["none"]["identityfile"], Host(address="none"), found["none"]) == str(
+    assert settings["box2"]["proxyjump"] == "gate:2222"
+    assert settings["box1"]["identityfile"].splitlines()[0] == "/keys/box"
+    assert settings["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
+    assert settings["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
+    assert settings["none"]["globalknownhostsfile"] == ""
+    assert Connector(home)._expand(settings["none"]["identityfile"], Host(address="none"), settings["none"]) == str(
         Path("~").expanduser() / "a key"
     )
     given = read_settings(Host(address="box1", user="dave", port=7), home)
     assert (given["user"], given["port"]) == ("dave", "7")
 
 
-def test_hosts_that_the_configuration_does_not_distinguish_share_one_answer(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same settings as each would get by itself, by fewer calls of ssh."""
-    asked: list[str] = []
-
-    def counted(host: Host, home: Path) -> dict[str, str]:
-        asked.append(host.address)
-        return read_settings(host, home)
-
-    monkeypatch.setattr(ssh, "read_settings", counted)
-    blocks = "Host box* !box9\n  User alice\n  ProxyCommand nc %h %p\nHost gate\n  HostName 10.0.0.1\n"
-    names = ["box1", "box2", "box9", "10.0.0.2", "gate", "BOX3", "box4"]
-    for text, alone in (
-        (blocks, ["box1", "box9", "10.0.0.2", "gate", "BOX3"]),
-        (f"{blocks}Host *\n  UserKnownHostsFile ~/%h\n", names),
-        (f"{blocks}Match host box2\n  Port 7\n", names),
-        (f"{blocks}Host box4\n  Include {home}/.ssh/conf.d/a\n", [name for name in names if name != "box2"]),
-        ("Host box*\n  HostName box1\n", names),
-    ):
-        (home / ".ssh/config").write_text(text)
-        (home / ".ssh/conf.d/a").write_text("User bob\n")
-        connector = Connector(home)
-        for name in names:
-            got, own = connector._settings(Host(address=name)), read_settings(Host(address=name), home)
-            own = {key: value for key, value in own.items() if key != "host"}
-            assert {key: value for key, value in got.items() if key != "host"} == own
-        assert asked == alone
-        asked.clear()
-
-
-def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
-    settings = read_settings(Host(address="box"), tmp_path)
-    assert settings["userknownhostsfile"].split() == [f"{tmp_path}/.ssh/known_hosts", f"{tmp_path}/.ssh/known_hosts2"]
-    assert "~/.ssh/id_ed25519" in settings["identityfile"].splitlines()
-
-
-@pytest.mark.parametrize("text", ["Include {home}/.ssh/config\n", "Bogus x\n"], ids=["itself", "unknown"])
-def test_a_wrong_configuration_is_refused(home: Path, text: str, wording: Wording) -> None:
+@pytest.mark.parametrize(
+    ("text", "cause"), [("Include {home}/.ssh/config\n", "recursive"), ("Bogus x\n", "line 1: .*bogus")]
+)
+def test_a_wrong_configuration_is_refused_with_openssh_s_own_error(home: Path, text: str, cause: str) -> None:
     (home / ".ssh/config").write_text(text.format(home=home))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"~/.ssh/config: .*{cause}"):
         read_settings(Host(address="box"), home)
-    wording(error.value)
 
 
-def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="OpenSSH"):
         read_settings(Host(address="box"), home)
-    wording(error.value)
-
-
-def key_line(key: PKey) -> str:
-    return f"{key.get_name()} {key.get_base64()}"
-
-
-def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
-    keys = [RSAKey.generate(1024) for _ in range(4)]
-    one, two, three, bad = keys
-    wide = key_line(two).replace(" ", "  ")
-    path = home / "known_hosts"
-    path.write_text(
-        f"# a comment\n#none,box1 {key_line(three)}\n@other box1 {key_line(three)}\n"
-        f"\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
-        f"*.lab,!evil.lab {key_line(three)}\n[box1]:2222 {key_line(two)}\n"
-        f"@revoked  *   {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
-        f"spaced  {wide}\nbox1 ssh-rsa AAAAB\n"
-    )
-    names = ("box1", "BOX1", "10.0.0.1", "box2", "a.lab", "evil.lab", "[box1]:2222", "box3", "spaced")
-    assert {name: known_keys([path, home / "gone"], name).keys for name in names} == {
-        "box1": (one,),
-        "BOX1": (one,),
-        "10.0.0.1": (one,),
-        "box2": (two,),
-        "a.lab": (three,),
-        "evil.lab": (),
-        "[box1]:2222": (two,),
-        "box3": (),
-        "spaced": (two,),
-    }
-    assert known_keys([path], "box3").revoked == (bad,)

@@ -1,19 +1,13 @@
 """Hosts in a ddpctl.yaml: their short form, what is wrong with them by line and column, their record, their schema."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-import jsonschema
 import pytest
-import yaml
-from tests.unit.ddpctl.ssh_answers import RUN
-from tests.wording import Wording
 
 from ddpctl import config, targets
-from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
-from ddpctl.schema import json_schema
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
@@ -66,43 +60,8 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
         pytest.param("    hosts: [a, b]\n    exclude: [c]\n", ["5:14"], id="exclude"),
     ],
 )
-def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path, wording: Wording) -> None:
+def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(text, tmp_path)
-    found = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
-    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in found] == places
-    wording("\n".join(found))
-
-
-def test_an_editor_knows_hosts() -> None:
-    schema = json_schema(targets.kinds())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(yaml.safe_load(HEAD + WHOLE), schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(yaml.safe_load(HEAD + "    hosts: [{user: bob}]\n"), schema)
-
-
-def test_copies_of_checkpoints_are_for_hosts_without_a_shared_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
-    job = "job: {nodes: 2, checkpoint_copies: 2}\n"
-    hosts = "    hosts: [box1, box2]\n"
-    settings = load(f"{hosts}{job}", tmp_path)
-    assert settings.job.checkpoint_copies == 2
-    with pytest.raises(ConfigError) as error:
-        load(f"{hosts}    checkpoint_dir: /nfs\n{job}", tmp_path)
-    wording(error.value)
-    (tmp_path / "ddpctl.yaml").write_text(job)
-    monkeypatch.chdir(tmp_path)
-    for kind in ("local", "slurm", "kubernetes"):
-        with pytest.raises(ConfigError) as error:
-            request_of_flags(Flags(target=kind))
-        assert "checkpoint_copies" in error.value.message
-    wording(error.value)
-
-
-def test_a_run_with_copies_is_resumed_on_fewer_nodes() -> None:
-    run = replace(RUN, options=asdict(SshOptions(hosts=(SshHost(address="box1"),))))
-    run = replace(run, job=replace(run.job, nodes="2", checkpoint_copies=2))
-    job = request_to_resume(Flags(nodes="1"), run).job
-    assert (job.nodes, job.checkpoint_copies) == ("1", 2)
+    errors = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
+    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in errors] == places

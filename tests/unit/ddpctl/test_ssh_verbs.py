@@ -1,27 +1,22 @@
 """The commands of the target ssh for the hosts of a run that continues."""
 
 import json
-import subprocess
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, replace
 
 import pytest
-from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, RUN, play
-from tests.wording import Wording
+from tests.unit.ddpctl.answers import OK, only, perform
+from tests.unit.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, RUN, by_host
 
-from ddpctl import launcher, run_store
-from ddpctl.command import Output, Verb
+from ddpctl.command import Output
 from ddpctl.errors import NoInputError, UnavailableError
-from ddpctl.launcher import AppContext
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
-from ddpctl.targets.ssh.options import SshOptions
-from ddpctl.targets.ssh.preflight import report, split_shown
 from ddpctl.targets.ssh.target import SshTarget
 
 
-def shown(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
+def shows(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
     node = {"run": "night", "node": 0, "pid": 1, "state": state, "started": 1.0} if state else None
     outcome = (
         {"code": code, "cause": "error" if code else "ok", "message": f"code {code}"} if code is not None else None
@@ -39,74 +34,82 @@ def lost(node: int) -> Output:
 GONE = Output(returncode=255, stderr="the connection was lost (the host is gone)")
 
 
+def status(*answers: Output, run: Run = RUN) -> RunStatus:
+    """The status of a run whose hosts answer so."""
+    asked, (state,) = perform(SshTarget(OPTIONS).status((run,), now=1001.0), {"": by_host(*answers)})
+    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, [("night", node)]) for node in (0, 1)]
+    return state
+
+
+LOST_HOST = "does not answer: the connection was lost"
+
+
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("first", "second", "state", "code", "facts"),
     [
-        pytest.param((shown(True, "training"), shown(True, "rendezvous")), ("rendezvous", None), id="rendezvous"),
-        pytest.param((shown(False, "succeeded", 0), shown(False, "succeeded", 0)), ("succeeded", 0), id="succeeded"),
-        pytest.param((shown(True, "training"), GONE), ("running", None), id="running-and-gone"),
-        pytest.param((shown(True, "training", steps="1.0,5"), GONE), ("training", None), id="training-and-gone"),
+        pytest.param(shows(True, "training"), shows(True, "rendezvous"), "rendezvous", None, "2 of 2", id="rendezvous"),
         pytest.param(
-            (shown(True, "training", steps="1.0,5\n2.0,"), shown(True, "training")), ("running", None), id="restarted"
+            shows(False, "succeeded", 0), shows(False, "succeeded", 0), "succeeded", 0, "code 0", id="succeeded"
         ),
-        pytest.param((shown(False, "failed", 3), GONE), ("failed", 3), id="failed-and-gone"),
-        pytest.param((GONE, lost(0)), ("failed", 137), id="node-0-gone"),
-        pytest.param((lost(1), GONE), ("failed", 137), id="node-1-gone"),
-        pytest.param((shown(True, "training", steps="1.0,5"), lost(0)), ("training", None), id="goes-on-alone"),
-        pytest.param((GONE, GONE), ("unknown", None), id="gone"),
-        pytest.param((shown(False), shown(False)), ("lost", 137), id="silent"),
+        pytest.param(
+            shows(True, "training"), GONE, "running", None, f"box2 (node 1) {LOST_HOST}", id="running-and-gone"
+        ),
+        pytest.param(
+            shows(True, "training", steps="1.0,5"),
+            GONE,
+            "training",
+            None,
+            f"box2 (node 1) {LOST_HOST}",
+            id="training-and-gone",
+        ),
+        pytest.param(
+            shows(True, "training", steps="1.0,5\n2.0,"),
+            shows(True, "training"),
+            "running",
+            None,
+            "2 of 2",
+            id="restarted",
+        ),
+        pytest.param(
+            shows(False, "failed", 3), GONE, "failed", 3, f"code 3; box2 (node 1) {LOST_HOST}", id="failed-and-gone"
+        ),
+        pytest.param(GONE, lost(0), "failed", 137, f"node 0 was lost; box1 (node 0) {LOST_HOST}", id="node-0-gone"),
+        pytest.param(lost(1), GONE, "failed", 137, f"node 1 was lost; box2 (node 1) {LOST_HOST}", id="node-1-gone"),
+        pytest.param(shows(True, "training", steps="1.0,5"), lost(0), "training", None, "1 of 2", id="goes-on-alone"),
+        pytest.param(GONE, GONE, "unknown", None, f"box1 (node 0) {LOST_HOST}", id="gone"),
+        pytest.param(shows(False), shows(False), "lost", 137, "node.log", id="silent"),
     ],
 )
-def test_status(said: tuple[Output, ...], expected: tuple[str, int | None], wording: Wording) -> None:
-    (asked,), (state,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [said])
-    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, [("night", node)]) for node in (0, 1)]
-    assert (state.state, state.code) == expected
-    wording(state.message)
-
-
-def test_node_0_of_an_elastic_run_may_train_on_where_it_does_not_answer(wording: Wording) -> None:
-    elastic = replace(RUN, job=replace(RUN.job, nodes="1:2"))
-    _, (state,) = play(SshTarget(OPTIONS).status((elastic,), now=1001.0), [(GONE, lost(0))])
-    assert (state.state, state.code, state.remains) == ("unknown", None, False)
-    wording(state.message)
-    _, (fixed,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(GONE, lost(0))])
-    _, (decided,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [(lost(1), GONE)])
-    assert (fixed.remains, decided.remains) == (True, False)  # what is left of node 0 is unknown
-
-
-@pytest.mark.parametrize(("said", "goes_on"), [((GONE, lost(0)), True), ((GONE, GONE), False)])
-def test_resuming_such_a_run_warns_and_resuming_one_of_which_nothing_is_known_is_refused(
-    said: tuple[Output, ...], goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wording: Wording
+def test_the_status_of_a_run_follows_from_what_its_hosts_show(
+    first: Output, second: Output, state: str, code: int | None, facts: str
 ) -> None:
-    class Recorded:
-        def perform(self, verb: Verb[Any]) -> Any:
-            return play(verb, [said])[1]
-
-    elastic, emitted = replace(RUN, job=replace(RUN.job, nodes="1:2"), folder=str(tmp_path / "night")), list[str]()
-    monkeypatch.setattr(run_store, "load_all", lambda _: (elastic,))
-    context = AppContext(executor=Recorded(), root=tmp_path, emit=emitted.append)  # type: ignore[arg-type]
-    if goes_on:
-        launcher.check_alone(context, elastic)
-        wording("\n".join(emitted))
-        return
-    with pytest.raises(UnavailableError) as error:
-        launcher.check_alone(context, elastic)
-    wording(error.value)
+    run = status(first, second)
+    assert (run.state, run.code, facts in run.message) == (state, code, True)
 
 
-def test_logs_ask_the_node_of_a_rank(wording: Wording) -> None:
+ELASTIC = replace(RUN, job=replace(RUN.job, nodes="1:2"), options=asdict(OPTIONS))
+
+
+def test_node_0_of_an_elastic_run_may_train_on_where_it_does_not_answer() -> None:
+    elastic = status(GONE, lost(0), run=ELASTIC)
+    assert (elastic.state, elastic.code, elastic.remains) == ("unknown", None, False)
+    assert f"box1 (node 0) {LOST_HOST}" in elastic.message
+    assert status(GONE, lost(0)).remains
+    assert not status(lost(1), GONE).remains, "what is left of node 0 is unknown"
+
+
+def test_logs_ask_the_node_of_a_rank() -> None:
     query = LogQuery(follow=True, ranks=(2, 3), tail=5)
-    ((asked,),), _ = play(SshTarget(OPTIONS).logs(RUN, query), [(OK,)])
-    assert (asked.host, asked.mode, asked.timeout_s) == (HOSTS[1].host, "stream", None)
-    assert asked.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN, 1, (2, 3)), query)
-    with pytest.raises(NoInputError) as error:
-        play(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), [(Output(returncode=66),)])
-    wording(error.value)
+    logs = only(perform(SshTarget(OPTIONS).logs(RUN, query), {})[0])
+    assert (logs.host, logs.mode, logs.timeout_s) == (HOSTS[1].host, "stream", None)
+    assert logs.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN, 1, (2, 3)), query)
+    with pytest.raises(NoInputError, match="'night'"):
+        perform(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), {"": Output(returncode=66)})
 
 
-def test_stop_asks_every_host(wording: Wording) -> None:
-    answers = (Output(returncode=0, stdout='{"alive": false}\n'), Output(returncode=0, stdout='{"alive": true}\n'))
-    (asked,), gone = play(SshTarget(OPTIONS).stop(RUN, signal="TERM"), [answers])
+def test_stop_asks_every_host() -> None:
+    answers = {"": by_host(*(Output(returncode=0, stdout=f'{{"alive": {alive}}}\n') for alive in ("false", "true")))}
+    asked, gone = perform(SshTarget(OPTIONS).stop(RUN, signal="TERM"), answers)
     assert not gone
     assert asked[0].stdin == (
         "ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) || exit\n"
@@ -117,67 +120,29 @@ def test_stop_asks_every_host(wording: Wording) -> None:
         '&& [ -n "$ids" ] && [ $n -lt 10 ]; do sleep 0.2; n=$((n + 1)); done\n'
         """if [ -z "$ids" ]; then echo '{"alive": false}'; else echo '{"alive": true}'; fi\n"""
     )
-    (asked,), _ = play(SshTarget(OPTIONS).stop(RUN, signal="INT", wait=False), [answers])
+    asked, _ = perform(SshTarget(OPTIONS).stop(RUN, signal="INT", wait=False), answers)
     assert "docker kill --signal INT $ids " in str(asked[0].stdin)
-    (asked,), _ = play(SshTarget(BARE).stop(RUN, signal="INT", wait=False), [answers])
+    asked, _ = perform(SshTarget(BARE).stop(RUN, signal="INT", wait=False), answers)
     assert " ddprun.nodectl signal --signal INT --wait 0 " in str(asked[0].stdin)
+
+
+def test_a_host_that_does_not_answer_to_stop_is_named() -> None:
+    answers = {"": by_host(Output(returncode=0, stdout='{"alive": false}\n'), GONE)}
     with pytest.raises(UnavailableError) as error:
-        play(SshTarget(BARE).stop(RUN, signal="KILL"), [(answers[0], GONE)])
-    wording(error.value)
+        perform(SshTarget(BARE).stop(RUN, signal="KILL"), answers)
+    assert str(error.value).splitlines()[1:] == [f"box2 (node 1): {GONE.stderr}"]
 
 
 def test_execute_goes_into_the_container() -> None:
-    ((asked,),), code = play(
-        SshTarget(OPTIONS).execute(RUN, node=1, argv=("nvidia-smi",), tty=False), [(Output(returncode=9),)]
+    asked, code = perform(
+        SshTarget(OPTIONS).execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=9)}
     )
-    assert (asked.argv, asked.host, asked.mode, code) == (
+    command = only(asked)
+    assert (command.argv, command.host, command.mode, code) == (
         ("docker", "exec", "--env=A=b c", "ddpctl-night-1", "nvidia-smi"),
         HOSTS[1].host,
         "stream",
         9,
     )
-    ((asked,),), _ = play(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), [(OK,)])
-    assert (asked.argv, asked.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
-
-
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
-def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> None:
-    node = tmp_path / ".ddpctl/runs/night/node-0"
-    node.mkdir(parents=True)
-    rows = "time,ddp_last_step\n1.5,4\n2.5,9\n"
-    (node / "history.csv").write_text(rows)
-    text = scripts.show(SshOptions(hosts=(), runtime="none"), [("night", 0)])
-    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    head = rows.partition("\n")[0]
-    shown = {"alive": False, "remains": False, "node": None, "outcome": None, "history": f"{head}\n{rows}"}
-    assert json.loads(done.stdout) == shown
-    with subprocess.Popen(["/bin/sleep", "600"], env={"DDP_RUN_DIR": str(node.parent)}) as left:
-        done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
-        assert json.loads(done.stdout) == shown | {"remains": True}, "a process of the killed ddprun"
-        (node / "outcome.json").write_text("{}")
-        done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
-        assert json.loads(done.stdout) == shown | {"outcome": {}}
-        left.kill()
-
-
-def test_a_host_lists_its_containers_once(tmp_path: Path) -> None:
-    """Of four nodes without an outcome, one has a container and no node.json yet, and one has left a container."""
-    runs = [("day", 0), ("day", 1), ("night", 0), ("night", 1)]
-    for run, node in runs:
-        (tmp_path / f".ddpctl/runs/{run}/node-{node}").mkdir(parents=True)
-    (tmp_path / ".ddpctl/runs/night/node-1/node.json").write_text("{}")
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >>"$HOME/asked"\necho ddpctl-day-1\necho ddpctl-night-1\n')
-    (tmp_path / "docker").chmod(0o755)
-    environ = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    text = scripts.show(OPTIONS, runs)
-    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
-    found = [report(one) for one in split_shown(Output(returncode=0, stdout=done.stdout), len(runs))]
-    assert [(one["alive"], one["remains"]) for one in found] == [
-        (False, False), (True, False), (False, False), (False, True)
-    ]  # fmt: skip
-    assert (tmp_path / "asked").read_text() == "ps --all --filter label=ddpctl.run --format {{.Names}}\n"
-    cut = Output(returncode=255, stdout=done.stdout[: len(done.stdout) // 2])
-    answers = [report(one) for one in split_shown(cut, len(runs))]
-    assert (answers[0], answers[-1]) == (found[0], None), "what came before the host was lost counts"
+    command = only(perform(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), {"": OK})[0])
+    assert (command.argv, command.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.test_run_store import make
-from tests.wording import Wording
 
 DDPCTL = (sys.executable, "-P", "-m", "ddpctl")
 
@@ -24,15 +23,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-VERBS = (("ps",), ("status",), ("logs",), ("timeline",), ("top",), ("top", "--once"), ("top", "--json"))
+VERBS = (("ps",), ("logs",), ("top", "--once"))
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_full_disk_is_one_line_and_73(root: Path, verb: tuple[str, ...], wording: Wording) -> None:
+def test_a_full_disk_is_one_line_and_73(root: Path, verb: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*DDPCTL, *verb], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr.count("\n")) == (73, 1)
-    wording(done.stderr)
+    assert "No space left on device" in done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

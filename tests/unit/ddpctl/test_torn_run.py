@@ -1,11 +1,11 @@
 """A run whose files are torn, or hold what no reader can: every verb that looks back says so."""
 
 import json
+import re
 from pathlib import Path
 
-from tests.unit.ddpctl.test_run_store import make
 from tests.in_process import ddpctl
-from tests.wording import Wording
+from tests.unit.ddpctl.test_run_store import make
 
 EVENTS = (
     '{"time": 1790000001, "event": "node_started", "node": 0}',
@@ -26,13 +26,16 @@ def torn(root: Path) -> None:
     (node / "rank-0.log").write_text("\x1b[31mtoken: abc def\x1b[0m\n")
 
 
-def test_what_cannot_be_read_is_passed_over_and_counted(tmp_path: Path, wording: Wording) -> None:
+def test_what_cannot_be_read_is_passed_over_and_counted(tmp_path: Path) -> None:
     torn(tmp_path / "runs")
     drawn = ddpctl("timeline", "night")
     assert drawn.returncode == 0
-    wording(drawn.stderr)
-    wording(drawn.stdout.splitlines()[0])
-    wording(drawn.stdout.splitlines()[-1].split("  ")[-1])
+    assert [re.findall(r"\d+ unreadable|\S+$", line) for line in drawn.stderr.splitlines()] == [
+        ["2 unreadable", "events.jsonl"],
+        ["1 unreadable", "history.csv"],
+    ]
+    first, *_, last = drawn.stdout.splitlines()
+    assert ("exit code 1" in first, "101 s" in first, "rank 0 on node 0" in last) == (True, True, True)
     document = json.loads(ddpctl("timeline", "night", "--json").stdout)
     assert document["seconds"] == {"start": 1.0, "preflight": 100.0}
     written = ddpctl("report", "night", cwd=tmp_path)
@@ -41,27 +44,14 @@ def test_what_cannot_be_read_is_passed_over_and_counted(tmp_path: Path, wording:
     assert ddpctl("top", "night").stdout == "night  failed: \\x1b[2Jrank 0 said\n"
 
 
-def test_the_timeline_and_the_report_say_why_a_run_failed(tmp_path: Path) -> None:
-    node = Path(make(tmp_path / "runs", "night", 1_790_000_000.0).folder) / "node-0"
-    node.mkdir()
-    (node / "events.jsonl").write_text("\n".join(EVENTS) + "\n")
-    outcome = {"code": 1, "cause": "error", "message": "OSError: No space left on device", "node": 0, "rank": 0}
-    (node / "outcome.json").write_text(json.dumps(outcome))
-    why = "why: OSError: No space left on device; a disk is full, or a limit such as that of inotify watches is reached"
-    assert why in ddpctl("timeline", "night").stdout.splitlines()
-    assert ddpctl("report", "night", cwd=tmp_path).returncode == 0
-    assert why in (tmp_path / "night.html").read_text()
-    assert ddpctl("explain", "night").stdout.splitlines()[-1] == "  what to do: docs/explain.md, cause disk_full"
-
-
-def test_a_record_that_is_torn_is_named(tmp_path: Path, wording: Wording) -> None:
+def test_a_record_that_is_torn_is_named(tmp_path: Path) -> None:
     make(tmp_path / "runs", "night", 1_790_000_000.0)
     record = Path(make(tmp_path / "runs", "torn", 1.0).folder) / "run.json"
     record.write_text(record.read_text().replace('"created": 1.0', '"created": NaN'))
     asked = ddpctl("ps")
     assert asked.returncode == 0
-    wording(asked.stderr)
+    assert "'torn'" in asked.stderr
     for verb in ("status", "logs", "top", "timeline", "report"):
         done = ddpctl(verb, "torn")
         assert (done.returncode, done.stdout) == (66, "")
-        wording(done.stderr)
+        assert str(record) in done.stderr

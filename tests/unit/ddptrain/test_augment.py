@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.wording import Wording
+from tests.facts import assert_names
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,11 +40,11 @@ def test_shifts_are_crops_of_the_padded_image_and_all_of_them_occur() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--shift", "--cutout"])
-def test_a_change_that_leaves_nothing_of_an_image_is_refused(flag: str, wording: Wording) -> None:
+def test_a_change_that_leaves_nothing_of_an_image_is_refused(flag: str) -> None:
     with pytest.raises(TrainError) as error:
         state(f"{flag}=12")
     assert error.value.code == 78
-    wording(error.value)
+    assert_names(error.value, "12x12", "0", "11")
     state(f"{flag}=12", "--no-augment")
     state(f"{flag}=11")
 
@@ -142,11 +142,10 @@ ALL = ("--flip", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--eras
 
 
 @pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])
-def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...], wording: Wording) -> None:
+def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> None:
     device, loader = state(*augmentations, "--input=device"), state(*augmentations, "--input=loader", "--workers=1")
     assert device.batch_builder.feed.description.startswith("0.1 MB" if "--flip" in augmentations else "0.0 MB")
-    wording(device.batch_builder.feed.description)
-    wording(loader.batch_builder.feed.description)
+    assert_names(loader.batch_builder.feed.description, "1")
     for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
         order = epoch_order(64, seed=0, epoch=epoch)
         for batch in torch.split(order, 20)[first:]:

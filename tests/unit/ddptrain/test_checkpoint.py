@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, manifest_path, write_checkpoint
 from ddptrain.checkpoint_directory import CheckpointDirectory
@@ -102,9 +102,7 @@ def test_saved_when_the_last_one_is_old(tmp_path: Path, monkeypatch: pytest.Monk
     assert [step for step in range(1, 8) if every.is_due(step)] == [3, 6]
 
 
-def test_a_disk_that_hangs_is_given_up_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
+def test_a_disk_that_hangs_is_given_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setattr("ddptrain.checkpoint_manager.STUCK_S", 0.3)
     monkeypatch.setattr("ddptrain.checkpoint.os.fsync", lambda _: os.read(reader, 1))
@@ -117,7 +115,7 @@ def test_a_disk_that_hangs_is_given_up_after_a_while(
     one.save(1, {}, {}, None)
     one.save(2, {}, {}, None)
     (warning,) = warned
-    wording(warning)
+    assert_names(warning, "2", "0.3")
     assert set(beats) == {2}
     os.write(writer, b"continue!")
     deadline = time.monotonic() + 10
@@ -131,7 +129,7 @@ HOLD += "kept = CheckpointDirectory(Path(sys.argv[1])); print('held', flush=True
 
 
 def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.2)
     holder = subprocess.Popen(
@@ -143,7 +141,7 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
         with pytest.raises(TrainError) as refused:
             CheckpointDirectory(tmp_path)
         assert refused.value.code == 73
-        wording(refused.value, pid=holder.pid, host=os.uname().nodename)
+        assert_names(refused.value, "--checkpoint-dir", holder.pid, os.uname().nodename)
     finally:
         holder.kill()
         holder.communicate()
@@ -211,7 +209,7 @@ def test_an_older_kernel_locks_for_the_process(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_system_without_locks_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], wording: Wording
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def unknown(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -219,11 +217,11 @@ def test_a_file_system_without_locks_is_no_obstacle(
     monkeypatch.setattr(fcntl, "fcntl", no_open_file_locks)
     monkeypatch.setattr(fcntl, "lockf", unknown)
     assert CheckpointDirectory(tmp_path).checkpoints() == []
-    wording(capfd.readouterr().err.replace(str(tmp_path), "FOLDER"))
+    assert_names(capfd.readouterr().err.replace(str(tmp_path), "FOLDER"), ".lock")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str, wording: Wording) -> None:
+def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "fifo":
         os.mkfifo(tmp_path / ".lock")
     else:
@@ -232,7 +230,7 @@ def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str,
         CheckpointDirectory(tmp_path)
     assert refused.value.code == 73
     assert not (tmp_path / "mine").exists()
-    wording(str(refused.value).replace(str(tmp_path), "FOLDER"))
+    assert_names(str(refused.value).replace(str(tmp_path), "FOLDER"), "--checkpoint-dir")
 
 
 def test_the_trial_of_a_folder_writes_through_no_link(tmp_path: Path) -> None:

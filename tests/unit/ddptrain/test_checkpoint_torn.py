@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (
@@ -50,9 +50,7 @@ def corrupt(path: Path, kind: str, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped", "missing"])
-def test_100_of_100_corrupted_ones_are_found_and_the_one_before_loads(
-    tmp_path: Path, kind: str, wording: Wording
-) -> None:
+def test_100_of_100_corrupted_ones_are_found_and_the_one_before_loads(tmp_path: Path, kind: str) -> None:
     chance = random.Random(kind)
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
@@ -75,7 +73,7 @@ def test_100_of_100_corrupted_ones_are_found_and_the_one_before_loads(
             file.write_bytes(data)
     assert len(warnings) == 100
     (begin,) = {warning.partition(": ")[0] for warning in warnings}
-    wording(begin)
+    assert_names(begin, "step-00000008.pt.bad")
 
 
 def test_every_flipped_bit_of_a_manifest_and_of_the_beginning_of_the_data_is_noticed(tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("number", [1, 4])
 @pytest.mark.parametrize("resume", ["auto", "step-00000008.pt"])
 def test_another_format_is_refused_and_nothing_is_touched(
-    tmp_path: Path, number: int, resume: str, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    tmp_path: Path, number: int, resume: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = CheckpointDirectory(tmp_path)
     write_checkpoint(directory.path(4), checkpoint(4))
@@ -120,7 +118,7 @@ def test_another_format_is_refused_and_nothing_is_touched(
     with pytest.raises(TrainError) as refused:
         found(directory, resume=resume if resume == "auto" else str(tmp_path / resume))
     assert (refused.value.code, refused.value.fields) == (78, {"path": str(directory.path(8)), "format": number})
-    wording(refused.value)
+    assert_names(refused.value, "step-00000008.pt", "2", "3")
     assert files(tmp_path) == before
 
 
@@ -141,7 +139,7 @@ def test_a_newer_format_with_other_fields_is_refused(tmp_path: Path) -> None:
     [{"bytes": "7"}, {"bytes": None}, {"step": True}, {"accuracy": "high"}],
     ids=["text", "null", "boolean", "word"],
 )
-def test_a_manifest_of_other_types_is_set_aside(tmp_path: Path, change: dict[str, object], wording: Wording) -> None:
+def test_a_manifest_of_other_types_is_set_aside(tmp_path: Path, change: dict[str, object]) -> None:
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
         write_checkpoint(directory.path(step), checkpoint(step))
@@ -150,22 +148,22 @@ def test_a_manifest_of_other_types_is_set_aside(tmp_path: Path, change: dict[str
     path, (warning,) = found(directory)
     assert path == directory.path(4)
     assert (tmp_path / "step-00000008.pt.bad").exists()
-    wording(warning)
+    assert_names(warning, "step-00000008.pt.bad", "step-00000008.json")
 
 
-def test_a_name_that_is_not_its_step_s_is_set_aside(tmp_path: Path, wording: Wording) -> None:
+def test_a_name_that_is_not_its_step_s_is_set_aside(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     write_checkpoint(directory.path(4), checkpoint(4))
     write_checkpoint(directory.path(99), checkpoint(8))
     path, (warning,) = found(directory)
     assert path == directory.path(4)
     assert (tmp_path / "step-00000099.pt.bad").exists()
-    wording(warning)
+    assert_names(warning, "step-00000099.pt.bad", "8")
 
 
 @pytest.mark.parametrize(("times", "step"), [(2, 8), (1000, 4)], ids=["passes", "stays"])
 def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, step: int, wording: Wording
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, step: int
 ) -> None:
     directory = CheckpointDirectory(tmp_path)
     for number in (4, 8):
@@ -185,7 +183,7 @@ def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
     assert sorted(file.name for file in tmp_path.glob("step-*.pt*")) == ["step-00000004.pt", "step-00000008.pt"]
     assert len(warnings) == (step == 4)
     for warning in warnings:
-        wording(warning)
+        assert_names(warning, "step-00000008.pt")
 
 
 def test_too_little_memory_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +205,7 @@ def test_too_little_memory_sets_nothing_aside(tmp_path: Path, monkeypatch: pytes
     assert directory.path(8).exists()
 
 
-def test_a_folder_that_cannot_be_listed_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = CheckpointDirectory(tmp_path)
 
     def fails(_: CheckpointDirectory) -> list[Path]:
@@ -220,10 +216,10 @@ def test_a_folder_that_cannot_be_listed_is_one_error(
     with pytest.raises(TrainError) as refused:
         found(directory)
     assert refused.value.code == 66
-    wording(str(refused.value).replace(str(tmp_path), "FOLDER"))
+    assert_names(str(refused.value).replace(str(tmp_path), "FOLDER"), "--checkpoint-dir")
 
 
-def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path, wording: Wording) -> None:
+def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
         write_checkpoint(directory.path(step), checkpoint(step))
@@ -231,7 +227,7 @@ def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path,
     os.mkfifo(directory.path(8))
     path, (warning,) = found(directory)
     assert path == directory.path(4)
-    wording(warning)
+    assert_names(warning, "step-00000008.pt")
     mine = tmp_path / "mine"
     mine.write_text("not a checkpoint")
     partial_path(directory.path(12)).symlink_to(mine)
@@ -240,14 +236,14 @@ def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path,
     assert load_checkpoint(directory.path(12)).step == 12
 
 
-def test_an_older_one_among_newer_ones_is_refused(tmp_path: Path, wording: Wording) -> None:
+def test_an_older_one_among_newer_ones_is_refused(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
         write_checkpoint(directory.path(step), checkpoint(step))
     with pytest.raises(TrainError) as refused:
         found(directory, resume=str(directory.path(4)))
     assert refused.value.code == 78
-    wording(refused.value)
+    assert_names(refused.value, "--resume", "step-00000004.pt", "step-00000008.pt", "--checkpoint-dir")
 
 
 def test_ranks_that_are_started_again_go_on_from_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

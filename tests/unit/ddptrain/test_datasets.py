@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.facts import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist
-from tests.wording import Wording
 
 from ddptrain.config import DataOptions, parse_options
 from ddptrain.data import augment, datasets
@@ -33,7 +33,7 @@ def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
     assert len(images.unique(dim=0)) == 1797  # none is in both
 
 
-def test_digits_that_are_corrupt(tmp_path: Path, wording: Wording) -> None:
+def test_digits_that_are_corrupt(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -45,7 +45,7 @@ def test_digits_that_are_corrupt(tmp_path: Path, wording: Wording) -> None:
             datasets.read_digits(path)
         assert error.value.code == 65
         assert "\n" not in str(error.value)
-        wording(str(error.value).partition(" (")[0])  # the reason differs
+        assert_names(str(error.value).partition(" (")[0], "digits.csv.gz")
 
 
 def test_mnist_is_read(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_mnist_is_read(tmp_path: Path) -> None:
     assert (data.shape.channels, data.shape.size_px, data.shape.classes) == (1, 28, 10)
 
 
-def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None, wording: Wording) -> None:
+def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
     raw = tmp_path / "MNIST" / "raw"
     write_mnist(raw)
     given = options(tmp_path, "--data=mnist")
@@ -69,13 +69,20 @@ def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None, wording: Wordin
     with pytest.raises(TrainError) as error:
         SOURCES["mnist"].load(given, 0)
     assert error.value.code == 65
-    wording(str(error.value).partition(": ")[0])  # the reason is torchvision's
+    assert_names(str(error.value).partition(": ")[0], "raw")
     (raw / "train-images-idx3-ubyte").write_bytes(b"")
     assert SOURCES["mnist"].prepare is not None
     with pytest.raises(TrainError) as error:
         SOURCES["mnist"].prepare(given)
     assert error.value.code == 65
-    wording(error.value)
+    assert_names(
+        error.value,
+        "raw",
+        "train-images-idx3-ubyte.gz",
+        "train-labels-idx1-ubyte.gz",
+        "t10k-images-idx3-ubyte.gz",
+        "t10k-labels-idx1-ubyte.gz",
+    )
 
 
 def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +110,7 @@ def test_cifar100_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (data.train.labels_N.tolist(), data.classes, data.name) == (labels, 100, "cifar100")
 
 
-def test_cifar10_that_is_corrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None, wording: Wording
-) -> None:
+def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
     write_cifar(tmp_path, "cifar10", monkeypatch)
     given = options(tmp_path, "--data=cifar10")
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"torn")
@@ -113,30 +118,30 @@ def test_cifar10_that_is_corrupt(
     with pytest.raises(TrainError) as error:
         SOURCES["cifar10"].prepare(given)
     assert error.value.code == 65
-    wording(error.value)
+    assert_names(error.value, "cifar-10-python", "tar.gz")
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_without_a_network_the_error_names_the_files(
-    name: str, tmp_path: Path, no_network: None, capfd: pytest.CaptureFixture[str], wording: Wording
+    name: str, tmp_path: Path, no_network: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     prepare = SOURCES[name].prepare
     assert prepare is not None
     with pytest.raises(TrainError) as error:
         prepare(options(tmp_path, f"--data={name}"))
     assert error.value.code == 66
-    wording(error.value)
+    assert_names(error.value, {"mnist": "train-images-idx3-ubyte.gz", "cifar10": "cifar-10-python.tar.gz"}[name])
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_file_in_the_folders_place(tmp_path: Path, no_network: None, wording: Wording) -> None:
+def test_a_file_in_the_folders_place(tmp_path: Path, no_network: None) -> None:
     (tmp_path / "file").touch()
     prepare = SOURCES["mnist"].prepare
     assert prepare is not None
     with pytest.raises(TrainError) as error:
         prepare(options(tmp_path / "file", "--data=mnist"))
     assert error.value.code == 73
-    wording(error.value)
+    assert_names(error.value, "raw")
 
 
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
@@ -152,12 +157,19 @@ def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     )  # other parts, other draws: checkpoints would not be gone on with alike
 
 
-def test_synthetic_images_that_do_not_fit_into_the_memory(tmp_path: Path, wording: Wording) -> None:
+def test_synthetic_images_that_do_not_fit_into_the_memory(tmp_path: Path) -> None:
     with pytest.raises(TrainError) as error:
         SOURCES["synthetic"].load(options(tmp_path, "--synthetic-samples=1000000000000"), 0)
     assert error.value.code == 78
     assert "900,000.0 GB" in str(error.value)
-    wording(re.sub(r"[0-9.,]+ [GM]B are", "N GB are", str(error.value)))
+    assert_names(
+        re.sub(r"[0-9.,]+ [GM]B are", "N GB are", str(error.value)),
+        "1,125,000,000,000",
+        "1x28x28",
+        "900,000.0",
+        "--synthetic-samples",
+        "--synthetic-shape",
+    )
 
 
 def test_normalised_images_have_mean_0_and_deviation_1() -> None:

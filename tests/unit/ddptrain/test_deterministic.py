@@ -1,15 +1,12 @@
 """A step of ``--deterministic`` does the same sums and draws the same numbers wherever its process started."""
 
 import copy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import exact
 import pytest
 import torch
 import torch.distributed as dist
-from tests import forks
 from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.config import parse_options
@@ -121,17 +118,3 @@ def test_dropout_goes_on_where_it_was(
     for path in Path("checkpoints").glob("step-00000004.*"):
         path.unlink()
     assert last_line() == whole
-
-
-@pytest.mark.e2e
-def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One row of bench/exact.py; tests/cluster/test_exact.py has more."""
-    monkeypatch.setattr(exact, "run_python", forks.run)
-    monkeypatch.setattr(sys, "argv", ["exact.py", "--groups", "ranks", "--rows", "^3 ranks"])
-    with pytest.raises(SystemExit) as ended:
-        exact.main()
-    said, errors = capsys.readouterr()
-    assert ended.value.code == 0, said + errors
-    assert said.count(" equal |") == 1

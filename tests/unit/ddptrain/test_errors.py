@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddptrain import main
 from ddptrain.config import parse_options
@@ -71,16 +71,16 @@ def ended_by(error: Exception, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("text", OWN.values(), ids=OWN)
 def test_a_failure_of_nccl_is_told_with_its_own_line(
-    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], wording: Wording
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, message = ended_by(dist.DistBackendError(text), tmp_path)
     *log, line = capfd.readouterr().err.splitlines()
     assert (code, message) == (70, line)
     assert log[0] == "Traceback (most recent call last):"
-    wording(line)
+    assert_names(line, "rank 0", "NCCL_DEBUG")
 
 
-def test_too_little_memory_of_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str], wording: Wording) -> None:
+def test_too_little_memory_of_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.21 GiB is "
         "free. Including non-PyTorch memory, this process has 14.55 GiB memory in use. Of the allocated memory 13.90 "
@@ -91,10 +91,10 @@ def test_too_little_memory_of_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture
     assert (code, message) == (78, line)
     assert log[0] == "Traceback (most recent call last):"
     assert log[-1].endswith(text)
-    wording(line)
+    assert_names(line, "rank 0", "2.00", "15.77", "1.21", "--batch-size")
 
 
-def test_a_gpu_that_cannot_be_used(wording: Wording) -> None:
+def test_a_gpu_that_cannot_be_used() -> None:
     old = RuntimeError(
         "The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.\nTraceback"
     )
@@ -105,13 +105,13 @@ def test_a_gpu_that_cannot_be_used(wording: Wording) -> None:
     ):
         take_device(RankInfo(rank=3, size=4, local_rank=1, local_world_size=2), "auto")
     assert error.value.code == 78
-    wording(error.value)
+    assert_names(error.value, "rank 3", "11040", "--device")
 
 
-def test_ranks_with_and_without_a_gpu(wording: Wording) -> None:
+def test_ranks_with_and_without_a_gpu() -> None:
     with pytest.raises(TrainError) as error:
         check_same_devices(["cuda", "cuda", "cpu", "cpu"])
     assert (error.value.code, error.value.rank, error.value.fields) == (78, 0, {"without_gpu": [2, 3]})
-    wording(error.value)
+    assert_names(error.value, "rank 2", "rank 0", "--device")
     check_same_devices(["cpu", "cpu"])
     check_same_devices(["cuda"])

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.facts import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
-from tests.wording import Wording
 
 from ddptrain.config import DataOptions
 from ddptrain.data.datasets import SOURCES
@@ -66,18 +66,18 @@ def test_pictures(layout: str, top: Path) -> None:
     assert sorted(top.rglob("*")) == before  # the input is read-only: the cache is elsewhere
 
 
-def test_none_and_several_are_refused(top: Path, wording: Wording) -> None:
+def test_none_and_several_are_refused(top: Path) -> None:
     with pytest.raises(TrainError) as raised:
         loaded("folder")
     assert raised.value.code == 66
-    wording(raised.value)
+    assert_names(raised.value, "input", "--data-dir")
     write_pictures(top / "cats")
     write_pictures(top / "dogs")
     with pytest.raises(TrainError) as raised:
         loaded("folder")
     assert raised.value.code == 78
     assert f"{top}/cats, {top}/dogs" in str(raised.value)
-    wording(raised.value)
+    assert_names(raised.value, "cats", "dogs", "--data-dir")
 
 
 def test_what_is_given_and_what_is_elsewhere_stays(top: Path, tmp_path: Path) -> None:

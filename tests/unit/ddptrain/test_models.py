@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.wording import Wording
+from tests.facts import assert_names
 
 from ddptrain import models
 from ddptrain.config import MODELS, ModelOptions
@@ -66,11 +66,11 @@ def test_the_tutorials_own_give_the_same_numbers_and_gradients(name: str, shape:
         assert torch.allclose(one.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_images_too_small_are_refused_in_one_line(wording: Wording) -> None:
+def test_images_too_small_are_refused_in_one_line() -> None:
     with pytest.raises(TrainError) as error:
         build_model("resnet18", DIGITS)
     assert error.value.code == 78
-    wording(error.value)
+    assert_names(error.value, "--model", "16", "8")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
@@ -82,14 +82,14 @@ def test_group_norm_sees_an_image_alone(name: str) -> None:
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
 
 
-def test_a_norm_for_a_model_without_one_is_refused(wording: Wording) -> None:
+def test_a_norm_for_a_model_without_one_is_refused() -> None:
     with pytest.raises(TrainError) as error:
         build_model("simple", MNIST, norm="group")
     assert error.value.code == 78
-    wording(error.value)
+    assert_names(error.value, "--norm")
 
 
-def test_the_stem_is_as_asked(wording: Wording) -> None:
+def test_the_stem_is_as_asked() -> None:
     shape = ImageShape(channels=3, size_px=128, classes=10)
     kernels = {
         stem: build_model("resnet18", shape, stem=stem).conv1.kernel_size for stem in ("auto", "small", "imagenet")
@@ -101,7 +101,7 @@ def test_the_stem_is_as_asked(wording: Wording) -> None:
     with pytest.raises(TrainError) as error:
         build_model("torchvision:squeezenet1_1", CIFAR, stem="small")
     assert error.value.code == 78
-    wording(error.value)
+    assert_names(error.value, "--stem")
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_torchvisions_by_name(name: str, channels: int, size_px: int) -> None:
         pytest.param("resnet50", ImageShape(channels=4, size_px=32, classes=2), id="channels"),
     ],
 )
-def test_a_model_that_does_not_exist_or_fit_is_refused(name: str, shape: ImageShape, wording: Wording) -> None:
+def test_a_model_that_does_not_exist_or_fit_is_refused(name: str, shape: ImageShape) -> None:
     with pytest.raises(TrainError) as error:
         build_model(name, shape)
     assert error.value.code == 78
-    wording(error.value, models=", ".join(MODELS))
+    assert_names(error.value, "--model")
 
 
-def test_images_too_small_for_torchvisions(wording: Wording) -> None:
+def test_images_too_small_for_torchvisions() -> None:
     with pytest.raises(TrainError) as error:
         build_model("alexnet", DIGITS)
     assert error.value.code == 78
-    wording(str(error.value).partition(": ")[0])  # the reason is torch's
+    assert_names(str(error.value).partition(": ")[0], "--model", "8")
     assert "\n" not in str(error.value)
 
 
@@ -163,7 +163,7 @@ def test_pretrained_weights_from_a_file_and_a_new_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("none", 66), ("torn", 65), ("text", 65), ("other", 65)])
-def test_a_file_without_pretrained_weights_is_refused(name: str, code: int, tmp_path: Path, wording: Wording) -> None:
+def test_a_file_without_pretrained_weights_is_refused(name: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "torn.pth").write_bytes(b"torn")
     torch.save({"epoch": 3}, tmp_path / "text.pth")
     saved(build_model("convnet", CIFAR), tmp_path / "other.pth")
@@ -176,18 +176,18 @@ def test_a_file_without_pretrained_weights_is_refused(name: str, code: int, tmp_
     with pytest.raises(TrainError) as error:
         load()
     assert error.value.code == code
-    wording(error.value)
+    assert_names(error.value, "--pretrained")
 
 
 @pytest.mark.usefixtures("no_network")
-def test_weights_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_weights_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(TrainError) as error:
         models.fetch_pretrained(ModelOptions(name="resnet18", pretrained="imagenet"))
     where = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
     assert error.value.code == 66
     assert str(where) in str(error.value)
-    wording(error.value)
+    assert_names(error.value, "//download.pytorch.org/models/resnet18-f37072fd.pth", "--pretrained")
     where.write_bytes(b"put there by hand")
     models.fetch_pretrained(ModelOptions(name="resnet18", pretrained="imagenet"))
 

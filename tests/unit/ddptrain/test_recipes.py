@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.facts import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
-from tests.wording import Wording
 from torchvision.models import vision_transformer
 
 from ddptrain import recipes
@@ -99,7 +99,6 @@ def test_a_wrong_recipe_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    wording: Wording,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if text is not None:
@@ -107,11 +106,11 @@ def test_a_wrong_recipe_is_refused(
     with pytest.raises(SystemExit) as left:
         parse_options(["--recipe=mine.yaml"], {})
     assert left.value.code == 2
-    wording(capsys.readouterr().err)
+    assert_names(capsys.readouterr().err, "mine.yaml", "--help")
 
 
-def test_an_unknown_recipe_is_refused(capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+def test_an_unknown_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         parse_options(["--recipe=cifar"], {})
     assert left.value.code == 2
-    wording(capsys.readouterr().err, recipes=", ".join(recipe_names()))
+    assert_names(capsys.readouterr().err, "--recipe", "cifar", ", ".join(recipe_names()), "--help")

@@ -1,76 +1,29 @@
-"""What a release holds: the wheel's files, by name, and what must be said the same in several places."""
+"""What several places of the repository must have alike: the version, and the packages of the image."""
 
 import re
-import subprocess
-import sys
-import tarfile
 import tomllib
-import zipfile
 from pathlib import Path
-
-import pytest
 
 from ddpwire.version import __version__
 
 ROOT = Path(__file__).parents[3]
-ROOTS = ("cli", "trainer")
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    line = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(line, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    return folder
-
-
-def sources() -> set[str]:
-    """Our modules, as they are imported."""
-    files = [path.relative_to(ROOT / root) for root in ROOTS for path in (ROOT / root).rglob("*") if path.is_file()]
-    return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml", ".json")}
-
-
-def test_the_wheel_holds_the_packages_and_the_playbooks(dist: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    info = f"ddpctl-{__version__}.dist-info"
-    about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    files = (path.relative_to(ROOT) for path in (ROOT / "ansible").rglob("*") if path.is_file())
-    data = {f"ddpctl-{__version__}.data/data/share/ddpctl/{path}" for path in files if "__pycache__" not in path.parts}
-    assert names == sources() | about | data
-    assert {name.split("/")[0] for name in names - data} == {
-        "ddpctl",
-        "ddpwire",
-        "ddprun",
-        "ddptrain",
-        "ddpcheck",
-        info,
-    }
-
-
-def test_the_sdist_holds_what_the_wheel_is_made_of(dist: Path) -> None:
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as tar:
-        names = {name.split("/", 1)[1] for name in tar.getnames()}
-    own = {f"{root}/{path.relative_to(ROOT / root)}" for root in ROOTS for path in (ROOT / root).rglob("*.py")}
-    assert names >= own | {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"}
-    assert [name for name in names if "__pycache__" in name] == []
-
-
-def test_the_images_version_is_said_alike() -> None:
+def test_the_version_is_the_same_in_all_files() -> None:
     places = ("docker/Dockerfile", "docker/compose.yaml", "examples/own_image/Dockerfile", "docs/image.md")
-    said = {
+    versions = {
         place: set(re.findall(r"(?:ARG VERSION=|ddpctl/ddpctl:)([\w.]+)", (ROOT / place).read_text()))
         for place in places
     }
-    assert said == {place: {__version__} for place in places}
+    assert versions == {place: {__version__} for place in places}
 
 
-def test_the_lock_has_all_that_pyproject_asks_for() -> None:
+def test_the_lock_has_all_packages_of_pyproject() -> None:
     """Torch aside, which is a build argument."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = {re.split(r"[><=~\[]", one)[0] for one in [*project["dependencies"], *extras["train"], *extras["digits"]]}
+    required = [*project["dependencies"], *extras["train"], *extras["digits"]]
+    asked = {re.split(r"[><=~\[]", requirement)[0] for requirement in required}
     files = [(ROOT / "docker" / "requirements" / name).read_text() for name in ("torch.txt", "ddpctl.txt")]
     locked = {name for text in files for name in re.findall(r"^([\w-]+)==", text, re.M)}
     assert asked - locked == {"torch", "torchvision"}

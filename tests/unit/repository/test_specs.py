@@ -109,11 +109,11 @@ def metrics_page() -> str:
         ("Of a rank", "", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
         ("Of the training", BY_RANK_0, lambda metric: metric.by_rank_0),
     ):
-        found = [metric for metric in CATALOGUE if of(metric)]
-        scripts = set_by_scripts() if found[0].set_by == "ddptrain" else None
+        metrics = [metric for metric in CATALOGUE if of(metric)]
+        scripts = set_by_scripts() if metrics[0].set_by == "ddptrain" else None
         column, line = ("", "") if scripts is None else (" script |", "---|")
         text += f"\n## {title}\n{more}\n| metric | type | labels |{column} meaning |\n|---|---|---|{line}---|\n"
-        text += "".join(row(metric, scripts) for metric in found)
+        text += "".join(row(metric, scripts) for metric in metrics)
     return text
 
 
@@ -128,7 +128,7 @@ def set_by_scripts() -> set[str]:
 
 def events_page() -> str:
     """docs/events.md."""
-    return EVENTS_PAGE + "".join(f"| `{name}` | {what} |\n" for name, what in KINDS.items())
+    return EVENTS_PAGE + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in KINDS.items())
 
 
 def row(metric: Metric, scripts: set[str] | None = None) -> str:

@@ -15,11 +15,11 @@ SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
 def jobs(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
-    return found
+    workflow: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
+    return workflow
 
 
-def test_there_are_two() -> None:
+def test_there_are_two_workflows() -> None:
     assert [file.name for file in FILES] == ["ci.yaml", "release.yaml"]
 
 

@@ -154,7 +154,7 @@ exit 0
 
 _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
 # Arguments: the job, INT, TERM or KILL, the seconds to wait until the job ends, then the run's folders. Exit 1: the job
-# still exists. A killed run cannot write its outcome, so this script writes it.
+# still exists. Exit 69: Slurm does not answer. A killed run cannot write its outcome, so this script writes it.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
@@ -176,11 +176,18 @@ if [ "$how" = KILL ]; then # the script has got the signal above, so it will not
   done
   [ "$given" != "$job" ] || scancel --quiet "$job" 2>/dev/null
 fi
-job=$given
+job=$given misses=0
 while :; do
   case $job in
     @*) lives "$job" || break ;;
-    *) squeue --noheader --states=all --jobs="$job" --format='%T|' 2>&1 | grep -qE '^({GOES_ON})[|]' || break ;;
+    *) if states=$(squeue --noheader --states=all --jobs="$job" --format='%T|' 2>&1); then
+      misses=0
+      echo "$states" | grep -qE '^({GOES_ON})[|]' || break
+    else
+      case $states in *'Invalid job id'*) break ;; esac
+      misses=$((misses + 1))
+      [ "$misses" -lt 3 ] || {{ echo "$states" >&2 && exit 69; }} # whether the job still exists is unknown
+    fi ;;
   esac
   wait=$((wait - 1))
   [ "$wait" -ge 0 ] || exit 1

@@ -1,0 +1,219 @@
+"""A launch, attached and detached, on each target: what it runs, prints and leaves, and how it is interrupted."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from tests.contract.ddpctl.worlds import World
+
+Worlds = Callable[[str], World]
+TARGETS = ("local", "ssh", "slurm", "kubernetes")
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_an_attached_launch_prints_the_ranks_lines_and_ends_with_their_code(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    done = there.launch("steps=2", detach=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "step" in line]
+    assert sorted(lines) == [f"[node{rank} rank{rank}] step {step}" for rank in (0, 1) for step in (1, 2)]
+    status = there.json("status", "night")
+    assert (status["state"], status["code"], [node["alive"] for node in status["node_reports"]]) == (
+        "succeeded",
+        0,
+        [False] * 2,
+    )
+    assert [there.outcome(node)["cause"] for node in (0, 1)] == ["ok", "ok"]
+    assert not there.processes()
+
+
+@pytest.mark.parametrize(("script", "code", "cause"), [("exit=3@1", 3, "error"), ("cause=oom:137", 137, "oom"),
+                                                       ("cause=hang:144", 144, "hang")])  # fmt: skip
+@pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])
+def test_a_failed_run_ends_the_launch_with_its_code(
+    kind: str, script: str, code: int, cause: str, world: Worlds
+) -> None:
+    there = world(kind)
+    done = there.launch("steps=2", script, detach=False)
+    assert done.returncode == code, done.stderr
+    status = there.json("status", "night")
+    assert (status["state"], status["code"], status["outcome"]["cause"], status["outcome"]["step"]) == (
+        "failed",
+        code,
+        cause,
+        2,
+    )
+    explanation = there.json("explain", "night")
+    assert (explanation["fault"], explanation["rank"]) == (True, 1 if cause == "error" else None)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
+    kind: str, world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the launch that changes something stands in the dry run, but for numbers that it gets."""
+    from ddpctl import executor
+    from ddpctl.command import Command, Output, shell_line
+
+    there = world(kind)
+    dry = there.ddpctl("launch", "--dry-run", "--name", "dawn", "--", "train.py", "steps=1")
+    assert dry.returncode == 0, dry.stderr
+    assert not (there.runs / "dawn").exists()
+    assert not there.processes()
+    ran: list[Command] = []
+    run_all = executor.Executor._run_all
+
+    def record(self: object, commands: tuple[Command, ...], on_interrupt: object) -> tuple[Output, ...]:
+        ran.extend(command for command in commands if not command.probe)
+        return run_all(self, commands, on_interrupt)
+
+    monkeypatch.setattr(executor.Executor, "_run_all", record)
+    done = there.ddpctl("launch", "--detach", "--name", "dawn", "--", "train.py", "steps=1")
+    assert done.returncode == 0, done.stderr
+    uid = json.loads((there.runs / "dawn/run.json").read_text())["uid"]
+    printed = plain(dry.stdout, "<uid>")
+    commands = [plain(shell_line(command), uid) for command in ran if "ddprun.nodectl show" not in shell_line(command)]
+    assert commands
+    for command in commands:
+        assert command in printed, command
+    there.wait_for(lambda: not there.processes())
+
+
+def plain(text: str, uid: str) -> str:
+    """Return the text without what differs between two launches: the uid, ports, secrets, and what a tether adds."""
+    text = text.replace(uid, "UID").replace("'UID'", "UID")
+    text = re.sub(r"(PET_MASTER_PORT=)(\d+|'?<port>'?)", r"\1PORT", text)
+    text = re.sub(r"store\.secret: '?[\w\[\]<>]+'?|[0-9a-f]{64}|'?<secret>'?", "SECRET", text)
+    return re.sub(r"uid-1|<uid>", "UID", text)
+
+
+@pytest.mark.parametrize("kind", ["ssh", "slurm"])
+def test_logs_follow_a_run_until_it_ends(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    assert there.launch("steps=1", "wait=go").returncode == 0
+    there.go()
+    done = there.ddpctl("logs", "-f", "night", "--rank", "1")
+    assert (done.returncode, "[node1 rank1] step 1" in done.stdout, "rank0" in done.stdout) == (0, True, False)
+
+
+@pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])
+def test_a_resumed_run_uses_the_checkpoints_of_the_first(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    there.enter("succeeded")
+    done = there.ddpctl("launch", "--detach", "--resume", "night")
+    assert (done.returncode, done.stdout) == (0, "night-2\n"), done.stderr
+    there.wait_for(lambda: not there.processes())
+    first, second = (json.loads((there.runs / run / "run.json").read_text()) for run in ("night", "night-2"))
+    assert second["checkpoint_dir"] == first["checkpoint_dir"]
+    refused = there.ddpctl("rm", "night")
+    assert (refused.returncode, (there.runs / "night").is_dir()) == (2, True)  # the other run has its checkpoints
+    assert there.ddpctl("rm", "night", "night-2").returncode == 0
+    assert [path.name for path in there.runs.iterdir() if path.name[0] != "."] == []
+    assert not there.node_dir(0).exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])
+def test_ranks_that_ignore_a_stop_are_killed_by_kill(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    assert there.launch("steps=2", "wait", "save=never").returncode == 0
+    there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
+    done = there.ddpctl("stop", "--kill", "night")
+    assert done.returncode == 0, done.stderr
+    there.wait_for(lambda: not there.processes())
+    status = there.json("status", "night")
+    assert (status["state"], status["code"]) == ("stopped", 137)
+
+
+def test_explain_names_the_rank_that_has_not_entered_the_collective(world: Worlds) -> None:
+    there = world("local")
+    assert there.launch("steps=2", "hang").returncode == 0
+    there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
+    explanation = there.json("explain", "night")
+    assert (explanation["cause"], explanation["rank"], explanation["node"]) == ("missing", 1, 1)
+    assert there.ddpctl("stop", "night").returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_timeline_and_status_have_the_fields_of_the_nodes_files(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    there.enter("failed")
+    timeline = there.json("timeline", "night")
+    names = [event["event"] for event in timeline["events"]]
+    assert {"node_started", "rendezvous_done", "ranks_started", "first_step", "node_ended"} <= {*names}
+    status = there.json("status", "night")
+    assert status["progress"]["step"] == 2
+    (row,) = json.loads(there.ddpctl("ps", "--json").stdout)
+    assert (row["run"], row["state"], row["code"]) == ("night", "failed", 3)
+    assert there.ddpctl("report", "night", "-o", "page.html").returncode == 0
+    assert (there.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+# ---- Interrupted: ddpctl as a process of its own
+
+
+def attached(there: World, *script: str) -> "subprocess.Popen[str]":
+    launch = there.start("launch", "--name", "night", "--", "train.py", *script)
+    there.wait_for(lambda: there.has(0, "rank-0.log", "step 1") and there.has(1, "rank-1.log", "step 1"))
+    return launch
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_ctrl_c_lets_the_ranks_save_and_a_second_one_kills_them(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    launch = attached(there, "steps=1", "wait", "save=go")
+    launch.send_signal(signal.SIGINT)
+    there.wait_for(lambda: there.has(0, "node.json", "stopping") and there.has(1, "node.json", "stopping"))
+    if kind == "local":
+        launch.send_signal(signal.SIGINT)
+    else:
+        there.go()
+    output = launch.communicate(timeout=100)
+    assert launch.returncode == 130, output
+    there.wait_for(lambda: not there.processes())
+    code = 137 if kind == "local" else 130
+    assert [there.outcome(node)["code"] for node in (0, 1)] == [code, code]
+    assert there.state() == "stopped"
+
+
+def test_a_killed_ddpctl_ends_its_local_ranks_which_save(world: Worlds) -> None:
+    there = world("local")
+    launch = attached(there, "steps=1", "wait")
+    launch.kill()
+    launch.communicate(timeout=60)
+    there.wait_for(lambda: not there.processes())
+    assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
+    assert list((there.runs / "night/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_job_continues_without_its_ddpctl(number: signal.Signals, world: Worlds) -> None:
+    there = world("slurm")
+    launch = attached(there, "steps=1", "wait=go")
+    launch.send_signal(number)
+    launch.communicate(timeout=60)
+    assert there.state() == "training"
+    there.go()
+    there.wait_for(lambda: not there.processes())
+    assert there.state() == "succeeded"
+
+
+def test_sigterm_to_an_attached_launch_stops_its_job(world: Worlds) -> None:
+    there = world("slurm")
+    launch = attached(there, "steps=1", "wait")
+    launch.send_signal(signal.SIGTERM)
+    output = launch.communicate(timeout=100)
+    assert launch.returncode == 143, output
+    there.wait_for(lambda: not there.processes())
+    assert there.state() == "stopped"
+
+
+def test_a_detached_local_run_continues_without_its_ddpctl(world: Worlds) -> None:
+    there = world("local")
+    launch = there.start("launch", "--detach", "--name", "night", "--", "train.py", "steps=1", "wait")
+    assert launch.wait(60) == 0
+    launch.communicate()
+    there.wait_for(lambda: there.state() == "training")
+    assert there.ddpctl("stop", "night").returncode == 0

@@ -1,0 +1,57 @@
+"""A job array: the commands that ddpctl prints about a task read and resume this task alone."""
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.contract.ddpctl.worlds import World
+
+from ddpctl import launcher, run_store
+from ddpctl.commands import explain
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpwire.run_files import NodeState, Outcome
+
+OUTCOMES = {
+    "0": Outcome(code=0, cause="ok", message="every rank exited with 0"),
+    "2": Outcome(code=3, cause="error", message="rank 1 exited with 3", node=1, rank=1),
+}
+
+
+def test_a_printed_command_for_a_task_prints_only_this_task(world: Callable[[str], World]) -> None:
+    there = world("slurm")
+    (there.bin / "squeue").unlink()
+    there.program("squeue", "#!/bin/sh\nprintf '7|%s|FAILED|NonZeroExitCode|N/A|\\n' 0 2\n")
+    folder = run_store.create(there.runs, "night")
+    job = JobSpec(nodes="2", gpus=1, device="cpu", grace=5, command=("train.py",))
+    handle = {"job": "7", "dir": str(folder), "workdir": str(there.folder), "tasks": ["0", "2"]}
+    options = {"array": "0,2", "python": str(there.bin / "python")}
+    record = Run(
+        name="night", created=1000.0, target="there", kind="slurm", options=options, job=job, cwd=str(there.folder),
+        folder=str(folder), checkpoint_dir=f"{folder}/checkpoints", version="0.1.0", handle=handle,
+    )  # fmt: skip
+    run_store.save(record)
+    for task, outcome in OUTCOMES.items():
+        for node in (0, 1):
+            place = folder / f"task-{task}/node-{node}"
+            place.mkdir(parents=True)
+            NodeState(run="night", node=node, pid=4194303, state="failed", started=1000.0).write(place)
+            outcome.write(place)
+            (place / f"rank-{node}.log").write_text(f"task {task}\n")
+    (folder / "task-2/checkpoints").mkdir()
+    (folder / "task-2/checkpoints/step-00000001.pt").touch()
+
+    closing: list[str] = []
+    context = replace(launcher.open_context(there.env), emit=closing.append)
+    (state,) = launcher.status(context, (run_store.load(there.runs, "night"),))
+    explain.emit_end(context, record, state, 3)
+    printed = []
+    for text in (there.ddpctl("status", "night", "--task", "2").stdout, *closing):
+        printed += re.findall(r"^  (?:read|resume with)  +ddpctl ([^,\n]*)", text, re.MULTILINE)
+    read = "logs night --task 2 --rank 1"
+    assert printed == [read, "launch --resume night --array 2", read]
+    logs = there.ddpctl(*shlex.split(read))
+    assert (logs.returncode, logs.stdout) == (0, "[node1 rank1] task 2\n")
+    resumed = there.ddpctl(*shlex.split(printed[1]), "--dry-run")
+    assert (resumed.returncode, "#SBATCH --array=2\n" in resumed.stdout) == (0, True)

@@ -1,0 +1,115 @@
+"""ddpctl rm: what it runs in each place, what it makes of the answers, and whom it refuses."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from tests.unit.ddpctl.ssh_answers import HOSTS
+from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
+from tests.unit.ddpctl.test_launcher_removal import LOOKED, disk_usage
+from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
+
+from ddpctl import removal, run_store, targets
+from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
+from ddpctl.targets import Target
+
+GONE = Output(returncode=0, stdout='{"alive": false}\n')
+
+
+def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Path) -> None:
+    on_slurm = replace(
+        ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
+    )
+    assert disk_usage(on_slurm, dry_run=False) == ([], (DiskUsage(path=on_slurm.folder),))
+    there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
+    (asked,), left = disk_usage(there, LOOKED, dry_run=True)
+    assert (asked.host, asked.stdin) == (
+        Host(address="hpc", user="me"),
+        removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
+    )
+    assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
+    _, error = disk_usage(replace(there, name="old"), dry_run=False)
+    assert isinstance(error, ConfigError)
+    assert "/home/me/runs/night" in str(error)
+
+
+@pytest.mark.parametrize("kind", targets.kinds())
+def test_a_target_has_the_verbs_of_its_capabilities(kind: str) -> None:
+    target = targets._type(kind)
+    for capability in ("pull", "suspend"):
+        assert (capability in target.capabilities) == (getattr(target, capability) is not getattr(Target, capability))
+    assert ("stop" in target.capabilities) == (target.exit_message is Target.exit_message)
+    assert (target.roots is not Target.roots) == (kind in ("ssh", "slurm"))
+
+
+def test_a_folder_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
+    names = ["one", "stuck", "three"]
+    for name in names:
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / "checkpoints/a b").write_bytes(b"x" * 5000)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rm").write_text(
+        '#!/bin/sh\ncase "$*" in *stuck*) echo note >&2; echo \'rm: busy\' >&2; exit 1 ;; esac\nexec /bin/rm "$@"\n'
+    )
+    (tmp_path / "bin/rm").chmod(0o755)
+    text = removal.disk_usage_script(str(tmp_path / "runs"), [*names, "none"], dry_run=False)
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    one, three, none = (removal.read_disk_usage(said, "/runs", name) for name in ("one", "three", "none"))
+    assert one.size == one.checkpoints == three.size == 8192
+    assert none == DiskUsage(path="/runs/none")
+    with pytest.raises(CannotWriteError, match="/runs/stuck was not removed: rm: busy"):
+        removal.read_disk_usage(said, "/runs", "stuck")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stuck"]
+
+
+def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(tmp_path: Path) -> None:
+    asked: list[tuple[Command, ...]] = []
+
+    def perform(verb: Verb[object]) -> object:
+        said: list[Output] | None = None
+        while True:
+            try:
+                commands = next(verb) if said is None else verb.send(tuple(said))
+            except StopIteration as stop:
+                return stop.value
+            asked.append(commands)
+            said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
+
+    def remove(run: Run, *, remains: bool) -> list[set[str]]:
+        """The first line of what each round asks."""
+        state = RunStatus(run="", state="lost", message="", remains=remains)
+        made = [removal.Removal(run=replace(run, folder=f"{tmp_path}/{n}"), state=state, left=()) for n in "abc"]
+        asked.clear()
+        executor = cast("Executor", SimpleNamespace(perform=perform))
+        found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
+        assert not [one for one in found if isinstance(one, DdpctlError)]
+        return [
+            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands} for commands in asked if commands
+        ]
+
+    hosts = [{"address": one.address} for one in HOSTS]
+    on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
+    assert remove(on_hosts, remains=False) == [{"dry_run"}]
+    assert len(asked[-1]) == 2, "three runs on two hosts"
+    assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
+    there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
+    assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
+
+
+def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    (folder / "node-0").mkdir(parents=True)
+    os.mkfifo(folder / "node-0" / "ddprun.lock")
+    assert run_store.local_disk_usage(str(folder), dry_run=False).path == str(folder)
+    assert not folder.exists()

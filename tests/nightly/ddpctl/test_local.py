@@ -1,0 +1,92 @@
+"""The target local: its command lines, and what it makes of the answers."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.ddpctl.answers import matching, perform
+from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, RUN, SLOW, START, TARGET, show, submit
+
+from ddpctl import launcher
+from ddpctl.command import TIMED_OUT, Output
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.run_status import RunStatus
+from ddpctl.targets.local import gpus_of, share_gpus
+
+VISIBLE = [
+    ("0,2,-1,1", ("0", "2")), ("-1", ()), ("", ()), ("NoDevFiles", ()), ("1,1", ()), (" 3, 5,", ("3", "5")),
+    ("GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("GPU-a,1", ("GPU-a",)), ("1,GPU-a", ("1",)), ("MIG-a,MIG-b", ("MIG-a",)),
+]  # fmt: skip
+
+
+def test_only_lines_that_name_a_gpu_count() -> None:
+    listing = Output(returncode=0, stdout="GPU-a\nWARNING: infoROM is corrupted at gpu 0000:0B:00.0\nMIG-b\n")
+    assert gpus_of(Output(returncode=1), listing) == ("GPU-a", "MIG-b")
+    assert gpus_of(Output(returncode=1), Output(returncode=0, stdout="garbage\n")) == ()
+
+
+@pytest.mark.parametrize(("variable", "gpus"), VISIBLE)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(variable: str, gpus: tuple[str, ...]) -> None:
+    assert gpus_of(Output(returncode=0, stdout=f"{variable}\n"), EIGHT_GPUS) == gpus
+
+
+def test_mig_instances_are_not_shared_out() -> None:
+    with pytest.raises(ConfigError) as error:
+        share_gpus(JOB, ("MIG-a",))
+    assert (error.value.fields, "MIG" in str(error.value)) == ({}, True)
+    assert share_gpus(replace(JOB, nodes="1", gpus=1), ("MIG-a",)) == (("MIG-a",),)
+
+
+@pytest.mark.parametrize("answer", [SLOW, Output(returncode=127, stderr="test: not found")])
+def test_a_script_is_missing_only_where_it_was_looked_for(answer: Output) -> None:
+    asked, _ = submit({"test -f": answer})
+    assert len(matching(asked, START)) == 2
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    def states(*alive: bool, now: float) -> RunStatus:
+        lines = [json.dumps({"alive": one, "node": None, "outcome": None, "gone": True}) for one in alive]
+        answer = Output(returncode=0, stdout="\n".join(lines) + "\n")
+        return perform(TARGET.status((RUN,), now=now), {"": answer})[1][0]
+
+    going, over = states(True, False, now=1006), states(False, False, now=1006)
+    assert (going.state, over.state, over.code) == ("stopping", "lost", 137)
+    assert ("nodes 0 and 1" in going.message, "1 node " in going.message) == (True, True)
+    assert ("nodes 0 and 1" in over.message, "1 node " in over.message) == (True, False)
+    assert states(True, True, now=1000).state == "starting"
+
+
+def test_what_another_version_wrote_counts_as_not_written() -> None:
+    odd = show((True, {"pid": 1}, {"code": 0}), (True, NODE, None))
+    assert (odd.state, odd.nodes[0].state, odd.nodes[0].outcome) == ("starting", None, None)
+
+
+def test_a_target_that_does_not_answer_leaves_the_status_of_the_others(tmp_path: Path) -> None:
+    """A run whose Python was removed is unknown; the other is asked."""
+    context = launcher.open_context({"DDPCTL_STATE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    runs = tuple(
+        replace(RUN, name=name, options={"python": python}, folder=str(tmp_path / name))
+        for name, python in (("gone", str(tmp_path / "venv/bin/python")), ("there", sys.executable))
+    )
+    gone, there = launcher.status(context, runs)
+    assert (gone.run, gone.state) == ("gone", "unknown")
+    assert str(tmp_path / "venv/bin/python") in gone.message
+    assert (there.run, there.state) == ("there", "lost")
+
+
+@pytest.mark.parametrize("code", [TIMED_OUT, 15])
+def test_a_failing_nvidia_smi_is_not_taken_for_no_gpu(code: int) -> None:
+    with pytest.raises(UnavailableError):
+        gpus_of(NONE, Output(returncode=code, stderr="Unable to determine the device handle"))
+    assert gpus_of(NONE, Output(returncode=6, stdout="No devices were found")) == ()
+
+
+def test_cuda_visible_devices_limits_the_gpus() -> None:
+    assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
+    assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
+
+
+def test_device_cpu_takes_no_gpu() -> None:
+    assert share_gpus(replace(JOB, device="cpu"), tuple("abcd")) == ()

@@ -1,0 +1,108 @@
+"""Every alert fires, stays silent and resolves, by promtool; and the pages list all that there is."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
+from tests.unit.ddpctl.expressions import faults, names
+from tests.unit.ddpctl.test_monitoring_alerts import ALERTS, PROMTOOL, ROOT, check_rules, needs_promtool
+
+from ddpctl.monitoring.alerts import RECORDINGS, Limits
+from ddpctl.schema import fields_of
+from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
+
+PROMETHEUS = shutil.which("prometheus")
+GUIDE = ROOT / "docs/monitoring.md"
+
+
+def expected(case: Case, minute: int) -> dict[str, Any]:
+    """What promtool is to find of the case's alert in that minute."""
+    alert = ALERTS[case.alert]
+    severity = "warning" if case.alert in WARNINGS else "critical"
+    said = {"summary": case.summary, "description": alert.description, "runbook_url": alert.runbook}
+    labels = {"job_id": RUN["job_id"], **case.labels, "severity": severity}
+    found = [{"exp_labels": labels, "exp_annotations": said}] if minute == case.firing else []
+    return {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": found}
+
+
+@needs_promtool
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.what}")
+def test_an_alert_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
+    minutes = [*case.silent, case.firing, *([case.resolved] if case.resolved is not None else [])]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in (*INFO, *case.series)],
+        "alert_rule_test": [expected(case, minute) for minute in minutes],
+    }
+    check_rules(test, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize("life", SILENT_LIVES)
+def test_no_alert_fires_in_half_a_day_of_a_script_that_reports_little(life: str, tmp_path: Path) -> None:
+    """In no minute of it, each alert by itself."""
+    fired = 'count_over_time(ALERTS{{alertname="{}", alertstate="firing"}}[{}m])'
+    times = {"eval_time": f"{HALF_A_DAY}m", "exp_samples": []}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in SILENT_LIVES[life]],
+        "promql_expr_test": [{"expr": fired.format(alert, HALF_A_DAY), **times} for alert in ALERTS],
+    }
+    check_rules(test, tmp_path)
+
+
+def test_the_page_says_which_alerts_judge_a_script_that_tells_nothing() -> None:
+    """Those that ask ddprun alone; DdpNoFirstStep does so in part."""
+    told = {metric.name for metric in (*OF_A_RANK, HEARTBEAT)}
+    told |= {f"{name}{suffix}" for name in told for suffix in ("_sum", "_count")}
+    recorded = {rule.name: names(rule.expr) for rule in RECORDINGS}
+    asked = {
+        name: {part for one in names(rule.expr) for part in recorded.get(one, {one})} for name, rule in ALERTS.items()
+    }
+    rows = re.findall(r"^\| (?:a script|one|ddptrain).*\| (.*) \|$", (ROOT / "docs/alerts.md").read_text(), flags=re.M)
+    alone, beats, steps, saves, everything = (set(re.findall(r"Ddp\w+", row)) - {"DdpNoFirstStep"} for row in rows)
+    assert alone == {name for name, series in asked.items() if not series & told}
+    assert beats == {name for name, series in asked.items() if series & told == {HEARTBEAT.name}}
+    loop = {HEARTBEAT.name, STEPS.name, LAST_STEP_TIME.name}
+    assert steps == {n for n, series in asked.items() if series & told and series & told <= loop} - beats
+    assert saves == {name for name, series in asked.items() if CHECKPOINT_LAST_SUCCESS.name in series}
+    assert not everything
+
+
+def test_every_alert_has_a_case_in_which_it_resolves() -> None:
+    assert {case.alert for case in CASES if case.silent and case.resolved is not None} == set(ALERTS)
+
+
+def test_the_pages_list_every_limit_and_every_recording() -> None:
+    text = (ROOT / "docs/alerts.md").read_text()
+    for name, field in fields_of(Limits).items():
+        default = "each alert's own" if field.default is None else f"{field.default:g}"
+        assert f"| `{name}` | {default} | {field.doc} |\n" in text
+    recorded = (ROOT / "docs/scraping.md").read_text()
+    for rule in RECORDINGS:
+        assert f"| `{rule.name}` | {rule.help} |\n" in recorded
+
+
+def test_the_queries_of_the_guide_ask_for_what_the_catalogue_has() -> None:
+    (block,) = re.findall(r"^```promql\n(.*?)^```$", (ROOT / "docs/scraping.md").read_text(), re.M | re.S)
+    queries = [line for line in block.splitlines() if not line.startswith("#")]
+    assert [faults(query) for query in queries] == [[]] * 4
+
+
+@pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason="needs prometheus and promtool (apt install prometheus)")
+def test_prometheus_has_the_flags_of_the_guide_and_its_scrape_jobs_are_valid(tmp_path: Path) -> None:
+    blocks = dict(re.findall(r"^```(\w+)\n(prometheus .*?|- \{.*?)^```$", GUIDE.read_text(), re.M | re.S))
+    assert PROMETHEUS
+    assert PROMTOOL
+    done = subprocess.run([PROMETHEUS, "--help"], capture_output=True, text=True)
+    for flag in re.findall(r"--[\w.-]+", blocks["sh"]):
+        assert f"{flag}=" in done.stdout + done.stderr
+    (tmp_path / "prometheus.yml").write_text(f"scrape_configs:\n{blocks['yaml']}")
+    done = subprocess.run(
+        [PROMTOOL, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,109 @@
+"""A look into nodes: the shell's text, run by real shells against a real endpoint, and every target's command lines."""
+
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from tests.unit.ddpctl.answers import Answer, matching, perform
+from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
+from tests.unit.ddpctl.test_node_probe import METRICS, PATH, node
+
+from ddpctl.command import Output
+from ddpctl.node_probe import Probe, probe_script, read_probe
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """An endpoint as ddprun's."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(METRICS.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        server.shutdown()
+
+
+def test_the_failure_of_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    folder = node(tmp_path / "node-0", "http://127.0.0.1:9/metrics")
+    done = subprocess.run(
+        ["/bin/sh"],
+        input=probe_script(Probe(), [str(folder)]),
+        env={"PATH": PATH},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    (seen,) = read_probe(Output(returncode=0, stdout=done.stdout), (0,))
+    assert seen.metrics == ""
+    assert "http://127.0.0.1:9/metrics" in seen.failure
+
+
+def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+    for name in ("node.json", "history.csv"):
+        os.mkfifo(tmp_path / name)
+    text = probe_script(Probe(files=("history.csv",)), [str(tmp_path)])
+    done = subprocess.run(["/bin/sh"], input=text, capture_output=True, text=True, timeout=30)
+    (seen,) = read_probe(Output(returncode=done.returncode, stdout=done.stdout), (0,))
+    assert (seen.metrics, seen.files, seen.failure) == ("", {}, "")
+    assert seen.time is not None, "also if PATH is empty"
+
+
+def test_kubernetes_asks_in_every_pod_that_runs() -> None:
+    target, run = KubernetesTarget(KubernetesOptions()), run_of()
+    running = as_run("pods/running", "digits-otter", "running")
+    answer = json.loads(running.stdout)
+    for pod in answer["items"]:
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-20T09:07:06Z"}
+        pod["status"]["conditions"] = [scheduled]
+    running = replace(running, stdout=json.dumps(answer))
+    up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n")
+    forbidden = Output(returncode=1, stderr="Error from server (Forbidden): no exec\n")
+    pods: dict[str, Answer] = {"worker-0 --container": up, "worker-1 --container": forbidden, "": running}
+    asked, seen = perform(target.probe(run, Probe()), pods)
+    execs = matching(asked, " exec ")
+    assert lines(tuple(execs)) == [
+        f"{KUBECTL.removesuffix(' --request-timeout=30s')} exec --stdin digits-otter-worker-{node} "
+        "--container pytorch -- sh"
+        for node in range(2)
+    ]
+    assert [command.stdin for command in execs] == [
+        probe_script(Probe(), (f'"$DDP_RUN_DIR/node-{node}"',)) for node in range(2)
+    ]
+    assert [(one.node, one.time, one.failure) for one in seen] == [
+        (0, 12.0, ""),
+        (1, None, "Error from server (Forbidden): no exec"),
+    ]
+    placed = datetime.fromisoformat("2026-11-20T09:07:06Z").timestamp()
+    assert [result.placed for result in seen] == [(placed,), (placed,)]
+
+
+def test_of_a_pod_that_has_ended_there_is_its_log() -> None:
+    target, run = KubernetesTarget(KubernetesOptions()), run_of()
+    ended = as_run("pods/succeeded", "digits-otter", "succeeded")
+    log, gone = Output(returncode=0, stdout="[node0] done\n"), Output(returncode=1, stderr="no such pod\n")
+    nothing_kept = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=1\n")
+    pods = {"logs succ-worker-0": log, "logs succ-worker-1": gone, "kubectl": ended, "": nothing_kept}
+    asked, seen = perform(target.probe(run, Probe(metrics=False)), pods)
+    assert lines(tuple(matching(asked, " logs "))) == [
+        f"{KUBECTL} logs succ-worker-{node} --container pytorch --tail=2000" for node in range(2)
+    ]
+    assert seen[0].files == {"node.log": "[node0] done\n"}
+    assert (seen[0].metrics, "ended" in seen[0].failure) == ("", True)
+    assert (seen[1].files, seen[1].failure) == ({}, "no such pod")

@@ -1,0 +1,61 @@
+"""Ranks and GPUs of a node on every target: the ranks are what ddprun starts, the GPUs what the target asks for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.ddpctl.test_ranks import JOB, plan_of
+
+from ddpctl import run_store
+from ddpctl.errors import UsageError
+from ddpctl.launch_plan import title, unused_gpus
+from ddpctl.notebook import launch
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpctl.targets import LogQuery
+
+
+@pytest.mark.parametrize(("ranks", "world_size"), [(1, 2), (2, 4), (4, 8), (None, 8)])
+def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> None:
+    job = replace(JOB, ranks=ranks)
+    assert plan_of(job).job.world_size == world_size
+    assert title(job).startswith(f"2 nodes x {world_size // 2} rank")
+
+
+def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
+    run = Run(
+        name="night", created=1.0, target="local", kind="local", options={}, job=replace(JOB, ranks=2), cwd="/project",
+        folder="/runs/night", checkpoint_dir="/ckpt", version="0.1.0",
+    )  # fmt: skip
+    assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
+
+
+def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:
+    run = Run(
+        name="night", created=1.0, target="local", kind="local", options={}, job=JOB, cwd="/project",
+        folder=str(tmp_path / "night"), checkpoint_dir="/ckpt", version="0.1.0",
+    )  # fmt: skip
+    run_store.create(tmp_path, "night")
+    run_store.save(run)
+    file = tmp_path / "night" / "run.json"
+    record = json.loads(file.read_text())
+    assert record["job"].pop("ranks", "missing") is None
+    file.write_text(json.dumps(record))
+    assert run_store.load(tmp_path, "night").job == JOB
+
+
+@pytest.mark.parametrize(
+    "job",
+    [replace(JOB, ranks=1, command=(), device="cpu"), replace(JOB, ranks=4, command=()), replace(JOB, ranks=1)],
+    ids=["cpu", "a rank a GPU", "a script of one's own"],
+)
+def test_nothing_is_said_of_gpus_that_may_be_used(job: JobSpec) -> None:
+    assert unused_gpus(job) == ""
+
+
+@pytest.mark.parametrize("ranks", [3, 0, "2"])
+def test_a_notebook_s_ranks_divide_its_gpus(ranks: object) -> None:
+    with pytest.raises(UsageError) as raised:
+        launch("train.py", gpus=4, ranks=ranks)  # type: ignore[arg-type]
+    assert (repr(ranks) in str(raised.value), "gpus (4)" in str(raised.value)) == (True, True)

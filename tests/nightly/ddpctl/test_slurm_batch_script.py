@@ -1,0 +1,167 @@
+"""Slurm's batch script, run by bash against stand-ins (slurm_standins) for Slurm's programs and container runtimes."""
+
+import re
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.ddpctl.slurm_standins import StandIns
+from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, HANDED, IMAGE, JOB, start, until, was_requeued
+
+from ddpctl.launch_plan import Plan
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpwire import run_files
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> StandIns:
+    return StandIns(tmp_path)
+
+
+def test_apptainer_runs_one_cached_image_and_no_variable_stands_in_an_argument(stand_ins: StandIns) -> None:
+    job = replace(JOB, mounts=("/data:/data:ro",))
+    done = stand_ins.run(job, SlurmOptions(runtime="apptainer"))
+    pull, *nodes = done.of("apptainer")
+    run_dir = f"{stand_ins.folder}/runs/train-4711"
+    targets = f"{stand_ins.folder}/runs/.targets"
+    sif = f"{stand_ins.folder}/home/.cache/ddpctl/images/ghcr.io_ddpctl_ddpctl_0.1.0.sif"
+    assert pull.argv == ("pull", f"{sif}.4711", f"docker://{IMAGE}")
+    for call in nodes:
+        program, *argv = call.argv
+        assert [program, *argv] == [
+            "exec", "--cleanenv", "--no-home", "--nv", "--pwd", "/workspace",
+            "--bind", f"{stand_ins.folder}:/workspace", "--bind", f"{run_dir}:{run_dir}",
+            "--bind", f"{run_dir}/checkpoints:{run_dir}/checkpoints", "--bind", f"{targets}:{targets}",
+            "--bind", "/data:/data:ro", sif, "ddprun", *GIVEN,
+        ]  # fmt: skip
+        for name in ("SLURM_NODEID", "DDP_RUN_DIR", "DDP_JOB_ENV"):
+            assert call.env[f"APPTAINERENV_{name}"] == call.env[f"SINGULARITYENV_{name}"] == call.env[name]
+    assert len(nodes) == 2
+    Path(sif).write_text("an image")  # the stand-in's pull leaves an empty file
+    assert len(stand_ins.run(job, SlurmOptions(runtime="apptainer")).of("apptainer")) == 2
+
+
+def test_pyxis_names_every_variable(stand_ins: StandIns) -> None:
+    job = replace(JOB, mounts=("/data:/data:ro",))
+    done = stand_ins.run(job, SlurmOptions(runtime="pyxis"))
+    run_dir = f"{stand_ins.folder}/runs/train-4711"
+    targets = f"{stand_ins.folder}/runs/.targets"
+    _, main = done.of("srun")
+    assert main.argv[10:-len(GIVEN) - 5] == (
+        "--container-image=ghcr.io#ddpctl/ddpctl:0.1.0", "--container-workdir=/workspace",
+        f"--container-mounts={stand_ins.folder}:/workspace,{run_dir}:{run_dir},"
+        f"{run_dir}/checkpoints:{run_dir}/checkpoints,{targets}:{targets},/data:/data:ro",
+        "--no-container-mount-home", "--no-container-entrypoint", f"--container-env={','.join(HANDED)}",
+    )  # fmt: skip
+    assert (main.argv[-len(GIVEN) - 5 : -len(GIVEN) - 3], main.argv[-len(GIVEN) - 1 :]) == (
+        ("sh", "-c"),
+        ("ddprun", *GIVEN),
+    )
+    assert [call.argv for call in done.of("ddprun")] == [GIVEN, GIVEN]
+
+
+def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(), RUN_DIR="/proc/x")
+    assert (done.code, done.calls) == (73, ())
+    assert "/proc/x" in done.output.splitlines()[-1]
+
+
+def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(stand_ins: StandIns) -> None:
+    folder = stand_ins.folder
+    plan = Plan(run="b", job=JOB, cwd=str(folder), run_dir=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
+    one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
+    assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
+    assert "DDP_RUN_UID" not in one
+    done = stand_ins.run(JOB, SlurmOptions(array="0-3"), replace(plan, uid="0a1b"), SLURM_ARRAY_TASK_ID="3")
+    task = done.of("ddprun")[-1].env
+    assert task["DDP_RUN_UID"] == "0a1b-3"
+    assert (task["DDP_RUN_DIR"], task["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b/task-3", f"{folder}/a/task-3/checkpoints")
+
+
+def test_each_start_is_written_down_and_those_of_an_earlier_job_are_not_kept(stand_ins: StandIns) -> None:
+    env = {"RUN_DIR": str(stand_ins.folder / "kept")}
+
+    def starts(**more: str) -> list[tuple[str, str, int, int]]:
+        began = int(time.time())
+        stand_ins.run(JOB, SlurmOptions(requeues=2), **env, **more)
+        found = run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())
+        assert began <= found[-1].time <= time.time() or "SLURM_JOB_START_TIME" in more
+        return [(one.launcher, one.job, one.requeues, one.limit) for one in found]
+
+    assert starts() == [("slurm", "4711", 0, 2)]
+    assert starts(SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME="900")[1:] == [("slurm", "4711", 1, 2)]
+    assert run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())[1].time == 900
+    assert starts(SLURM_JOB_ID="4712") == [("slurm", "4712", 0, 2)]
+    assert starts(ENVIRONMENT="")[0][1].startswith("@")
+
+
+# It is started in the background of a script, where bash could not trap INT.
+INTERRUPTED = """\
+#!{python}
+import os, pathlib, signal, sys, time
+if "-c" in sys.argv:
+    sys.exit()
+sys.path.insert(0, "{trainer}")
+from ddpwire.run_files import NodeState
+def told(*_):
+    with open("{told}", "a") as file:
+        print("ddprun: INT", file=file)
+signal.signal(signal.SIGINT, told)
+folder = pathlib.Path(os.environ["DDP_RUN_DIR"], "node-" + os.environ["SLURM_NODEID"])
+folder.mkdir(exist_ok=True)
+NodeState(run="night", node=0, pid=os.getpid(), state="training", started=0.0).write(folder)
+while not os.path.exists("{go}"):
+    time.sleep(0.05)
+sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "said"),
+    [
+        pytest.param(["INT"], ["ddprun: INT"], id="once"),
+        pytest.param(["INT", "INT"], ["ddprun: INT"] * 2, id="twice"),
+        pytest.param(["USR1", "INT"], ["--quiet --signal=TERM 4711.1"], id="warning-and-interrupt"),
+    ],
+)
+def test_ctrl_c_is_for_ddprun_alone(stand_ins: StandIns, signals: list[str], said: list[str]) -> None:
+    told, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+    trainer = Path(run_files.__file__).parents[1]
+    (stand_ins.folder / "bin" / "ddprun").write_text(
+        INTERRUPTED.format(python=sys.executable, trainer=trainer, told=told, go=go)
+    )
+    with start(stand_ins) as job:
+        assert job.stderr is not None
+        until((run_dir / "node-0" / "node.json").exists)
+        job.stderr.readline()  # of the start
+        for number, name in enumerate(signals, 1):
+            job.send_signal(getattr(signal, f"SIG{name}"))
+            job.stderr.readline()  # it was heard
+            if number <= len(said):
+                until(lambda number=number: told.exists() and len(told.read_text().splitlines()) == number)
+        go.touch()
+        assert job.wait(30) == 130
+    assert told.read_text().splitlines() == said
+    assert not was_requeued(stand_ins)
+
+
+@pytest.mark.parametrize(("name", "requeued"), [("USR1", True), ("USR2", False), ("INT", False)])
+def test_a_signal_while_srun_has_no_step_yet(stand_ins: StandIns, name: str, requeued: bool) -> None:
+    go, started = stand_ins.folder / "go", stand_ins.folder / "started"
+    (stand_ins.folder / "bin" / "srun").write_text(
+        f'#!/bin/bash\n[[ " $* " != *" --wait=60 "* ]] || exit 0\ntouch {started}\n'
+        f"while [[ ! -e {go} ]]; do sleep 0.05; done\nexit 1\n"
+    )
+    with start(stand_ins) as job:
+        assert job.stderr is not None
+        until(started.exists)
+        job.send_signal(getattr(signal, f"SIG{name}"))
+        while not re.search(rb"asking the ranks to save|the ranks get SIGINT", line := job.stderr.readline()):
+            assert line
+        go.touch()
+        assert job.wait(30) == 1
+    assert not (stand_ins.folder / "told").exists()
+    assert was_requeued(stand_ins) == requeued

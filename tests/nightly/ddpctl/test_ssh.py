@@ -1,0 +1,51 @@
+"""The target ssh starts a node on every host."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from tests.unit.ddpctl.answers import OK, matching, perform
+from tests.unit.ddpctl.ssh_answers import (
+    ANSWERS,
+    FACTS,
+    OPTIONS,
+    PLAN,
+    START,
+    by_host,
+    facts,
+    submit,
+)  # fmt: skip
+
+from ddpctl.command import Command, Output, shell_line
+from ddpctl.errors import ConfigError
+from ddpctl.targets.ssh.project import sync
+from ddpctl.targets.ssh.target import SshTarget
+
+
+def test_root_gives_the_folder_to_the_images_user() -> None:
+    asked, _ = submit(*(facts(number, id="0:0", home="/root") for number in (1, 2)))
+    text = matching(asked, START)[0].stdin or ""
+    assert 'chown -R 10001:10001 "$HOME"/.ddpctl/runs/night && chown 10001:10001 /root/.ddpctl/' in text
+    assert "--user=10001:10001 " in text
+
+
+def test_a_dry_run_on_hosts_without_gpus_asks_for_none() -> None:
+    asked: list[Command] = []
+    with pytest.raises(ConfigError):
+        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: by_host(facts(1, image=None), facts(2)), **ANSWERS}, asked)
+    assert ["--gpus" in (start.stdin or "") for start in matching(asked, START)] == [False, False]
+
+
+def test_a_dry_run_sends_the_whole_project() -> None:
+    listed = {"files": {"a.py": "1"}, "sizes": {"a.py": 1}, "left_out": [], "rsync": True, "zstd": True}
+    here = Output(returncode=0, stdout=json.dumps(listed))
+    verb = sync([OPTIONS.hosts[0].host], cwd="/p", home="~/.ddpctl", run="night", run_dir="/s/night")
+    asked, lines = next(verb), []
+    with suppress(StopIteration):
+        while True:
+            lines += [shell_line(command) for command in asked]
+            asked = verb.send(tuple(here if one.probe else replace(OK, stdout=one.placeholder) for one in asked))
+    (sent,) = [line for line in lines if "tar --extract" in line]
+    assert sent.startswith("ssh -- box1 ")
+    assert sent.endswith(" </s/night/project.tar.0")

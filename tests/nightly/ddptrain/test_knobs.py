@@ -1,0 +1,78 @@
+"""Options that change how a step is taken, not what it learns: each trains, and ends where it should."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.ddptrain.test_knobs import TINY
+
+CONVNET = (*TINY, "--model=convnet", "--norm=group", "--precision=fp32", "--epochs=1")
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    values = torch.load(max(folder.glob("step-*.pt")), weights_only=True)
+    model: dict[str, torch.Tensor] = values["parts"]["model"]
+    return model
+
+
+def train_plainly(train: Callable[..., list], folder: Path, *options: str, size: int = 1) -> None:
+    """Train once with these options alone; a later test finds the checkpoint."""
+    if not folder.exists():
+        ended = train(*options, f"--checkpoint-dir={folder}", size=size)
+        assert [(one.code, one.err) for one in ended] == [(0, "")] * size
+
+
+def difference(folder: Path, other: Path) -> float:
+    """The largest difference of a weight, relative to the largest weight of its tensor."""
+    ours, theirs = final_weights(folder), final_weights(other)
+    return max(float((ours[name] - theirs[name]).abs().max() / ours[name].abs().max()) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of trainings without knobs, in a folder for each, made when a test first needs one."""
+    return tmp_path_factory.mktemp("plain")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "tolerance"),
+    [
+        (("--no-bucket-view", "--bucket-mb=0.01"), 1e-4),
+        (("--static-graph",), 1e-4),
+        (("--compress=bf16",), 0.1),
+        (("--compress=fp16",), 0.02),
+        (("--accumulate=3",), 1e-4),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_two_ranks_learn_nearly_the_same(
+    knobs: tuple[str, ...], tolerance: float, train: Callable[..., list], tmp_path: Path, plain: Path
+) -> None:
+    train_plainly(train, plain / "two", *CONVNET, size=2)
+    ended = train(*CONVNET, *knobs, "--checkpoint-dir=knobs", size=2)
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert difference(plain / "two", tmp_path / "knobs") < tolerance
+
+
+@pytest.mark.parametrize("model", ["convnet", "digitsnet"])
+def test_the_memory_format_changes_the_rounding_alone(
+    model: str, train: Callable[..., list], tmp_path: Path, plain: Path
+) -> None:
+    common = CONVNET if model == "convnet" else (*TINY, "--model=digitsnet", "--precision=fp32", "--epochs=1")
+    train_plainly(train, plain / model, *common)
+    (ended,) = train(*common, "--no-channels-last", "--checkpoint-dir=laid-out")
+    assert (ended.code, ended.err) == (0, "")
+    assert difference(plain / model, tmp_path / "laid-out") < 1e-4
+
+
+@pytest.mark.skipif(shutil.which("g++", path="/usr/bin:/usr/local/bin") is None, reason="torch.compile needs g++")
+def test_compiled_it_ends_within_rounding(train: Callable[..., list], tmp_path: Path, plain: Path) -> None:
+    common = (*TINY, "--model=simple", "--precision=fp32", "--epochs=1")
+    train_plainly(train, plain / "simple", *common)
+    environ = {"PATH": "/usr/bin:/usr/local/bin:/bin", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    ended = train(*common, "--compile=default", "--checkpoint-dir=compiled", environ=environ)
+    own = [line for line in ended[0].err.splitlines() if "No CUDA runtime is found" not in line]  # torch's compiler
+    assert (ended[0].code, own) == (0, [])
+    assert difference(plain / "simple", tmp_path / "compiled") < 1e-4

@@ -1,0 +1,68 @@
+"""Faults of a training on two machines of two ranks each (docs/faults.md).
+
+The faults are those of the benchmark (bench/fault_injection/rows.py), which injects them more often. Each test also
+compares the weights with those of an undisturbed run, looks for processes that are left, and checks the outcome, the
+exit code and the counters of each node. The benchmark also judges the seconds. A test does not, because they depend on
+what else runs on the machine.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import faults
+import pytest
+from fault_injection.experiment import undisturbed
+from fault_injection.result import violations
+from fault_injection.rows import ROWS, Row, try_fault
+from lab import GROUPS
+from tests.cluster.test_faults import TITLES as DAILY
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),
+    pytest.mark.skipif(
+        shutil.which("ip") is None or not Path("/proc/self/ns/net").exists(),
+        reason="needs Linux and ip (apt install iproute2): machines are network namespaces",
+    ),
+]
+
+
+@pytest.fixture
+def weights(once: Callable[[str, Callable[[], str]], str], tmp_path: Path) -> str:
+    """What an undisturbed run ends with."""
+    return once("faults", lambda: undisturbed(tmp_path / "calm"))
+
+
+# One rank that fails by itself is enough here: the codes of others are tested in tests/unit/ddprun.
+LEFT_OUT = ("a rank segfaults", "a rank exits with 78", *DAILY)
+TRIED = [row for row in ROWS if row.title not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("row", TRIED, ids=[f"{row.number}-{row.title}" for row in TRIED])
+def test_a_fault(row: Row, tmp_path: Path, weights: str) -> None:
+    if row.number == 27 and not (GROUPS / "memory").is_dir():
+        pytest.skip(f"needs memory cgroups (v1) in {GROUPS / 'memory'}")
+    result = try_fault(row, tmp_path / "run", weights, seed=0)
+    assert violations(result, row.bars, timed=False) == ()
+
+
+def test_the_benchmark_says_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: str
+) -> None:
+    monkeypatch.setattr(faults, "undisturbed", lambda _: weights)
+    found = tmp_path / "faults.json"
+    monkeypatch.setattr(sys, "argv", ["faults.py", "--rows", "14", "--json", str(found)])
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
+    (tried,) = json.loads(found.read_text())
+    ended_s = tried["result"]["ended_s"]
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as expected |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| 14 | the port is taken | - | - | {ended_s:.2f} | - | 0 | {int(not tried['wrong'])} of 1 |",
+        "",
+    ]
+    assert ended.value.code == len(tried["wrong"])

@@ -1,0 +1,156 @@
+"""The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import exact
+import pytest
+from tests.cluster import slurm_lab
+from tests.cluster.slurm_site import FILE, ROOT, Site, assert_trained, clear, until
+from tests.e2e.driver import SCRIPTS
+
+pytestmark = [
+    pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
+    pytest.mark.timeout(1800),
+]
+WEIGHTS = re.compile(r"weights sha256 (\w+)")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[slurm_lab.Slurm]:
+    with slurm_lab.cluster(3, prefix="ddpslurm") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def site(slurm: slurm_lab.Slurm, tmp_path: Path) -> Iterator[Site]:
+    yield Site(slurm=slurm, folder=tmp_path)
+    clear(slurm)
+
+
+def test_options_of_sbatch_override_those_of_the_script(site: Site) -> None:
+    script = str(ROOT / "slurm" / "train.sbatch")
+    site.sh("sbatch", "--wait", "--output=job.log", "--nodes=3", "--gpus-per-node=1", script)
+    assert_trained((site.folder / "job.log").read_text(), 3)
+    (run,) = json.loads(site.ddpctl("ps", "--folder", "runs", "--json"))
+    assert (run["kind"], run["state"], run["nodes"], run["ranks"]) == ("slurm", "succeeded", "3", 1)
+
+
+def test_bench_as_a_job(site: Site) -> None:
+    said = site.ddpctl("bench", "-f", FILE, "--nodes", "3", "--gpus", "1", "--sizes", "64K")
+    assert re.search(r"^all_reduce +64 KiB .*", said, re.M), said
+    (kept,) = (site.folder / "state" / ".checks").iterdir()
+    found = json.loads(kept.read_text())
+    assert (found["nodes"], found["code"]) == (["node-0", "node-1", "node-2"], 0)
+    assert len(found["links"]) == 3
+    assert json.loads(site.ddpctl("ps", "--json")) == []
+
+
+def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(site: Site, tmp_path: Path) -> None:
+    checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
+    program = ("ddptrain", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
+    there = site.ddpctl("launch", "-f", FILE, "--name", "night", "--", *program)
+    assert "continuing at step " in there
+    assert WEIGHTS.findall(there) == [exact.undisturbed((1, 4), exact.DIGITS)]
+
+
+def test_the_guide_from_nothing_to_a_run(site: Site) -> None:
+    """The file of docs/slurm.md, its launches, and the output that the page shows but for numbers and versions."""
+    page = (ROOT / "docs/slurm.md").read_text()
+    text = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)[0]
+    here = {"partition: gpu": "partition: debug", "cpus: 8": "cpus: 2, device: cpu"}
+    for shown, real in (here | {"/home/me/miniforge3/envs/ddp/bin/python": sys.executable}).items():
+        assert text.count(shown) == 1
+        text = text.replace(shown, real)
+    (site.folder / "ddpctl.yaml").write_text(text)
+    shutil.copy(ROOT / "examples/plain_ddp.py", site.folder / "train.py")
+    lines = [line.partition(" #")[0] for line in re.findall(r"^(?:\$ )?ddpctl (.*)$", page, re.M)]
+    assert [line.split()[0] for line in lines] == ["launch", "launch", "attach"]
+    said = "".join(site.ddpctl(*shlex.split(line)) for line in lines)
+    block = page.partition("```console\n")[2].partition("```")[0].replace("(partition gpu)", "(partition debug)")
+    wanted = [line for line in block.splitlines() if line[:1] != "$" and line != "..." and "preflight" not in line]
+    printed = {without_numbers(line) for line in said.replace(str(site.folder / "state"), RUNS).splitlines()}
+    assert {without_numbers(line) for line in wanted} - printed == set()
+
+
+def without_numbers(line: str) -> str:
+    """The line with N for numbers, times and lists of nodes."""
+    return re.sub(r"\[?[0-9][0-9.:T,-]*\]?", "N", line)
+
+
+RUNS = "/home/me/.local/state/ddpctl/runs"  # of the guide
+INTERRUPTED = SCRIPTS / "interrupted.py"
+
+
+def test_a_second_ctrl_c_kills(site: Site) -> None:
+    (site.folder / "script.py").write_text(
+        INTERRUPTED.read_text().replace("sleep(2)", "sleep(300)").replace('"12"', '""')
+    )
+    launched = site.start("launch", "-f", FILE, "--name", "night", "--", str(site.folder / "script.py"))
+    until(lambda: site.log("night").count("] ready\n") == 4, 90, lambda: site.log("night"))
+    launched.send_signal(signal.SIGINT)
+    until(lambda: site.log("night").count("] interrupted\n") == 4, 60, lambda: site.log("night"))
+    launched.send_signal(signal.SIGINT)
+    assert launched.wait(90) == 130
+    assert "killing run 'night'\n" in (site.folder / "logs.txt").read_text()
+    assert site.state(site.job("night")) in ("CANCELLED", "FAILED")
+
+
+def test_an_array_runs_four(site: Site) -> None:
+    script = site.folder / "task.py"
+    script.write_text("import os\nprint('task', os.environ['SLURM_ARRAY_TASK_ID'], 'rank', os.environ['RANK'])\n")
+    said = site.ddpctl("launch", "-f", FILE, "--name", "four", "--nodes", "1", "--gpus", "1", "--array", "0-3%2",
+                       "--", "task.py")  # fmt: skip
+    assert "run 'four' succeeded" in said
+    for task in range(4):
+        assert f"[task {task}] task {task} rank 0\n" in said
+    folder = site.folder / "state" / "four"
+    tasks = json.loads(site.ddpctl("status", "four", "--json"))["tasks"]
+    assert [(one["run"], one["state"], one["env"], one["checkpoint_dir"]) for one in tasks] == [
+        (f"four.task-{task}", "succeeded", {"SLURM_ARRAY_TASK_ID": str(task)}, f"{folder}/task-{task}/checkpoints")
+        for task in range(4)
+    ]
+    assert json.loads(site.ddpctl("status", "four", "--task", "2", "--json"))["run"] == "four.task-2"
+    said = site.ddpctl("logs", "four", "--task", "2")
+    assert ("task 2 rank 0" in said, "task 1" in said) == (True, False)
+    seen = json.loads(site.ddpctl("top", "four", "--task", "2", "--once", "--json"))
+    assert (seen["run"], seen["state"]) == ("four.task-2", "succeeded")
+    assert "running" in json.loads(site.ddpctl("timeline", "four", "--task", "2", "--json"))["seconds"]
+    assert site.ddpctl("report", "four", "--task", "2").endswith("/four.task-2.html\n")
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
+    mine = site.folder / "mine"
+    mine.mkdir()
+    slurmd = (site.slurm.folder / "slurmd-node-1.pid").read_text().strip()
+    subprocess.run(
+        ["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/mount", "-t", "tmpfs", "none", str(mine)],
+        check=True,
+        timeout=10,
+    )
+    try:
+        site.sh("env", f"RUN_DIR={mine}", "sbatch", "--wait", "--output=job.log", str(ROOT / "slurm" / "train.sbatch"),
+                check=False)  # fmt: skip
+    finally:
+        subprocess.run(["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/umount", str(mine)], check=True, timeout=10)
+    lines = (site.folder / "job.log").read_text().splitlines()
+    assert any(line.startswith(f"node-1: {mine} ") and "RUN_DIR" in line for line in lines)
+    assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
+
+
+def test_the_doctor_is_a_short_job(site: Site) -> None:
+    said = site.sh(sys.executable, "-m", "ddpctl", "doctor", "-f", FILE, "--json")
+    result = json.loads(said[said.index("{\n") : said.rindex("}") + 1])  # and what it says on stderr
+    hosts = {one["host"] for one in result["nodes"]}  # Slurm chooses two of its three
+    assert (result["code"], len(hosts), hosts <= {"node-0", "node-1", "node-2"}) == (0, 2, True)
+    found = {(one["node"], one["check"]): one["status"] for one in result["results"]}
+    assert "bad" not in found.values()
+    assert [found[node, check] for node in (0, 1) for check in ("ports", "path MTU", "libraries")] == ["ok"] * 6
+    assert not list((site.folder / "state").glob("doctor-*"))
