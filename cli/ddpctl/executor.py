@@ -19,7 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
+from ddpctl.environment import tool_environment
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
 from ddpctl.remote import Remote, batches, write_bytes
 from ddpctl.text import plain
@@ -179,7 +180,7 @@ class Executor:
         """Run a command that transfers files. OpenSSH's client connects to the other machine, if there is one."""
         argv, env = command.argv, {**command.env}
         if command.host:
-            argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
+            argv = (*self._remote.openssh(command.host), "--", command.host.address, remote_line(command))
         if transfer.rsync_to:
             env["RSYNC_RSH"] = shlex.join(self._remote.openssh(transfer.rsync_to))
         try:
@@ -243,7 +244,7 @@ class Executor:
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
                 command.argv,
-                env={**self._environ, **command.env},
+                env={**tool_environment(self._environ, command.argv[0]), **command.env},
                 cwd=command.cwd,
                 start_new_session=True,
                 preexec_fn=end_with_parent(),
@@ -278,7 +279,7 @@ class Executor:
         children = _children() if command.kills_orphans else []
         if command.kills_orphans and _prctl:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        env = {**self._environ, **command.env}
+        env = {**tool_environment(self._environ, command.argv[0]), **command.env}
         begin = end_with_parent()
         try:
             done = subprocess.run(
@@ -291,7 +292,7 @@ class Executor:
         return Output(returncode=done.returncode)
 
     def _start(self, command: Command) -> Output:
-        env = {**self._environ, **command.env}
+        env = {**self._environ, **command.env}  # of a node, whose ranks get the user's variables
         env.pop(names.LIFELINE_FD, None)  # left over from another launcher
         keep: tuple[int, ...] = ()
         if command.tether:
