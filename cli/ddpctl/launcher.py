@@ -602,12 +602,8 @@ def _located(context: AppContext, target: targets.Target, run: Run) -> Run | Run
         with suppress(CannotWriteError):  # it is looked for again
             run_store.save(run)
     if presence.state == "unknown":
-        message = presence.message
-    elif presence.state == "absent" and not presence.is_final and time.time() - run.created < ANSWER_GAP_S:
-        message = "it does not exist yet"
-    else:
-        return run
-    return RunStatus(run=run.name, state="unknown", message=message)
+        return RunStatus(run=run.name, state="unknown", message=presence.message)
+    return run
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:

@@ -136,15 +136,15 @@ class KubernetesTarget(Target):
 
     def locate(self, run: Run) -> Verb[Presence]:
         """Find the job by its name and the uid of its launch."""
-        kubectl = yield from find_cluster(self.options)
-        for workload in WORKLOADS.values():
-            try:
-                made = yield from _made(kubectl, (workload.resource,), run.name, run.uid, needed=(workload.resource,))
-            except UnavailableError as error:
-                return Presence(state="unknown", message=str(error))
-            except ConfigError:  # the cluster has no such resource
-                continue
-            if made:
+        kubectl, label = (yield from find_cluster(self.options)), "-o=jsonpath={.metadata.labels}"
+        workloads = tuple(WORKLOADS.values())
+        answers = yield tuple(
+            kubectl.run("get", workload.resource, run.name, "--ignore-not-found", label) for workload in workloads
+        )
+        for workload, answer in zip(workloads, answers, strict=True):
+            if answer.returncode and not is_absent(answer):
+                return Presence(state="unknown", message=str(error_of(answer)))
+            if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
                 handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
                 return Presence(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
         return Presence(state="absent")

@@ -3,12 +3,12 @@
 A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the run is a script in the allocation.
 """
 
-import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
@@ -18,7 +18,7 @@ from ddpctl.launch_plan import Plan, check_script, find_script, look_for_script,
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import RunStatus
-from ddpctl.run_store import Run
+from ddpctl.run_store import Run, parse
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, Presence, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
@@ -42,7 +42,8 @@ NO_SLURM = re.compile(
 )
 # What sbatch prints if it has sent the job, and gets no reply.
 LOST_REPLY = re.compile(
-    r"Socket timed out|Zero Bytes were transmitted|(receive|send|shutdown) failure|not connected|reset by peer|Broken pipe",
+    r"Socket timed out|Zero Bytes were transmitted|(receive|send|shutdown) failure"
+    r"|not connected|reset by peer|Broken pipe",
     re.IGNORECASE,
 )
 # Reasons for which sbatch --test-only refuses a job that sbatch accepts, because the job can wait (22.05 to 25.05).
@@ -131,7 +132,7 @@ class SlurmTarget(Target):
     def _submit_to_sbatch(self, plan: Plan, secrets: Mapping[str, str], records: str) -> Verb[Submission]:
         """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
         options, host, script = self.options, self._host, render_script(plan, self.options)
-        depends = yield from _dependency(options, records)
+        depends = yield from self._dependency(records)
         log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
         argv = (
             "sbatch",
@@ -187,6 +188,30 @@ class SlurmTarget(Target):
         if self._host is not None:
             handle["logs"] = f"{self._host}:{plan.run_dir}"
         return Presence(state="exists", handle=handle)
+
+    def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
+        """Return the options of sbatch for the run that the job waits for.
+
+        Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed. So the
+        state of the run decides. Raises ConfigError if it has failed, and UnavailableError if its state is unknown.
+        """
+        if (name := self.options.after) is None:
+            return ()
+        folder = PurePath(records) / name
+        (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
+        if record.returncode > 1:
+            raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
+        run = parse(record.stdout, Path(folder))
+        if run is None or run.kind != self.kind or not run.handle.get("job"):
+            raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
+        (state,) = yield from self.status((run,), now=math.inf)
+        if state.state == "unknown":
+            raise UnavailableError(f"after: it is unknown whether run '{name}' has succeeded: {state.message}")
+        if state.state == "succeeded":
+            return ()
+        if state.ended:
+            raise ConfigError(f"after: run '{name}' has not succeeded ({state.state}: {state.message})")
+        return (f"--dependency=afterok:{run.handle['job']}", "--kill-on-invalid-dep=yes")
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
@@ -440,20 +465,6 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
             for name, mark in query.files(run, node, ranks).items():
                 words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
-
-
-def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
-    if options.after is None:
-        return ()
-    record = str(PurePath(records) / options.after / "run.json")
-    (found,) = yield (Command(argv=("cat", record), probe=True),)
-    if found.returncode > 1:
-        raise UnavailableError(f"after: cannot read {record}: {found.last_line()}")
-    try:
-        job = str(json.loads(found.stdout)["handle"]["job"])
-    except (ValueError, KeyError, TypeError):
-        raise NoInputError(f"after: '{options.after}' is not a run on Slurm (its record: {record})") from None
-    return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
 
 
 def _write_secrets(

@@ -2,8 +2,8 @@
 
 Each host has a folder of claims with these files:
 
-``run-NAME.NODE`` (a claim) lists the GPUs of one node, and the uid of the launch as ``uid=UID``. The claim is valid while the node's ddprun holds a lock on it
-(with an inherited file descriptor), or while the node's container runs.
+``run-NAME.NODE`` (a claim) lists the GPUs of one node, and has the uid of the launch. The claim is valid while the
+node's ddprun holds a lock on it (with an inherited file descriptor), or while the node's container runs.
 ``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is first in the queue. The waiting
 ddpctl runs the script of ``take_ticket`` over SSH. The ticket is valid while this script holds a lock on it.
 ``mutex`` is locked by every script that lists or creates claims and tickets.
@@ -156,14 +156,14 @@ def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str, 
   done"""
     name = claim_word(folder, run, node)
     hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
-    words = shlex.join([run, str(node)]), shlex.join([engine, *gpus, *([_UID + uid] if uid else [])])
+    words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
     return f"""\
 {_functions(folder)}{_LOCK}\
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
   _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
-{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
+{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]}{f' "{_UID}{uid}"' if uid else ""} >{name}
 """
 
 

@@ -166,11 +166,11 @@ class SshTarget(Target):
             some = len(failed) < len(hosts)
             text = "a node could not be started, and the others were stopped" if some else "no node could be started"
             codes = {*failed.values()}
-            if codes <= {UNREACHED, TIMED_OUT}:
-                text = "the replies of hosts were lost"
-                raise UnavailableError("\n".join([text, *failed]), submission=submission)
             wrong = CannotWriteError if codes == {Exit.CANNOT_WRITE} else UnavailableError
-            raise wrong("\n".join([text, *failed]))
+            failure = wrong("\n".join([text, *failed]))
+            if lost := codes & {UNREACHED, TIMED_OUT}:  # these nodes may have been started
+                failure.fields["submission"] = submission if codes == lost else None
+            raise failure
         return submission
 
     def locate(self, run: Run) -> Verb[Presence]:
