@@ -2,13 +2,17 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.answers import OK
+from tests.unit.ddpctl.slurm_standins import StandIns
 
 from ddpctl.command import Command, Host, Output, once, remote_line
 from ddpctl.environment import ignored_options, is_removed
 from ddpctl.executor import Executor
+from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.options import SlurmOptions
 
 PATH = os.environ["PATH"]
 REMOVED = {
@@ -70,12 +74,11 @@ def test_no_shell_stays_between_a_host_and_its_command() -> None:
     assert done.stdout.strip() == str(os.getpid()), "a script that watches its parent watches sshd"
 
 
-def test_the_environment_of_a_node_is_that_of_its_user(tmp_path: os.PathLike[str]) -> None:
-    executor, path = Executor(ALL), os.path.join(tmp_path, "out")  # noqa: PTH118
-    output = executor.perform(once(Command(argv=("env",), mode="background", output=path)))
+def test_the_environment_of_a_node_is_that_of_its_user(tmp_path: Path) -> None:
+    executor, path = Executor(ALL), tmp_path / "out"
+    output = executor.perform(once(Command(argv=("env",), mode="background", output=str(path))))
     os.waitpid(int(output.stdout), 0)
-    with open(path) as file:  # noqa: PTH123
-        assert variables(file.read()) == ALL
+    assert variables(path.read_text()) == ALL
     assert output.returncode == OK.returncode
 
 
@@ -92,3 +95,12 @@ def test_a_variable_of_sbatch_that_contradicts_the_file_is_named_with_its_key() 
 
 def test_the_user_s_own_names_are_not_removed() -> None:
     assert [name for name in ALL if is_removed(name)] == list(REMOVED)
+
+
+def test_slurm_s_programs_in_a_batch_job_do_not_get_the_user_s_filters(tmp_path: Path) -> None:
+    job = JobSpec(name="train", nodes="2", gpus=2, command=("train.py",))
+    (tmp_path / "train.py").touch()
+    done = StandIns(tmp_path / "site").run(job, SlurmOptions(), SQUEUE_STATES="PENDING", SCANCEL_STATE="PENDING")
+    calls = done.of("srun")
+    assert calls
+    assert [name for call in calls for name in call.env if name.startswith(("SQUEUE_", "SCANCEL_"))] == []

@@ -163,7 +163,7 @@ class SlurmTarget(Target):
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=SUBMIT_S, starts=True),)
         job = sent.stdout.strip().split(";")[0]
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
-            what = error.message if (error := unreachable(sent, host)) else f"sbatch: {sent.last_line('no job number')}"
+            what = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
             raise UnavailableError(f"the reply of Slurm was lost ({what})", submission=submission)
         if sent.returncode and (error := unreachable(sent, host)):
             raise error
