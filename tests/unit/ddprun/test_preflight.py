@@ -30,8 +30,9 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
 
     def interfaces(base):
         env = rank_environment.rank_environment(
-            group, worker, config, Path("m"), base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
-        )
+            group, worker, config, Path("m"), base, attempt=1, steps_before=None, runtime=Path("r"), lost="", threads=1,
+            interface="eth0",
+        )  # fmt: skip
         return env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]
 
     assert interfaces({"NCCL_SOCKET_IFNAME": "ib0"}) == ("eth0", "ib0")

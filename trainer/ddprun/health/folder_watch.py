@@ -1,20 +1,24 @@
 """Checks whether the node's folder still exists and whether its file system answers.
 
-One thread touches the node's lock file. This blocks while the file system does not answer (NFS without its server,
-fsfreeze). A second thread, which uses no files, measures how long the first thread is blocked, and may end the node.
+The process that writes the node's files touches the node's lock file (ddprun.file_writer). This blocks while the file
+system does not answer (NFS without its server, fsfreeze). A thread measures how long, and may end the node.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ddprun.files.node_dir import NodeDir
 from ddprun.system.errors import NodeError, node_error
+from ddprun.system.file_writer import FileWriter
+from ddpwire import locks
 from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
 INTERVAL_S = 1.0
+PATH_INTERVAL = 10  # of so many checks, one looks at the path, which costs a request to a file server
 WARN_AFTER_S = 10.0
 GIVE_UP_AFTER_S = 45.0
 
@@ -29,12 +33,13 @@ class FolderWatch:
     def __init__(
         self,
         folder: NodeDir,
+        files: FileWriter,
         *,
         log: Callable[[str], None],
         stop: Callable[[], None],
         give_up: Callable[[NodeError], None],
     ) -> None:
-        self._folder = folder
+        self._folder, self._files = folder, files
         self._log = log
         self._stop = stop
         self._give_up = give_up
@@ -52,8 +57,11 @@ class FolderWatch:
             raise self.deleted
 
     def _probe(self) -> None:
-        while self._is_there():
+        lock, path = os.fstat(self._folder.lock_fd), self._folder.path / LOCK
+        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, not self._num_answers % PATH_INTERVAL):
             self._num_answers += 1
+            if not self._folder.has_locks and not self._num_answers % int(locks.REFRESH_S):
+                self._files.submit(locks.Owner.of_this_process().write, path)
             time.sleep(INTERVAL_S)
         self._is_gone = True
         if not self._is_over:
@@ -61,17 +69,6 @@ class FolderWatch:
             self.deleted = node_error(Exit.CANNOT_WRITE, "unavailable", message)
             self._log(f"{message}: the node stops")
             self._stop()
-
-    def _is_there(self) -> bool:
-        """Return whether the folder still contains this node's lock file. Blocks while the file system hangs."""
-        path = self._folder.path / LOCK
-        try:
-            os.utime(path)  # a write: a frozen file system still answers reads
-            return os.path.samestat(path.stat(), os.fstat(self._folder.lock_fd))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:  # read-only or full, but the file system answers
-            return True
 
     def _watch(self) -> None:
         last, num_silent, is_warned = -1, 0, False
@@ -92,3 +89,23 @@ class FolderWatch:
                 self._give_up(node_error(Exit.CANNOT_WRITE, "unavailable", message))
                 return
             time.sleep(INTERVAL_S)
+
+
+_touched: dict[Path, int] = {}  # in the process that touches it: the lock file, which stays open
+
+
+def is_there(path: Path, device: int, inode: int, by_path: bool) -> bool:
+    """Touch the lock file, which blocks while the file system does not answer.
+
+    Return whether the path still leads to this file, or True without ``by_path``.
+    """
+    try:
+        if path not in _touched:
+            _touched[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.utime(_touched[path])  # a write: a frozen file system still answers reads
+        about = path.stat() if by_path else None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # read-only or full, but the file system answers
+        return True
+    return about is None or (about.st_dev, about.st_ino) == (device, inode)

@@ -10,20 +10,24 @@ import contextlib
 import os
 import resource
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from ddprun.output.logs import RankLogs
 from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
+from ddprun.system.file_writer import FileWriter, replace_file
 from ddprun.system.processes import read_stat
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
+T = TypeVar("T")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
@@ -61,14 +65,23 @@ class LastChange:
 class HeartbeatMonitor:
     """Reads the heartbeats and process states of the ranks of the current attempt."""
 
-    def __init__(self, node_dir: Path, node: int) -> None:
-        self._node_dir = node_dir
+    def __init__(self, runtime: "os.PathLike[str]", node: int) -> None:
+        self._runtime = runtime
+        self._files: dict[int, int] = {}  # of each rank that has sent a heartbeat, its file: the path may vanish
+        self._lock = threading.Lock()  # guards the descriptors, whose numbers are used again
         self._node = node
         self._changes: dict[int, LastChange] = {}
         self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
         self._called_at = 0.0
         self._now_s = 0.0  # a clock that stands still while ddprun is paused
         self._ranks: tuple[RankProcess, ...] = ()
+
+    def forget(self) -> None:
+        """Forget the heartbeats of an attempt that has ended. Call this before the ranks of the next one start."""
+        with self._lock:
+            for descriptor in self._files.values():
+                os.close(descriptor)
+            self._files = {}
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
         """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
@@ -82,15 +95,31 @@ class HeartbeatMonitor:
 
     def stopped_for(self, rank: int) -> int | None:
         """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
-        return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+        return self._read(rank, read_stopped_for)
 
     def is_complete(self, rank: int) -> bool:
         """Return whether the rank has recorded that its training is complete."""
-        return read_complete(self._node_dir / rank_heartbeat(rank))
+        return bool(self._read(rank, read_complete))
 
     def beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank, even after it has ended."""
-        return read_beat(self._node_dir / rank_heartbeat(rank))
+        return self._read(rank, read_beat)
+
+    def _read(self, rank: int, read: Callable[[int], T]) -> T | None:
+        """Read a rank's file, or return None if it is not there."""
+        with self._lock:
+            if rank in self._files:
+                return read(self._files[rank])
+            try:
+                descriptor = os.open(Path(self._runtime, rank_heartbeat(rank)), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            value = read(descriptor)
+            if read_beat(descriptor):
+                self._files[rank] = descriptor
+            else:  # the rank may not have mapped this file, but one that is made anew
+                os.close(descriptor)
+            return value
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
@@ -205,7 +234,9 @@ class SpawnWatch:
         return f"no process group can form, because {cause}: {AS_ONE_RANK}"
 
 
-def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
+def dump_stacks(
+    path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs, files: FileWriter
+) -> None:
     """Write each rank's /proc files and Python stacks into ``path``. This ends the ranks.
 
     Because of PYTHONFAULTHANDLER, a rank that receives SIGABRT writes its stacks to stderr and ends, even if its main
@@ -225,15 +256,13 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
         time.sleep(0.01)
     for rank in processes:
         output.catch_up(rank.rank)
-    try:
-        with path.open("wb") as file:
-            for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
-                file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
-                with log.open("rb") as stream:
-                    stream.seek(size)
-                    file.write(stream.read() + b"\n")
-    except OSError:
-        path.unlink(missing_ok=True)
+    text = b""
+    for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
+        text += f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode()
+        with contextlib.suppress(OSError), log.open("rb") as stream:  # without its log, the note remains
+            stream.seek(size)
+            text += stream.read() + b"\n"
+    files.submit(replace_file, path, text)
 
 
 def _proc_state(rank: RankProcess) -> str:

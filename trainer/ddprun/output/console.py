@@ -8,10 +8,13 @@ import contextlib
 import os
 import queue
 import select
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+
+from ddprun.system.file_writer import FileWriter, write_all
 
 MAX_QUEUED_TEXTS = 10_000
 READER_TIMEOUT_S = 1.0
@@ -21,13 +24,18 @@ NUM_LAST_LINES = 15
 class Console:
     """Writes to ddprun's stdout and stderr, in a thread that the method ``start`` starts."""
 
-    def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes) -> None:
+    def __init__(
+        self, name: str, on_log: Callable[[bytes], object] = bytes, files: FileWriter | None = None, disk: int = -1
+    ) -> None:
+        """If stdout or stderr is a file on the device ``disk`` (st_dev), ``files`` writes it."""
         self._name = name
+        self._writer = files or FileWriter()
         self._on_log = on_log  # called with each line from ddprun itself
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
         self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
+        self._is_on_disk = {descriptor: _is_file_on(disk, descriptor) for descriptor in (1, 2)}
         self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -90,6 +98,7 @@ class Console:
             time.sleep(0.005)
             if self._texts.unfinished_tasks != left:
                 left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+        self._writer.flush(timeout_s)
         lost = self._num_dropped + left
         if lost and select.select([], [2], [], 0)[1]:
             note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"
@@ -108,11 +117,22 @@ class Console:
         self._unfinished[file] = None if text.endswith(b"\n") else source
         with contextlib.suppress(OSError):  # nobody reads the output any more; the ranks' logs have it
             while text:
+                if self._is_on_disk[descriptor]:
+                    self._writer.submit(write_all, descriptor, text, waits=True)
+                    break
                 try:
                     text = text[os.write(descriptor, text) :]
                 except BlockingIOError:  # another process has made the shared pipe or terminal non-blocking
                     select.select([], [descriptor], [])
         self._texts.task_done()
+
+
+def _is_file_on(disk: int, descriptor: int) -> bool:
+    try:
+        about = os.fstat(descriptor)
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_dev == disk
 
 
 def _file_of(descriptor: int) -> object:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,8 +16,14 @@ MAX_BYTES = 1 << 25  # of a file; there are at most two
 class TimedLog:
     """The log of one stream of a rank, or of ddprun itself (``rank`` is None)."""
 
-    def __init__(self, path: Path, node: int, rank: int | None = None) -> None:
-        self._path, self._rank = path, rank
+    def __init__(
+        self,
+        path: Path,
+        node: int,
+        rank: int | None = None,
+        append: Callable[[Path, bytes, int], object] = append_bounded,
+    ) -> None:
+        self._path, self._rank, self._append = path, rank, append
         self._origin = f"[node{node}{'' if rank is None else f' rank{rank}'}]"
         self._rest = b""
         with contextlib.suppress(OSError):
@@ -31,7 +38,7 @@ class TimedLog:
             start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z {self._origin} ".encode()
             text = b"".join(start + strip_torch_prefix(last_state(line), self._rank) + b"\n" for line in lines)
             with contextlib.suppress(OSError):
-                append_bounded(self._path, text, MAX_BYTES)
+                self._append(self._path, text, MAX_BYTES)
 
 
 def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
