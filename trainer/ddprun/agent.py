@@ -44,7 +44,7 @@ from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, processes
-from ddprun.system.errors import node_error
+from ddprun.system.errors import NodeError, node_error
 from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import Failure
 from ddprun.system.stores import StoreError
@@ -59,6 +59,7 @@ ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monito
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 20.0
+GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -134,10 +135,17 @@ class NodeAgent(SimpleElasticAgent):
             f"from now on, ranks are started with exec, because {why} (exec is slower than fork)"
         )
         node.workers.on_supervisor_lost = self._report_lost_supervisor
+        node.workers.on_give_up = self._report_give_up
 
     def _report_lost_supervisor(self) -> None:
         if not self._node.stop.requested:  # during a stop, the supervisor ends with the ranks
             self._node.journal.log("the supervisor of the ranks was killed, so the ranks were killed too")
+
+    def _report_give_up(self, error: NodeError) -> None:
+        """Tell the other nodes why this node ends its ranks; else they would see only that it is gone."""
+        node, rank = self._node.config.node_rank, self._first_rank
+        self.consensus.post_failure(Failure(node=node, rank=rank, status=error.code, refused=str(error)))
+        self.consensus.wait(GIVE_UP_S)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
@@ -299,7 +307,8 @@ class NodeAgent(SimpleElasticAgent):
         if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
-        error = last_error(self._node.node_dir, rank, status, start=start, in_order=in_order) if status > 0 else ""
+        where = (self._node.node_dir, rank, status, start, in_order)
+        error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
         return Failure(
@@ -350,7 +359,7 @@ class NodeAgent(SimpleElasticAgent):
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
-            step = last_checkpoint(self._node.node_dir)
+            step = self._node.files.read(last_checkpoint, self._node.node_dir, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)

@@ -44,9 +44,10 @@ from ddprun.system.file_writer import FileWriter
 from ddpwire import locks, log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import LOCK, NodeState, Outcome, append_bounded, rank_log, timed_log
+from ddpwire.run_files import LOCK, NodeState, Outcome, rank_log, timed_log
 
 DRAIN_S = 5.0
+POLL_S = 0.05
 LAST_DRAIN_S = 1.0  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
@@ -69,6 +70,8 @@ class NodeExit:
         config, path, state = self.config, self.folder.path, self.journal.state
         has_met = state.state != "starting" or state.master is not None
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
+            while not self.folder.requeues.is_ready():
+                time.sleep(POLL_S)
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")
         code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
@@ -121,13 +124,12 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
-        folder = claim_node_dir(config, state)
+        files = FileWriter(fork=True)
+        folder = claim_node_dir(config, state, files)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
-    files = FileWriter(fork=True)
-    append = partial(files.submit, append_bounded)
-    log = TimedLog(folder.path / timed_log(None), node, append=append)
-    console = Console(f"node{node}", log.add, files, disk=os.fstat(folder.lock_fd).st_dev)
+    log = TimedLog(folder.path / timed_log(None), node, files=files)
+    console = Console(f"node{node}", log.add, files)
     journal = Journal(folder.path, replace(state, runtime=str(folder.runtime.path)), console, files)
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, once=threading.Lock())
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
@@ -181,6 +183,7 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
     """
     workers.on_exit, workers.on_supervisor_lost = lambda *_: None, lambda: None  # no rank has failed by itself
     workers.kill()
+    workers.on_give_up(error)
     asleep = processes.asleep_in_kernel(os.getpid())
     left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
     console.log(f"{error} (exit code {error.code}; no outcome is written{left})")

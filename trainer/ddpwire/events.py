@@ -98,17 +98,9 @@ class Event:
 class EventLog:
     """Writes the events of one process. Events are dropped if there is no path or if writing fails."""
 
-    def __init__(
-        self,
-        path: str | Path | None,
-        *,
-        node: int,
-        rank: int | None = None,
-        attempt: int = 1,
-        append: Callable[[Path, bytes, int], object] = append_bounded,
-    ) -> None:
+    def __init__(self, path: str | Path | None, *, node: int, rank: int | None = None, attempt: int = 1) -> None:
         self.attempt = attempt
-        self._append = append
+        self.append: Callable[[Path, bytes, int], object] = append_bounded  # raises OSError
         self._path = Path(path) if path else None
         self._node, self._rank = node, rank
 
@@ -137,7 +129,7 @@ class EventLog:
             facts=facts,
         )
         with contextlib.suppress(OSError):  # a full disk must not stop a training
-            self._append(self._path, record.line().encode(), MOST_BYTES)
+            self.append(self._path, record.line().encode(), MOST_BYTES)
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:

@@ -1,8 +1,9 @@
 """File locks, and what replaces them where a file system has none (Lustre without ``-o flock``, some FUSE mounts).
 
 There, the owner of a file writes a record beside it: its machine, its process, and a time that it changes every few
-seconds. A process of the same machine sees whether the owner is alive. A process of another machine can only watch the
-record: an owner that writes is alive; of an owner that does not write nothing is known.
+seconds. A process of the same machine sees whether the owner is alive. A process of another machine watches the record
+for SILENT_S. An owner that could not write for so long has ended itself, or was paused; when it goes on, it sees that
+the record is another's, and ends (decision 0048).
 """
 
 import contextlib
@@ -13,13 +14,12 @@ import os
 import socket
 import struct
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 OWNER_SUFFIX = ".owner"
-REFRESH_S = 5.0  # how often an owner writes its record
-SILENT_S = 20.0  # an owner that has not written for so long may have ended
+SILENT_S = 60.0  # an owner that has not written for so long has ended: its ddprun gives up after 45 s without its disk
 POLL_S = 0.02
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -114,6 +114,14 @@ class Owner:
         """Return whether the owner is alive, or None if it runs on another machine."""
         return _started(self.pid) == self.started if self.machine == _machine() else None
 
+    def keep(self, path: Path) -> bool:
+        """Write the record again. Return False if another process owns the file now. Raises OSError."""
+        current = read_owner(path)
+        is_own = current is None or replace(current, time=self.time) == self
+        if is_own:
+            replace(self, time=time.time()).write(path)
+        return is_own
+
     def write(self, path: Path) -> None:
         """Write the record beside the file ``path``. Raises OSError."""
         new = path.with_name(f".{path.name}{OWNER_SUFFIX}.{os.getpid()}")
@@ -150,25 +158,17 @@ def disown(path: Path) -> None:
 
 def _machine() -> str:
     try:
-        return (
-            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').stat().st_ino}"
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:  # not Linux
         return socket.gethostname()
 
 
 def _started(pid: int) -> str:
-    try:
+    with contextlib.suppress(OSError, IndexError):  # it has ended, or this is not Linux
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):  # it has ended
-        return "" if Path("/proc/self").exists() or not _exists(pid) else "running"
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    with contextlib.suppress(OSError):  # it has ended
+        if not Path("/proc/self").exists():
+            os.kill(pid, 0)
+            return "running"
+    return ""

@@ -71,6 +71,10 @@ def test_without_locks_the_owner_of_a_file_is_known_while_it_is_alive(tmp_path):
     assert process_discovery.is_locked(tmp_path)
     elsewhere(time=time.time() - 1000).write(lock)
     assert not process_discovery.is_locked(tmp_path)
+    own = Owner.of_this_process()
+    assert not own.keep(lock), "another process has taken the file"
+    locks.disown(lock)
+    assert own.keep(lock)
     locks.disown(lock)
     assert locks.read_owner(lock) is None
 

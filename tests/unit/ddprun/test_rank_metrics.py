@@ -53,7 +53,7 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert read_previous_run(tmp_path, "night-17") is None
     (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
     counters = {"0": [["steps", "", "counter", [["steps_total", {}, 3.0]]]]}
-    (tmp_path / SUMMARY).write_bytes(encode_summary("night-17", "", "training", 40, counters))
+    (tmp_path / SUMMARY).write_bytes(encode_summary("night-17", "training", 40, counters))
     before = read_previous_run(tmp_path, "night-17")
     assert before is not None
     assert before.step == 41
@@ -61,7 +61,7 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert before.counters == counters
     assert read_previous_run(tmp_path, "other") is None
     assert not (tmp_path / "events.jsonl").exists()
-    (tmp_path / SUMMARY).write_bytes(encode_summary("none", "", "training", 40, counters))
+    (tmp_path / SUMMARY).write_bytes(encode_summary("none", "training", 40, counters))
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
 

@@ -59,20 +59,6 @@ def test_the_folder_of_a_killed_ddprun_is_swept_and_that_of_a_living_one_is_not(
     assert foreign.exists()
 
 
-def test_the_next_start_of_a_killed_run_goes_on_with_its_folder(base, tmp_path):
-    code = (
-        "import os, signal, sys; from ddprun.files.runtime_dir import RuntimeDir; r = RuntimeDir('a', 0, os.environ)\n"
-    )
-    code += "print(r.path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    environ = os.environ | base
-    killed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
-    path = Path(killed.stdout.strip())
-    assert path.exists()
-    again = RuntimeDir("a", 0, base, previous=str(path))
-    assert (again.path, again.continues) == (path, True)
-    assert not RuntimeDir("a", 0, base, previous=str(path)).continues, "another ddprun has it"
-
-
 def test_a_folder_that_vanishes_is_made_anew_and_heartbeats_of_ranks_that_run_are_still_known(base):
     runtime = RuntimeDir("a", 0, base)
     runtime.begin_attempt()

@@ -27,9 +27,8 @@ from ddprun.system.file_writer import FileWriter
 from ddpwire import locks, run_files
 from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import read_beat
 from ddpwire.history import HISTORY
-from ddpwire.run_files import HEARTBEAT, LOCK, NODE, NODE_LOG, OUTCOME, SNAPSHOT, SUMMARY, NodeState, Outcome, node_name
+from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, SNAPSHOT, SUMMARY, NodeState, Outcome, node_name
 
 EVENTS_TAIL_BYTES = 65536  # how much of the end of the events is searched for the highest step
 
@@ -41,7 +40,6 @@ class PreviousRun:
     heard_at: float  # when it last wrote a file, in seconds since the epoch
     step: int | None  # the highest step of all attempts, if known
     counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.read_counters)
-    runtime: str = ""  # the runtime folder of that start; it exists if ddprun was killed on this machine
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
@@ -64,26 +62,22 @@ def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
         if summary["run"] != run_id or run_id == DEFAULT_RUN_ID:
             return None
         steps = [summary["step"]] if isinstance(summary["step"], int) else []
-        counters, runtime = dict(summary["counters"]), str(summary["runtime"])
+        counters = dict(summary["counters"])
     except (OSError, ValueError, TypeError, LookupError):
         return None
     changed = [0.0]
     for name in (SUMMARY, NODE, EVENTS, NODE_LOG, OUTCOME):
         with contextlib.suppress(OSError):  # the earlier start may not have written all of them
             changed.append((node_dir / name).stat().st_mtime)
-    beats = [read_beat(path) for path in Path(runtime).glob(f"{HEARTBEAT}/rank-*")] if runtime else []
-    steps += [beat.step for beat in beats if beat]
     with contextlib.suppress(OSError):  # there are no events yet
         events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
         steps += [event.step for event in events if isinstance(event.step, int)]
-    step = max(steps, default=None)
-    return PreviousRun(heard_at=max(changed), step=step, counters=counters, runtime=runtime)
+    return PreviousRun(heard_at=max(changed), step=max(steps, default=None), counters=counters)
 
 
-def encode_summary(run_id: str, runtime: str, state: str, step: int | None, counters: dict[str, Any]) -> bytes:
+def encode_summary(run_id: str, state: str, step: int | None, counters: dict[str, Any]) -> bytes:
     """Return the content of summary.json."""
-    facts = {"run": run_id, "runtime": runtime, "state": state, "step": step, "counters": counters}
-    return f"{json.dumps(facts)}\n".encode()
+    return f"{json.dumps({'run': run_id, 'state': state, 'step': step, 'counters': counters})}\n".encode()
 
 
 def last_checkpoint(node_dir: Path) -> int | None:
@@ -120,7 +114,7 @@ def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | 
                 outcome.write(path)
 
 
-def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
+def claim_node_dir(config: NodeConfig, state: NodeState, files: FileWriter) -> NodeDir:
     """Create and lock the node's folder, and write node.json. Keep earlier rank logs. Raises NodeError."""
     try:
         run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
@@ -128,16 +122,15 @@ def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
         path.mkdir(parents=True, exist_ok=True)
         lock_fd, has_locks = _lock(path)
         before = read_previous_run(path, config.run_id)
-        runtime = RuntimeDir(config.run_id, config.node_rank, os.environ, before.runtime if before else "")
+        runtime = RuntimeDir(config.run_id, config.node_rank, os.environ)
         known = (before.step, before.counters) if before else (None, {})
-        summary = encode_summary(config.run_id, str(runtime.path), state.state, *known)
-        run_files.write_atomic(path / SUMMARY, summary)
+        run_files.write_atomic(path / SUMMARY, encode_summary(config.run_id, state.state, *known))
         replace(state, runtime=str(runtime.path)).write(path)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else error
         message = f"the node's folder cannot be created: {what}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
-    requeues = count_requeues(config)
+    requeues = count_requeues(config, files)
     return NodeDir(
         path=path, lock_fd=lock_fd, has_locks=has_locks, runtime=runtime, previous_run=before, requeues=requeues
     )
@@ -173,8 +166,8 @@ class Journal:
     def __init__(self, node_dir: Path, state: NodeState, console: Console, files: FileWriter) -> None:
         self._node_dir, self._files = node_dir, files
         self._lock = threading.Lock()
-        append = partial(files.submit, run_files.append_bounded)
-        self._events = EventLog(node_dir / EVENTS, node=state.node, append=append)
+        self._events = EventLog(node_dir / EVENTS, node=state.node)
+        self._events.append = partial(files.submit, run_files.append_bounded)
         self.state = state
         self.log = console.log
         self.emit = self._events.emit

@@ -18,7 +18,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
 INTERVAL_S = 1.0
-PATH_INTERVAL = 10  # of so many checks, one looks at the path, which costs a request to a file server
+PATH_INTERVAL = 10  # of so many checks, one looks at the path or the owner, which costs requests to a file server
 WARN_AFTER_S = 10.0
 GIVE_UP_AFTER_S = 45.0
 
@@ -58,10 +58,10 @@ class FolderWatch:
 
     def _probe(self) -> None:
         lock, path = os.fstat(self._folder.lock_fd), self._folder.path / LOCK
-        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, not self._num_answers % PATH_INTERVAL):
+        owner, is_due = None if self._folder.has_locks else locks.Owner.of_this_process(), True
+        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, is_due, owner if is_due else None):
             self._num_answers += 1
-            if not self._folder.has_locks and not self._num_answers % int(locks.REFRESH_S):
-                self._files.submit(locks.Owner.of_this_process().write, path)
+            is_due = not self._num_answers % PATH_INTERVAL
             time.sleep(INTERVAL_S)
         self._is_gone = True
         if not self._is_over:
@@ -94,14 +94,17 @@ class FolderWatch:
 _touched: dict[Path, int] = {}  # in the process that touches it: the lock file, which stays open
 
 
-def is_there(path: Path, device: int, inode: int, by_path: bool) -> bool:
+def is_there(path: Path, device: int, inode: int, by_path: bool, owner: locks.Owner | None = None) -> bool:
     """Touch the lock file, which blocks while the file system does not answer.
 
-    Return whether the path still leads to this file, or True without ``by_path``.
+    Return whether the path still leads to this file, or True without ``by_path``. Without locks, write the ``owner``
+    instead, and return whether the record is still its own.
     """
     try:
         if path not in _touched:
             _touched[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if owner:
+            return owner.keep(path)
         os.utime(_touched[path])  # a write: a frozen file system still answers reads
         about = path.stat() if by_path else None
     except (FileNotFoundError, NotADirectoryError):

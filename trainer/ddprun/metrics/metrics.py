@@ -6,6 +6,7 @@ restarts do not make scrapes slower. Gauges describe the present, so the gauges 
 appear only in the snapshot.
 """
 
+import base64
 import contextlib
 import platform
 import struct
@@ -105,39 +106,24 @@ def merge_rank_files(folder: Path) -> None:
 
 
 def read_counters(metrics_dir: Path) -> dict[str, Any]:
-    """Return what each rank has counted, as JSON: its families with their samples, except counters of 0."""
+    """Return the files with what each rank has counted: for each folder and file, the bytes in use, as base64."""
     found: dict[str, Any] = {}
     for folder in metrics_dir.glob(f"{RANK_PREFIX}*"):
-        with contextlib.suppress(*UNREADABLE), FILES_LOCK:  # a file is damaged, or is being created
-            files = [str(path) for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")]
-            families = compat.merge_files(files, accumulate=False)
-            found[folder.name.removeprefix(RANK_PREFIX)] = [_as_json(family) for family in families]
+        with contextlib.suppress(OSError), FILES_LOCK:  # a rank is being started
+            files = {path.name: path.read_bytes() for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")}
+            used = {name: data[: int.from_bytes(data[:4], sys.byteorder)] for name, data in files.items()}
+            found[folder.name] = {name: base64.b64encode(data).decode() for name, data in used.items()}
     return found
-
-
-def _as_json(family: Family) -> list[Any]:
-    samples = [sample[:3] for sample in family.samples if sample.value or family.type != "counter"]
-    return [family.name, family.documentation, family.type, samples]
 
 
 def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
     """Write what ``read_counters`` has returned, for ranks that have no files yet."""
-    for rank, families in counters.items():
-        folder = metrics_dir / f"{RANK_PREFIX}{rank}"
-        with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
-            folder.mkdir(exist_ok=True)
-            for kind in KEPT_KINDS:
-                path, own = folder / f"{kind}_0.db", []
-                for name, text, _, samples in (one for one in families if one[2] == kind):
-                    own.append(Family(name, text, kind))
-                    for sample in samples:
-                        own[-1].add_sample(*sample)
-                if own and not path.exists():
-                    # Not a sparse file, as in merge_rank_files; as text, a key is longer than in the file.
-                    path.write_bytes(bytes(64 + sum(len(repr((one.name, one.documentation, sample))) + 64
-                                                    for one in own for sample in one.samples)))  # fmt: skip
-                    if not compat.write_merged(own, path):
-                        path.unlink()
+    for folder, files in counters.items():
+        for name, data in files.items():
+            path = metrics_dir / Path(folder).name / Path(name).name
+            with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(base64.b64decode(data))
 
 
 class RankSeries(Collector):
@@ -337,11 +323,7 @@ class NodeMetrics:
         self._run_id, self._node_dir, self._runtime = config.run_id, node_dir, folder.runtime
         self._heartbeats, self._files = heartbeats, files
         self._step, self._counters = (before.step, before.counters) if before else (None, {})
-        if folder.runtime.continues:
-            for gauges in folder.runtime.metrics.glob("*/gauge_*"):
-                gauges.unlink(missing_ok=True)
-        else:
-            write_counters(folder.runtime.metrics, self._counters)
+        write_counters(folder.runtime.metrics, self._counters)
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
@@ -408,7 +390,7 @@ class NodeMetrics:
         self._step = max([*steps, *([] if self._step is None else [self._step])], default=None)
         self._counters |= read_counters(self._runtime.metrics)
         state = self._journal.state
-        summary = encode_summary(self._run_id, str(self._runtime.path), state.state, self._step, self._counters)
+        summary = encode_summary(self._run_id, state.state, self._step, self._counters)
         return self._files.submit(replace_file, self._node_dir / SUMMARY, summary, False)
 
     def write_snapshot(self) -> None:

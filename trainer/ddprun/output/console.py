@@ -24,10 +24,8 @@ NUM_LAST_LINES = 15
 class Console:
     """Writes to ddprun's stdout and stderr, in a thread that the method ``start`` starts."""
 
-    def __init__(
-        self, name: str, on_log: Callable[[bytes], object] = bytes, files: FileWriter | None = None, disk: int = -1
-    ) -> None:
-        """If stdout or stderr is a file on the device ``disk`` (st_dev), ``files`` writes it."""
+    def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes, files: FileWriter | None = None) -> None:
+        """If stdout or stderr is a file, such as node.log, ``files`` writes it."""
         self._name = name
         self._writer = files or FileWriter()
         self._on_log = on_log  # called with each line from ddprun itself
@@ -35,7 +33,6 @@ class Console:
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
         self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
-        self._is_on_disk = {descriptor: _is_file_on(disk, descriptor) for descriptor in (1, 2)}
         self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -117,7 +114,7 @@ class Console:
         self._unfinished[file] = None if text.endswith(b"\n") else source
         with contextlib.suppress(OSError):  # nobody reads the output any more; the ranks' logs have it
             while text:
-                if self._is_on_disk[descriptor]:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
                     self._writer.submit(write_all, descriptor, text, waits=True)
                     break
                 try:
@@ -125,14 +122,6 @@ class Console:
                 except BlockingIOError:  # another process has made the shared pipe or terminal non-blocking
                     select.select([], [descriptor], [])
         self._texts.task_done()
-
-
-def _is_file_on(disk: int, descriptor: int) -> bool:
-    try:
-        about = os.fstat(descriptor)
-    except OSError:  # it is closed
-        return False
-    return stat.S_ISREG(about.st_mode) and about.st_dev == disk
 
 
 def _file_of(descriptor: int) -> object:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ddprun.output import terminal
@@ -24,7 +23,7 @@ from ddprun.output.timed_log import TimedLog, strip_torch_prefix
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
-from ddpwire.run_files import Outcome, append_bounded, rank_log, timed_log
+from ddpwire.run_files import Outcome, rank_log, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
 RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
@@ -76,8 +75,7 @@ class RankLogs:
             view = self._view(rank, local_rank, target, file)
             read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
             ends.append(write)
-            append = partial(self._files.submit, append_bounded, waits=True)
-            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank, append)
+            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank, self._files)
             stream = Stream(read, target, rank, file, view, timed)
             self._open.add(stream)
             self._streams.append(stream)
@@ -151,7 +149,8 @@ class RankLogs:
         is_of_this_node = outcome.node == config.node_rank and outcome.cause != "stopped"
         if rank is None or not is_of_this_node or config.shows_raw(rank):
             return
-        log = last_lines(node_dir / rank_log(rank), NUM_LAST_LINES, self.starts[rank])
+        path, start = node_dir / rank_log(rank), self.starts[rank]
+        log: list[str] = self._files.read(last_lines, path, NUM_LAST_LINES, start, unknown=[])
         shown = [f"{config.prefix(rank)}{strip_torch_prefix(line.encode(), rank).decode()}\n" for line in log]
         if shown and not self._console.recently_shown(shown[-1]):
             for line in shown:

@@ -19,6 +19,7 @@ from ddprun.output.progress import Progress
 from ddprun.ranks import fork_server
 from ddprun.ranks.supervisor import BLOCKED_SIGNALS
 from ddprun.system import processes
+from ddprun.system.errors import NodeError
 
 ROOT = str(Path(__file__).parents[2])
 # Isolated and without site-packages, the supervisor starts in 20 ms, whatever the user's environment contains.
@@ -51,6 +52,7 @@ class Workers:
         does this before it starts the first rank. ``spared`` is the child of this process that is no rank's.
         """
         self.on_supervisor_lost = lambda: None
+        self.on_give_up: Callable[[NodeError], None] = lambda _: None  # called before ddprun ends without its disk
         self.gives_up_start = lambda: False
         self.log = lambda _: None
         self._argv = argv

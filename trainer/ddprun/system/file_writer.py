@@ -15,11 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ddprun.system import processes
 from ddpwire.run_files import write_atomic
 
+T = TypeVar("T")
+READ_S = 2.0  # shorter than the silence after which a node counts as lost
 MAX_PENDING_BYTES = 1 << 24  # of log lines; if more are pending, the thread that reads the ranks' output waits
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -101,6 +103,13 @@ class FileWriter:
         """Perform a call after those before it, and return its result. Raises OSError, TimeoutError."""
         self.start()
         return self.submit(function, *args).result(timeout_s)
+
+    def read(self, function: Callable[..., T], *args: Any, unknown: T) -> T:
+        """Return what a function reads from the disk, or ``unknown`` if the disk does not answer within READ_S."""
+        try:
+            return self.call(function, *args, timeout_s=READ_S)  # type: ignore[no-any-return]
+        except OSError:
+            return unknown
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all calls so far are performed, but at most ``timeout_s``."""
