@@ -71,13 +71,13 @@ class FolderWatch:
             self._stop()
 
     def _watch(self) -> None:
-        last, num_silent, is_warned = -1, 0, False
+        last, silent_s, is_warned, checked_at = -1, 0.0, False, time.monotonic()
         while not self._is_gone:
-            # Count iterations of this loop instead of seconds, because this process may have been paused.
-            num_silent = num_silent + 1 if last == self._num_answers else 0
+            # Count at most two intervals for an iteration of this loop, because this process may have been paused.
+            passed_s, checked_at = min(time.monotonic() - checked_at, 2 * INTERVAL_S), time.monotonic()
+            silent_s = silent_s + passed_s if last == self._num_answers else 0.0
             last = self._num_answers
-            silent_s = num_silent * INTERVAL_S
-            if is_warned and not num_silent:
+            if is_warned and not silent_s:
                 is_warned = False
                 self._log(f"the file system of {self._folder.path} answers again")
             if silent_s >= WARN_AFTER_S and not is_warned:

@@ -118,12 +118,12 @@ def read_counters(metrics_dir: Path) -> dict[str, Any]:
 
 def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
     """Write what ``read_counters`` has returned, for ranks that have no files yet."""
-    for folder, files in counters.items():
-        for name, data in files.items():
-            path = metrics_dir / Path(folder).name / Path(name).name
-            with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(base64.b64decode(data))
+    for rank_dir, files in counters.items():
+        folder = metrics_dir / Path(rank_dir).name
+        with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
+            folder.mkdir(exist_ok=True)
+            for name, data in files.items():
+                (folder / Path(name).name).write_bytes(base64.b64decode(data))
 
 
 class RankSeries(Collector):
