@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import measuring
 import psutil
@@ -171,7 +171,7 @@ class Job:
         return found
 
 
-def step(heartbeat: Path | int) -> int:
+def step(heartbeat: Path | BinaryIO) -> int:
     """Return the step of a rank."""
     beat = read_beat(heartbeat)
     return beat.step if beat else 0
@@ -184,7 +184,7 @@ def freeze(way: str, seconds: float, node: int) -> Result:
         with disk(way, folder, folder / "run" / f"node-{node}") as turn, contextlib.ExitStack() as stack:
             job = Job(folder, ranks=1)
             beats = job.train()
-            opened = [stack.enter_context(path.open("rb")).fileno() for path in beats]  # a node that ends removes them
+            opened = [stack.enter_context(path.open("rb")) for path in beats]  # a node that ends removes them
             before, num_lines = step(opened[0]), len(job.lines)
             began, ended_s, last = time.monotonic(), None, before
             turn[True]()

@@ -143,10 +143,10 @@ def owner_that_writes(path: Path, *, timeout_s: float = SILENT_S) -> Owner | Non
     if first is None or first.is_alive() is not None:
         return first if first and first.is_alive() else None
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(left_s, 1.0))
         if (owner := read_owner(path)) and owner.time != first.time:
             return owner
-        time.sleep(POLL_S)
     return None
 
 

@@ -83,6 +83,7 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
         assert monitor.running_beats().keys() == {0}
         assert monitor.beats().keys() == {0, 1}
     finally:
+        monitor.forget()
         for process in ranks:
             process.kill()
             process.wait()
@@ -91,8 +92,8 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
 def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> None:
     (tmp_path / HEARTBEAT).mkdir()
     rank = subprocess.Popen(["/bin/sleep", "1000"])
+    monitor = HeartbeatMonitor(tmp_path, 0)
     try:
-        monitor = HeartbeatMonitor(tmp_path, 0)
         monitor.track((RankProcess(rank=0, local_rank=0, pid=rank.pid, log=""),))
         heart = Heart(str(tmp_path / rank_heartbeat(0)))
 
@@ -107,5 +108,6 @@ def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> 
         assert silence(132.5) == 0
         assert silence(*(132.5 + 0.25 * number for number in range(1, 41))) == 10.0
     finally:
+        monitor.forget()
         rank.kill()
         rank.wait()

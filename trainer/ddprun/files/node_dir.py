@@ -30,6 +30,7 @@ from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, SNAPSHOT, SUMMARY, NodeState, Outcome, node_name
 
+LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
 EVENTS_TAIL_BYTES = 65536  # how much of the end of the events is searched for the highest step
 
 
@@ -138,25 +139,22 @@ def claim_node_dir(config: NodeConfig, state: NodeState, files: FileWriter) -> N
 
 def _lock(path: Path) -> tuple[int, bool]:
     """Lock the node's folder. Return the descriptor, and whether there are locks. Raises OSError and NodeError."""
-    descriptor, state = process_discovery.take_lock(path)
-    host = ""
+    lock = path / LOCK
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    state, user = locks.lock(descriptor, lock, wait_s=LOCK_TIMEOUT_S), ""
     if state is locks.Lock.UNSUPPORTED:
-        lock, warn = path / LOCK, partial(print, file=sys.stderr, flush=True)
-        warn(f"ddprun: the file system of {path} has no file locks: {lock.name}{locks.OWNER_SUFFIX} replaces them")
-        first = locks.read_owner(lock)
-        if first and first.is_alive() is None:
-            what = f"process {first.pid} on {first.host}"
-            warn(f"ddprun: {path} was used by {what}: waiting {locks.SILENT_S:g} s to see whether it still is")
-        if owner := locks.owner_that_writes(lock):
-            state, host = locks.Lock.BUSY, f", process {owner.pid} on {owner.host}"
+        owner = locks.read_owner(lock)
+        user = f": process {owner.pid} on {owner.host}" if owner else ""
+        seen = f"; waiting at most {locks.SILENT_S:g} s for a sign of its owner{user}" if owner else ""
+        why = f"the file system of {path} has no file locks: {lock.name}{locks.OWNER_SUFFIX} replaces them"
+        print(f"ddprun: {why}{seen}", file=sys.stderr, flush=True)
+        if locks.owner_that_writes(lock):
+            state = locks.Lock.BUSY
         else:
-            if first and first.is_alive() is None:
-                warn(f"ddprun: {what} wrote nothing: whether it has ended is unknown; this node uses the folder now")
             locks.Owner.of_this_process().write(lock)
     if state is locks.Lock.BUSY:
-        os.close(descriptor)
         hint = "give each node its own --node-rank, or this run its own --run-dir"
-        raise config_error(f"{path} is used by another running ddprun{host}", hint=hint)
+        raise config_error(f"{path} is used by another running ddprun{user}", hint=hint)
     return descriptor, state is locks.Lock.TAKEN
 
 

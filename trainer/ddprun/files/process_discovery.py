@@ -17,19 +17,7 @@ from ddprun.system import processes
 from ddpwire import locks, names
 from ddpwire.run_files import LOCK, NODE, OUTCOME
 
-LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
 POLL_S = 0.02
-
-
-def take_lock(node_dir: Path) -> tuple[int, locks.Lock]:
-    """Lock the node. Return the descriptor of the lock file, and whether it is locked now. Raises OSError."""
-    path = node_dir / LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        return descriptor, locks.lock(descriptor, path, wait_s=LOCK_TIMEOUT_S)
-    except OSError:
-        os.close(descriptor)
-        raise
 
 
 def is_locked(node_dir: Path) -> bool:

@@ -76,10 +76,7 @@ class Diagnosis:
         """If ddpctl has written a request, answer it. The disk and the ranks may take seconds to answer."""
         while True:
             time.sleep(REQUEST_INTERVAL_S)
-            try:
-                data = self._files.call(read_request, self._node_dir / DIAGNOSIS_REQUEST)
-            except OSError:
-                continue
+            data: bytes = self._files.read(read_regular, self._node_dir / DIAGNOSIS_REQUEST, unknown=b"")
             request = data.decode(errors="replace")[:MAX_REQUEST_CHARS]
             if request and request != self._answered:
                 self._answered = request
@@ -114,15 +111,6 @@ class Diagnosis:
             with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
                 found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
             self._files.submit(replace_file, self._node_dir / run_files.PROFILE, json.dumps(found).encode())
-
-
-def read_request(path: Path) -> bytes:
-    """Return what ddpctl has written. Raises OSError. It costs a shared disk one open file and nothing else."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, MAX_REQUEST_CHARS)
-    finally:
-        os.close(descriptor)
 
 
 def collect(ranks: Sequence[RankProcess], runtime: Path, num_samples: int) -> list[dict[str, Any]]:

@@ -10,12 +10,11 @@ import contextlib
 import os
 import resource
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO
 
 import psutil
 
@@ -27,7 +26,6 @@ from ddprun.system.processes import read_stat
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
-T = TypeVar("T")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
@@ -67,8 +65,7 @@ class HeartbeatMonitor:
 
     def __init__(self, runtime: "os.PathLike[str]", node: int) -> None:
         self._runtime = runtime
-        self._files: dict[int, int] = {}  # of each rank that has sent a heartbeat, its file: the path may vanish
-        self._lock = threading.Lock()  # guards the descriptors, whose numbers are used again
+        self._files: dict[int, BinaryIO] = {}  # of each rank that has sent a heartbeat: the path may vanish
         self._node = node
         self._changes: dict[int, LastChange] = {}
         self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
@@ -78,10 +75,9 @@ class HeartbeatMonitor:
 
     def forget(self) -> None:
         """Forget the heartbeats of an attempt that has ended. Call this before the ranks of the next one start."""
-        with self._lock:
-            for descriptor in self._files.values():
-                os.close(descriptor)
-            self._files = {}
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
         """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
@@ -95,31 +91,22 @@ class HeartbeatMonitor:
 
     def stopped_for(self, rank: int) -> int | None:
         """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
-        return self._read(rank, read_stopped_for)
+        return read_stopped_for(self._file(rank))
 
     def is_complete(self, rank: int) -> bool:
         """Return whether the rank has recorded that its training is complete."""
-        return bool(self._read(rank, read_complete))
+        return read_complete(self._file(rank))
 
     def beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank, even after it has ended."""
-        return self._read(rank, read_beat)
+        return read_beat(self._file(rank))
 
-    def _read(self, rank: int, read: Callable[[int], T]) -> T | None:
-        """Read a rank's file, or return None if it is not there."""
-        with self._lock:
-            if rank in self._files:
-                return read(self._files[rank])
-            try:
-                descriptor = os.open(Path(self._runtime, rank_heartbeat(rank)), os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return None
-            value = read(descriptor)
-            if read_beat(descriptor):
-                self._files[rank] = descriptor
-            else:  # the rank may not have mapped this file, but one that is made anew
-                os.close(descriptor)
-            return value
+    def _file(self, rank: int) -> Path | BinaryIO:
+        path = Path(self._runtime, rank_heartbeat(rank))
+        if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may have mapped another file
+            with contextlib.suppress(OSError):  # it has vanished
+                self._files[rank] = path.open("rb", buffering=0)
+        return self._files.get(rank, path)
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
