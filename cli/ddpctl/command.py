@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from ddpctl.environment import READER, with_tool_environment
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -86,6 +87,7 @@ class Command:
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
     kills_orphans: bool = False  # tty: after Ctrl-C, processes that the command left are killed
     timeout_s: float | None = 30.0  # None: no limit (stream, tty)
+    starts: bool = False  # it may start the run, so the run may exist if its reply is lost
     probe: bool = False  # it changes nothing, so a dry run runs it too
     say: str = ""  # a message to print before the command, unless it is the same as the previous message
     placeholder: str = ""  # text that stands for its stdout if a dry run does not run it
@@ -145,6 +147,15 @@ def process_line(command: Command) -> str:
         [*(f"{name}={shlex.quote(value)}" for name, value in command.env.items()), shlex.join(command.argv)]
     )
     return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+
+
+def remote_line(command: Command) -> str:
+    """Return the command as a line for the login shell of its host. There, it gets the environment of a tool."""
+    if command.argv[0] == READER:
+        return process_line(command)
+    variables = [f"{name}={value}" for name, value in command.env.items()]
+    line = shlex.join(["exec", *(["env", *variables] if variables else []), *command.argv])
+    return with_tool_environment(f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line)
 
 
 def brief(command: Command) -> str:

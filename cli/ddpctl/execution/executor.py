@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
 from ddpctl.environment import tool_environment
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
 from ddpctl.execution.remote import Remote, batches, write_bytes
@@ -180,7 +180,7 @@ class Executor:
         """Run a command that transfers files. OpenSSH's client connects to the other machine, if there is one."""
         argv, env = command.argv, {**command.env}
         if command.host:
-            argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
+            argv = (*self._remote.openssh(command.host), "--", command.host.address, remote_line(command))
         if transfer.rsync_to:
             env["RSYNC_RSH"] = shlex.join(self._remote.openssh(transfer.rsync_to))
         try:

@@ -34,6 +34,7 @@ from paramiko.ssh_exception import (
 )
 
 from ddpctl.command import Host
+from ddpctl.environment import tool_environment
 from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
@@ -59,8 +60,9 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
     argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
     try:
         done = subprocess.run(
-            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
-        )
+            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False,
+            env=tool_environment(os.environ, "ssh"),
+        )  # fmt: skip
     except FileNotFoundError:
         raise ConfigError(
             f"cannot read {what}, because ssh is not installed here: install the OpenSSH client"

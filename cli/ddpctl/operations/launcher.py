@@ -3,6 +3,7 @@
 import fcntl
 import getpass
 import json
+import math
 import os
 import signal as signals
 import sys
@@ -35,7 +36,7 @@ from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
-from ddpctl.targets import LogQuery, StopSignal
+from ddpctl.targets import LogQuery, Presence, StopSignal, Submission
 from ddpctl.text import one_line, plain
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
@@ -50,7 +51,9 @@ from ddpwire.run_files import (
 from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long a run may appear to be alive after its last log line
-LAUNCH_STOP_S = 60.0  # how long an interrupted launch may take to undo its changes
+ANSWER_GAP_S = 30.0  # a controller may take so long to act on a request whose sender no longer waits
+LOCATE_S = 100.0  # how long to look for a run after a lost reply
+LAUNCH_STOP_S = 150.0  # how long an interrupted launch may take to undo its changes
 STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
 SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
 PROGRESS_S = 5.0
@@ -200,9 +203,10 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     with run_store.launching(folder) as context.executor.on_say:
+        sent: list[Command] = []
         try:
             run_store.save(run)
-            submission = context.executor.perform(target.submit(plan, attached=attached))
+            submission = _submit(context, target, run, target.submit(plan, attached=attached), sent)
             checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
             job = replace(run.job, nodes=submission.nodes or run.job.nodes)
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
@@ -218,21 +222,101 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                context.emit(f"the launch of {name} was undone")
-            context.executor.kill_started()
-            if isinstance(error, NotStartedError):
-                run_store.discard(folder)
-                raise error.reason from None
-            gone = "sweep" not in target.capabilities
-            with suppress(DdpctlError):  # the user must see the first error
-                gone |= context.executor.perform(target.stop(run, signal="KILL"))
-            if gone:
-                run_store.discard(folder)
-            else:
-                context.emit(f"parts of {name} may still exist: ddpctl stop {name} removes them")
+            _undo(context, target, run, error, was_sent=bool(sent))
             raise
     return run
+
+
+def _submit(
+    context: AppContext, target: targets.Target, run: Run, verb: Verb[Submission], sent: list[Command]
+) -> Submission:
+    """Submit a run. If the reply is lost, look for the run. ``sent`` gets the commands that may start it."""
+
+    def noting() -> Verb[Submission]:
+        try:
+            commands = next(verb)
+            while True:
+                sent.extend(command for command in commands if command.starts)
+                commands = verb.send((yield commands))
+        except StopIteration as stop:
+            result: Submission = stop.value
+            return result
+
+    try:
+        return context.executor.perform(noting())
+    except DdpctlError as error:
+        submission = error.fields.get("submission")
+        if not isinstance(submission, Submission):
+            raise
+        context.emit(f"{error.message}: looking for run '{run.name}', which may have been started")
+        run = replace(run, job=replace(run.job, nodes=submission.nodes or run.job.nodes))
+        presence = error.fields["presence"] = _locate(context, target, run)
+        if presence.state != "exists" or not presence.is_whole:
+            raise
+        context.emit(f"run '{run.name}' was started")
+        return replace(submission, handle={**submission.handle, **presence.handle})
+
+
+def _locate(context: AppContext, target: targets.Target, run: Run) -> Presence:
+    """Look for a run until it is found, or until two answers ``ANSWER_GAP_S`` apart say that it does not exist."""
+    started, first_absent = time.monotonic(), math.inf
+    while True:
+        presence = _ask_once(context, target, run)
+        now = time.monotonic()
+        if presence.state == "exists" or presence.is_final or now - first_absent >= ANSWER_GAP_S:
+            return presence
+        if presence.state == "absent":
+            first_absent = min(first_absent, now)
+            presence = replace(presence, state="unknown", message="it does not exist yet")
+        if now - started >= LOCATE_S:
+            return presence
+        context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(presence.message)}")
+        time.sleep(min(PROGRESS_S, ANSWER_GAP_S))
+
+
+def _ask_once(context: AppContext, target: targets.Target, run: Run) -> Presence:
+    try:
+        return context.executor.perform(target.locate(run))
+    except DdpctlError as error:
+        return Presence(state="unknown", message=str(error))
+
+
+def _undo(context: AppContext, target: targets.Target, run: Run, error: BaseException, *, was_sent: bool) -> None:
+    """Stop what a failed or interrupted launch has started, and delete its record if nothing of it exists.
+
+    Raises UnavailableError if this is unknown.
+    """
+    context.executor.kill_started()
+    if isinstance(error, NotStartedError):
+        run_store.discard(Path(run.folder))
+        raise error.reason from None
+    fields = error.fields if isinstance(error, DdpctlError) else {"submission": None}
+    presence, gone = fields.get("presence"), False
+    assert presence is None or isinstance(presence, Presence)  # noqa: S101 -- set by _submit
+    try:
+        if was_sent and not run.handle and "submission" in fields and presence is None:
+            presence = _locate(context, target, run)
+        run = replace(run, handle=run.handle or (presence.handle if presence else {}))
+        gone = context.executor.perform(target.stop(run, signal="KILL"))
+        if presence and not presence.is_whole:  # another node may start later
+            presence = _locate(context, target, run)
+            gone = context.executor.perform(target.stop(run, signal="KILL"))
+    except DdpctlError as failure:
+        context.emit(f"run '{run.name}' was not stopped: {failure}")
+    except KeyboardInterrupt:
+        presence, gone = Presence(state="unknown"), False
+    is_unknown = presence is not None and presence.state == "unknown"
+    if gone and not is_unknown:
+        run_store.discard(Path(run.folder))
+        if isinstance(error, KeyboardInterrupt):
+            context.emit(f"the launch of {run.name} was undone")
+        return
+    with suppress(CannotWriteError):  # the record without the handle remains
+        run_store.save(run)
+    to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
+    if isinstance(error, DdpctlError) and is_unknown:
+        raise UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
+    context.emit(f"parts of {run.name} may still exist: {to_do}")
 
 
 def _name(context: AppContext, request: Request) -> tuple[str, str]:
@@ -359,6 +443,8 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
+    located = _located(context, target, run)
+    run = located if isinstance(located, Run) else run
     run_store.note_stop(run, "you (ddpctl stop)")
     context.executor.perform(target.keep(run))
     if not kill:
@@ -485,9 +571,15 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     for run in asked:
         try:
             key = run.kind, json.dumps(run.options, sort_keys=True)
-            groups.setdefault(key, (target_of(run), []))[1].append(run)
+            target = target_of(run)
         except ConfigError as error:  # one invalid record must not hide the other runs
             found[run.name] = RunStatus(run=run.name, state="unknown", message=str(error))
+            continue
+        located = _located(context, target, run)
+        if isinstance(located, Run):
+            groups.setdefault(key, (target, []))[1].append(located)
+        else:
+            found[run.name] = _with_local_facts(run, located)
     for target, group in groups.values():
         try:
             states = context.executor.perform(target.status(tuple(group), now=time.time()))
@@ -500,6 +592,21 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     own = (run for run in asked if Path(run.folder).parent == context.root)
     update_discovery(context.root, ((run, found[run.name]) for run in own))
     return tuple(found[run.name] for run in asked)
+
+
+def _located(context: AppContext, target: targets.Target, run: Run) -> Run | RunStatus:
+    """Return the run, with its handle if its launch was killed before it could save it. Return a status if unknown."""
+    launch = run_store.unfinished_launch(run)
+    if run.handle or not run.uid or launch is None or launch.going:
+        return run
+    presence = _ask_once(context, target, run)
+    if presence.state == "exists" and presence.handle:
+        run = replace(run, handle=presence.handle)
+        with suppress(CannotWriteError):  # it is looked for again
+            run_store.save(run)
+    if presence.state == "unknown":
+        return RunStatus(run=run.name, state="unknown", message=presence.message)
+    return run
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:

@@ -3,24 +3,26 @@
 A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the run is a script in the allocation.
 """
 
-import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
+from ddpctl.runs.run_store import Run, parse
+from ddpctl.targets import Capability, LogQuery, Presence, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
-from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.containers import beside
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
@@ -29,12 +31,19 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just accepted
+SUBMIT_S = 120.0
 KILL_WAIT_S = 60.0  # Slurm's own KillWait is 30 s at most sites
 STOP_MARGIN_S = 15.0
 # What sbatch prints if it finds no slurm.conf, no controller or no munge (22.05).
 NO_SLURM = re.compile(
     r"configuration source|process configuration file|contact slurm controller|control machine address"
     r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
+    re.IGNORECASE,
+)
+# What sbatch prints if it has sent the job, and gets no reply.
+LOST_REPLY = re.compile(
+    r"Socket timed out|Zero Bytes were transmitted|(receive|send|shutdown) failure"
+    r"|not connected|reset by peer|Broken pipe",
     re.IGNORECASE,
 )
 # Reasons for which sbatch --test-only refuses a job that sbatch accepts, because the job can wait (22.05 to 25.05).
@@ -48,6 +57,7 @@ RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
+WRITE_SCRIPT = 'mkdir -p "${1%/*}" && cat >"$1"'
 WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
@@ -121,7 +131,7 @@ class SlurmTarget(Target):
     def _submit_to_sbatch(self, plan: Plan, secrets: Mapping[str, str], records: str) -> Verb[Submission]:
         """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
         options, host, script = self.options, self._host, render_script(plan, self.options)
-        depends = yield from _dependency(options, records)
+        depends = yield from self._dependency(records)
         log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
         argv = (
             "sbatch",
@@ -130,41 +140,88 @@ class SlurmTarget(Target):
             f"--chdir={plan.cwd}",
             *depends,
         )
-        (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
+        tested, listing = yield (
+            Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
+            Command(argv=("printenv",), host=host, probe=True),
+        )
         if error := unreachable(tested, host):
             raise error
         tasks = expand(options.array) if options.array else ()
         yield from _write_secrets(plan, host, secrets, tasks)
-        (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
+        path = job_script(plan.run_dir)
+        (made,) = yield (Command(argv=("sh", "-c", WRITE_SCRIPT, "ddpctl", path), host=host, stdin=script),)
         if made.returncode:
-            raise CannotWriteError(f"cannot make {plan.run_dir}: {made.last_line('it failed')}")
-        (sent,) = yield (
-            Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=DRY_RUN, timeout_s=120),
-        )
-        if sent.returncode and (error := unreachable(sent, host)):
-            raise error
-        job = sent.stdout.strip().split(";")[0]
-        may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
-        if sent.returncode or (job == DRY_RUN and not may_start):
-            (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-            raise _refused(plan, sent, tested, has)
-        handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
+            raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+        handle = {"dir": plan.run_dir, "workdir": plan.cwd}
         if tasks:
             handle["tasks"] = list(tasks)  # type: ignore[assignment]
         if host is not None:
             handle["logs"] = f"{host}:{plan.run_dir}"
-        return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
+        submission = Submission(handle=handle, checkpoint_dir=plan.checkpoint_dir)
+        sbatch = (*argv, "--parsable", path, plan.uid)
+        (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=SUBMIT_S, starts=True),)
+        job = sent.stdout.strip().split(";")[0]
+        if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
+            what = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
+            raise UnavailableError(f"the reply of Slurm was lost ({what})", submission=submission)
+        if sent.returncode and (error := unreachable(sent, host)):
+            raise error
+        may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
+        if sent.returncode or (job == DRY_RUN and not may_start):
+            (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
+            raise _refused(plan, sent, tested, has)
+        note = "\n".join([_note(job, tested), *ignored_options(listing.stdout, directives(plan.job, options))])
+        return replace(submission, handle={"job": job, **handle}, note=note)
+
+    def locate(self, run: Run) -> Verb[Presence]:
+        """Find the job by the uid of its launch."""
+        plan = yield from self._plan_on_cluster(run.plan)
+        (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.run_dir, f"{run.created:.0f}"),)
+        if answer.returncode == 1:
+            return Presence(state="absent")
+        if answer.returncode or not (job := answer.stdout.strip()).isdecimal():
+            return Presence(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
+        handle: dict[str, Any] = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
+        if self.options.array:
+            handle["tasks"] = list(expand(self.options.array))
+        if self._host is not None:
+            handle["logs"] = f"{self._host}:{plan.run_dir}"
+        return Presence(state="exists", handle=handle)
+
+    def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
+        """Return the options of sbatch for the run that the job waits for.
+
+        Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed. So the
+        state of the run decides. Raises ConfigError if it has failed, and UnavailableError if its state is unknown.
+        """
+        if (name := self.options.after) is None:
+            return ()
+        folder = PurePath(records) / name
+        (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
+        if record.returncode > 1:
+            raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
+        run = parse(record.stdout, Path(folder))
+        if run is None or run.kind != self.kind or not run.handle.get("job"):
+            raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
+        (state,) = yield from self.status((run,), now=math.inf)
+        if state.state == "unknown":
+            raise UnavailableError(f"after: it is unknown whether run '{name}' has succeeded: {state.message}")
+        if state.state == "succeeded":
+            return ()
+        if state.ended:
+            raise ConfigError(f"after: run '{name}' has not succeeded ({state.state}: {state.message})")
+        return (f"--dependency=afterok:{run.handle['job']}", "--kill-on-invalid-dep=yes")
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
         yield from _write_secrets(plan, None, secrets)
-        path = f"{plan.run_dir}/job.sh"
+        path = job_script(plan.run_dir)
         (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, self.options)),)
         if made.returncode:
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
         log = f"{plan.run_dir}/job.log"
         (started,) = yield (
-            Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),
+            Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>", starts=True),
         )
         handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
         note = f"on all nodes of this shell's allocation (job {allocation})"
@@ -224,6 +281,11 @@ class SlurmTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
+        if not job_of(run) and run.uid:
+            presence = yield from self.locate(run)
+            if presence.state == "unknown":
+                raise UnavailableError(f"it is unknown whether run '{run.name}' has a job: {presence.message}")
+            run = replace(run, handle=presence.handle)
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
@@ -312,6 +374,17 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     )
 
 
+def is_lost(sent: Output) -> bool:
+    """Return whether sbatch has ended, or was ended, without a reply from Slurm: the job may have been submitted."""
+    killed = sent.returncode < 0 or sent.returncode > NOT_FOUND or sent.returncode == TIMED_OUT  # > 127: by a signal
+    return killed or (sent.returncode != 0 and LOST_REPLY.search(sent.stderr) is not None)
+
+
+def job_script(run_dir: str) -> str:
+    """Return the path of the submitted batch script."""
+    return f"{run_dir}/job.sh"
+
+
 def expand(array: str) -> tuple[str, ...]:
     """Return the indices of a job array. For example, return 0, 3, 6 and 9 for ``0-6:3,9%2``."""
 
@@ -391,20 +464,6 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
             for name, mark in query.files(run, node, ranks).items():
                 words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
-
-
-def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
-    if options.after is None:
-        return ()
-    record = str(PurePath(records) / options.after / "run.json")
-    (found,) = yield (Command(argv=("cat", record), probe=True),)
-    if found.returncode > 1:
-        raise UnavailableError(f"after: cannot read {record}: {found.last_line()}")
-    try:
-        job = str(json.loads(found.stdout)["handle"]["job"])
-    except (ValueError, KeyError, TypeError):
-        raise NoInputError(f"after: '{options.after}' is not a run on Slurm (its record: {record})") from None
-    return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
 
 
 def _write_secrets(

@@ -2,8 +2,8 @@
 
 Each host has a folder of claims with these files:
 
-``run-NAME.NODE`` (a claim) lists the GPUs of one node. The claim is valid while the node's ddprun holds a lock on it
-(with an inherited file descriptor), or while the node's container runs.
+``run-NAME.NODE`` (a claim) lists the GPUs of one node, and has the uid of the launch. The claim is valid while the
+node's ddprun holds a lock on it (with an inherited file descriptor), or while the node's container runs.
 ``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is first in the queue. The waiting
 ddpctl runs the script of ``take_ticket`` over SSH. The ticket is valid while this script holds a lock on it.
 ``mutex`` is locked by every script that lists or creates claims and tickets.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 BUSY = 75  # exit code of a script that finds a GPU taken
 MUTEX_S = 60  # how long to wait while another launch starts its container
+_UID = "uid="
 TICKET_S = 60  # a ticket expires if its launch does not renew it for this long; find(1) counts in minutes
 
 
@@ -44,7 +45,13 @@ def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
     """Parse claims that the script of ``list_claims`` has printed. Other lines are skipped."""
     words = [line.split() for line in lines]
     return tuple(
-        Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
+        Claim(
+            run=run,
+            node=int(node),
+            since=int(since),
+            engine=engine,
+            gpus=tuple(gpu for gpu in gpus if not gpu.startswith(_UID)),
+        )
         for run, node, since, engine, *gpus in (one for one in words if len(one) > 3)
         if node.isdecimal() and since.isdecimal()
     )
@@ -119,7 +126,22 @@ def claim_word(folder: str, run: str, node: int) -> str:
     return f"{folder}/{shlex.quote(f'run-{run}.{node}')}"
 
 
-def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
+def find_nodes(folder: str, run: str, uid: str) -> str:
+    """Return a script that prints the number of each node that a launch has started here, also if it has ended.
+
+    The script waits until no start of a node is under way.
+    """
+    return f"""\
+_ddp_c={folder}
+[ -e "$_ddp_c/mutex" ] || exit 0
+{_LOCK}\
+for _ddp_f in "$_ddp_c"/{shlex.quote(f"run-{run}")}.*; do
+  if grep -qsw {shlex.quote(_UID + uid)} "$_ddp_f"; then echo "${{_ddp_f##*.}}"; fi
+done
+"""
+
+
+def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str, uid: str = "") -> str:
     """Return shell code that writes a node's claim, or fails if another run has one of the GPUs.
 
     The code locks ``mutex``, and leaves it locked when it ends. If the engine is ``none``, the code also locks the
@@ -141,7 +163,7 @@ for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
   _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
-{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
+{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]}{f' "{_UID}{uid}"' if uid else ""} >{name}
 """
 
 

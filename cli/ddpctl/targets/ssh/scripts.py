@@ -130,7 +130,7 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
 
 def start_node(
     options: SshOptions, run: str, node: int, launch: str, *, gpus: Sequence[str], checkpoints: str, secret: str,
-    owner: str | None = None,
+    owner: str | None = None, uid: str = "",
 ) -> str:  # fmt: skip
     """Return a script that starts a node, or fails if another run has one of its GPUs.
 
@@ -145,7 +145,7 @@ def start_node(
 set -eu
 mkdir -p {node_path(home, run, node)} {path_word(checkpoints)} || exit {Exit.CANNOT_WRITE:d}
 (umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})
-{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime)}{launch}"""
+{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime, uid=uid)}{launch}"""
 
 
 def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_file: str) -> str:
