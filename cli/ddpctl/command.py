@@ -8,9 +8,9 @@ import re
 import shlex
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from ddpctl.environment import READER, with_tool_environment
+from ddpctl.environment import READER, UNSET
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -125,9 +125,9 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
-def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) -> Command:
+def sh(host: Host, text: str, *, timeout_s: float | None = 30.0, **rest: Any) -> Command:
     """Return the command that runs a script on a host."""
-    return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, secret=secret)
+    return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, **rest)
 
 
 def once(command: Command) -> Verb[Output]:
@@ -150,12 +150,12 @@ def process_line(command: Command) -> str:
 
 
 def remote_line(command: Command) -> str:
-    """Return the command as a line for the login shell of its host. There, it gets the environment of a tool."""
+    """Return the command as a line for any shell of its host, with the environment of a tool."""
     if command.argv[0] == READER:
         return process_line(command)
-    variables = [f"{name}={value}" for name, value in command.env.items()]
-    line = shlex.join(["exec", *(["env", *variables] if variables else []), *command.argv])
-    return with_tool_environment(f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line)
+    line = shlex.join(["exec", "env", *(f"{name}={value}" for name, value in command.env.items()), *command.argv])
+    line = f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+    return shlex.join(["/bin/sh", "-c", f"{UNSET}{line}"])
 
 
 def brief(command: Command) -> str:

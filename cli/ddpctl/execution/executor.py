@@ -58,6 +58,7 @@ class Executor:
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
         self._said = ""  # the message of the last commands
+        self.may_have_started = False  # whether a command with ``starts`` was run
         self.on_say: Callable[[str], object] = str  # called with the current message, which may be empty
         self._children: set[subprocess.Popen[Any]] = set()  # the processes that have not ended
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
@@ -136,6 +137,7 @@ class Executor:
             self.on_say(text)
             if text:
                 print(text, file=sys.stderr, flush=True)
+        self.may_have_started |= any(command.starts for command in commands)
         modes = {command.mode for command in commands}
         is_here = not any(command.host or command.transfer for command in commands)
         if "tty" in modes or (is_here and (len(commands) <= 1 or modes != {"capture"})):

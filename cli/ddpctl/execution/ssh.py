@@ -59,10 +59,10 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
     own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
     argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
     try:
+        env = tool_environment(os.environ, "ssh")
         done = subprocess.run(
-            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False,
-            env=tool_environment(os.environ, "ssh"),
-        )  # fmt: skip
+            argv, env=env, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
+        )
     except FileNotFoundError:
         raise ConfigError(
             f"cannot read {what}, because ssh is not installed here: install the OpenSSH client"

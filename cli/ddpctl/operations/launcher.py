@@ -36,7 +36,7 @@ from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
-from ddpctl.targets import LogQuery, Presence, StopSignal, Submission
+from ddpctl.targets import LogQuery, Lookup, StopSignal, Submission
 from ddpctl.text import one_line, plain
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
@@ -203,10 +203,13 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     with run_store.launching(folder) as context.executor.on_say:
-        sent: list[Command] = []
+        context.executor.may_have_started = False
         try:
             run_store.save(run)
-            submission = _submit(context, target, run, target.submit(plan, attached=attached), sent)
+            submission = context.executor.perform(target.submit(plan, attached=attached))
+        except BaseException as error:
+            submission = _settle(context, target, run, error)
+        try:
             checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
             job = replace(run.job, nodes=submission.nodes or run.job.nodes)
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
@@ -222,101 +225,70 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
-            _undo(context, target, run, error, was_sent=bool(sent))
-            raise
+            _settle(context, target, run, error)  # it raises an error
     return run
 
 
-def _submit(
-    context: AppContext, target: targets.Target, run: Run, verb: Verb[Submission], sent: list[Command]
-) -> Submission:
-    """Submit a run. If the reply is lost, look for the run. ``sent`` gets the commands that may start it."""
+def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseException) -> Submission:
+    """Return the submission of a failed launch if only the reply to it was lost, and all of its nodes exist.
 
-    def noting() -> Verb[Submission]:
-        try:
-            commands = next(verb)
-            while True:
-                sent.extend(command for command in commands if command.starts)
-                commands = verb.send((yield commands))
-        except StopIteration as stop:
-            result: Submission = stop.value
-            return result
-
-    try:
-        return context.executor.perform(noting())
-    except DdpctlError as error:
-        submission = error.fields.get("submission")
-        if not isinstance(submission, Submission):
-            raise
-        context.emit(f"{error.message}: looking for run '{run.name}', which may have been started")
-        run = replace(run, job=replace(run.job, nodes=submission.nodes or run.job.nodes))
-        presence = error.fields["presence"] = _locate(context, target, run)
-        if presence.state != "exists" or not presence.is_whole:
-            raise
-        context.emit(f"run '{run.name}' was started")
-        return replace(submission, handle={**submission.handle, **presence.handle})
-
-
-def _locate(context: AppContext, target: targets.Target, run: Run) -> Presence:
-    """Look for a run until it is found, or until two answers ``ANSWER_GAP_S`` apart say that it does not exist."""
-    started, first_absent = time.monotonic(), math.inf
-    while True:
-        presence = _ask_once(context, target, run)
-        now = time.monotonic()
-        if presence.state == "exists" or presence.is_final or now - first_absent >= ANSWER_GAP_S:
-            return presence
-        if presence.state == "absent":
-            first_absent = min(first_absent, now)
-            presence = replace(presence, state="unknown", message="it does not exist yet")
-        if now - started >= LOCATE_S:
-            return presence
-        context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(presence.message)}")
-        time.sleep(min(PROGRESS_S, ANSWER_GAP_S))
-
-
-def _ask_once(context: AppContext, target: targets.Target, run: Run) -> Presence:
-    try:
-        return context.executor.perform(target.locate(run))
-    except DdpctlError as error:
-        return Presence(state="unknown", message=str(error))
-
-
-def _undo(context: AppContext, target: targets.Target, run: Run, error: BaseException, *, was_sent: bool) -> None:
-    """Stop what a failed or interrupted launch has started, and delete its record if nothing of it exists.
-
-    Raises UnavailableError if this is unknown.
+    Otherwise, stop what the launch has started, delete its record if nothing of it exists, and raise ``error``, or
+    UnavailableError if it is unknown whether something exists.
     """
     context.executor.kill_started()
     if isinstance(error, NotStartedError):
         run_store.discard(Path(run.folder))
         raise error.reason from None
     fields = error.fields if isinstance(error, DdpctlError) else {"submission": None}
-    presence, gone = fields.get("presence"), False
-    assert presence is None or isinstance(presence, Presence)  # noqa: S101 -- set by _submit
+    is_lost = context.executor.may_have_started and not run.handle and "submission" in fields
+    submission, lookup, gone = fields.get("submission"), Lookup(state="absent"), False
     try:
-        if was_sent and not run.handle and "submission" in fields and presence is None:
-            presence = _locate(context, target, run)
-        run = replace(run, handle=run.handle or (presence.handle if presence else {}))
+        if is_lost:
+            context.emit(f"{error or 'interrupted'}: looking for run '{run.name}', which may have been started")
+            lookup = _locate(context, target, run)
+            if isinstance(submission, Submission) and lookup.state == "exists" and lookup.is_whole:
+                return replace(submission, handle={**lookup.handle, **submission.handle})
+        run = replace(run, handle=run.handle or lookup.handle)
         gone = context.executor.perform(target.stop(run, signal="KILL"))
-        if presence and not presence.is_whole:  # another node may start later
-            presence = _locate(context, target, run)
+        if not lookup.is_whole:  # another node may have started since
+            lookup = _locate(context, target, run)
             gone = context.executor.perform(target.stop(run, signal="KILL"))
     except DdpctlError as failure:
         context.emit(f"run '{run.name}' was not stopped: {failure}")
     except KeyboardInterrupt:
-        presence, gone = Presence(state="unknown"), False
-    is_unknown = presence is not None and presence.state == "unknown"
-    if gone and not is_unknown:
+        lookup, gone = Lookup(state="unknown"), False
+    if gone and lookup.state != "unknown":
         run_store.discard(Path(run.folder))
         if isinstance(error, KeyboardInterrupt):
             context.emit(f"the launch of {run.name} was undone")
-        return
+        raise error
     with suppress(CannotWriteError):  # the record without the handle remains
         run_store.save(run)
     to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
-    if isinstance(error, DdpctlError) and is_unknown:
+    if lookup.state == "unknown" and isinstance(error, DdpctlError):
         raise UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
     context.emit(f"parts of {run.name} may still exist: {to_do}")
+    raise error
+
+
+def _locate(context: AppContext, target: targets.Target, run: Run, *, once: bool = False) -> Lookup:
+    """Look for a run until it is found, or until two answers ``ANSWER_GAP_S`` apart say that it does not exist."""
+    started, first_absent = time.monotonic(), math.inf
+    while True:
+        try:
+            lookup = context.executor.perform(target.locate(run))
+        except DdpctlError as error:
+            lookup = Lookup(state="unknown", message=str(error))
+        now = time.monotonic()
+        if lookup.state == "exists" or lookup.is_final or once or now - first_absent >= ANSWER_GAP_S:
+            return lookup
+        if lookup.state == "absent":
+            first_absent = min(first_absent, now)
+            lookup = Lookup(state="unknown", message="it does not exist yet")
+        if now - started >= LOCATE_S:
+            return lookup
+        context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(lookup.message)}")
+        time.sleep(min(PROGRESS_S, ANSWER_GAP_S))
 
 
 def _name(context: AppContext, request: Request) -> tuple[str, str]:
@@ -443,9 +415,12 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
-    located = _located(context, target, run)
-    run = located if isinstance(located, Run) else run
     run_store.note_stop(run, "you (ddpctl stop)")
+    try:
+        run = _located(context, target, run)
+    except UnavailableError:
+        context.executor.perform(target.stop(run, signal="KILL"))  # what can be found
+        raise
     context.executor.perform(target.keep(run))
     if not kill:
         if before and before.state in ("pending", "suspended"):
@@ -572,14 +547,9 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
         try:
             key = run.kind, json.dumps(run.options, sort_keys=True)
             target = target_of(run)
-        except ConfigError as error:  # one invalid record must not hide the other runs
-            found[run.name] = RunStatus(run=run.name, state="unknown", message=str(error))
-            continue
-        located = _located(context, target, run)
-        if isinstance(located, Run):
-            groups.setdefault(key, (target, []))[1].append(located)
-        else:
-            found[run.name] = _with_local_facts(run, located)
+            groups.setdefault(key, (target, []))[1].append(_located(context, target, run))
+        except DdpctlError as error:  # one invalid record must not hide the other runs
+            found[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
     for target, group in groups.values():
         try:
             states = context.executor.perform(target.status(tuple(group), now=time.time()))
@@ -594,18 +564,18 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     return tuple(found[run.name] for run in asked)
 
 
-def _located(context: AppContext, target: targets.Target, run: Run) -> Run | RunStatus:
-    """Return the run, with its handle if its launch was killed before it could save it. Return a status if unknown."""
+def _located(context: AppContext, target: targets.Target, run: Run) -> Run:
+    """Return the run, with its handle if its launch was killed before it could save it. Raises UnavailableError."""
     launch = run_store.unfinished_launch(run)
     if run.handle or not run.uid or launch is None or launch.going:
         return run
-    presence = _ask_once(context, target, run)
-    if presence.state == "exists" and presence.handle:
-        run = replace(run, handle=presence.handle)
+    lookup = _locate(context, target, run, once=True)
+    if lookup.state == "unknown":
+        raise UnavailableError(f"it is unknown whether run '{run.name}' was started: {lookup.message}")
+    if lookup.handle:
+        run = replace(run, handle=lookup.handle)
         with suppress(CannotWriteError):  # it is looked for again
             run_store.save(run)
-    if presence.state == "unknown":
-        return RunStatus(run=run.name, state="unknown", message=presence.message)
     return run
 
 

@@ -392,17 +392,10 @@ def _folders(root: Path) -> Iterator[Path]:
         raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
 
 
-def read(folder: Path) -> Run | None:
-    """Return the run whose record is in ``folder``, or None if the folder has no readable record."""
+def read(folder: Path, text: str | None = None) -> Run | None:
+    """Return the run whose record is in ``folder``, or is ``text``. Return None if the record is not readable."""
     try:
-        return parse(read_record(folder / RECORD).decode(), folder)
-    except (OSError, ValueError):
-        return None
-
-
-def parse(text: str, folder: Path) -> Run | None:
-    """Return the run in ``folder`` with the record ``text``, or None if the record is not valid."""
-    try:
+        text = read_record(folder / RECORD).decode() if text is None else text
         if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)
@@ -413,7 +406,7 @@ def parse(text: str, folder: Path) -> Run | None:
         tables = (run.options, run.handle, run.job.env)
         whole = is_time(run.created) and all(isinstance(table, Mapping) for table in tables)
         return run if whole and all(isinstance(text, str) for text in texts) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

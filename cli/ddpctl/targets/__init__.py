@@ -34,7 +34,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Presence:
+class Lookup:
     """What the verb ``locate`` returns: whether the job of a launch exists."""
 
     state: Literal["exists", "absent", "unknown"]
@@ -177,11 +177,11 @@ class Target(ABC):
         If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success.
         """
 
-    def locate(self, run: Run) -> Verb[Presence]:
+    def locate(self, run: Run) -> Verb[Lookup]:
         """Find the job of a launch by the launch's uid, if the reply to its submission was lost."""
         (state,) = yield from self.status((run,), now=math.inf)
         exists = not state.ended or state.remains or state.outcome is not None
-        return Presence(state="exists" if exists else "absent", is_final=True)
+        return Lookup(state="exists" if exists else "absent", is_final=True)
 
     @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:

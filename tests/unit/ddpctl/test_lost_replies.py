@@ -23,7 +23,7 @@ from ddpctl.operations.launcher import AppContext, Request
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Presence, Submission
+from ddpctl.targets import Lookup, Submission
 from ddpctl.targets.local import LocalOptions
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
@@ -33,16 +33,16 @@ from ddpctl.targets.ssh.options import SshOptions
 from ddpctl.targets.ssh.target import SshTarget
 
 TIMED_OUT_REPLY = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
-EXISTS, ABSENT = Presence(state="exists", handle={"job": "7"}), Presence(state="absent")
-UNKNOWN = Presence(state="unknown", message="no answer")
+EXISTS, ABSENT = Lookup(state="exists", handle={"job": "7"}), Lookup(state="absent")
+UNKNOWN = Lookup(state="unknown", message="no answer")
 
 
 @dataclass
 class LosingTarget:
-    """A target whose submission ends with ``error``, and that then answers ``presences``, the last one repeatedly."""
+    """A target whose submission ends with ``error``, and that then answers ``lookups``, the last one repeatedly."""
 
     error: BaseException
-    presences: list[Presence]
+    lookups: list[Lookup]
     kills: list[Run] = field(default_factory=list)
     num_asked: int = 0
     capabilities = frozenset[str]()
@@ -55,10 +55,10 @@ class LosingTarget:
         yield (Command(argv=("true",), starts=True),)
         raise self.error
 
-    def locate(self, _: Run) -> Verb[Presence]:
+    def locate(self, _: Run) -> Verb[Lookup]:
         yield ()
         self.num_asked += 1
-        return self.presences.pop(0) if len(self.presences) > 1 else self.presences[0]
+        return self.lookups.pop(0) if len(self.lookups) > 1 else self.lookups[0]
 
     def stop(self, run: Run, **_: object) -> Verb[bool]:
         yield ()
@@ -110,17 +110,17 @@ def test_a_record_is_deleted_only_after_two_answers(context: AppContext, monkeyp
     assert (records(context), target.num_asked) == ([], 2)
 
 
-@pytest.mark.parametrize("presences", [[UNKNOWN], [ABSENT, UNKNOWN]], ids=["no answer", "one answer"])
+@pytest.mark.parametrize("lookups", [[UNKNOWN], [ABSENT, UNKNOWN]], ids=["no answer", "one answer"])
 def test_a_run_that_may_exist_keeps_its_record(
-    presences: list[Presence], context: AppContext, monkeypatch: pytest.MonkeyPatch
+    lookups: list[Lookup], context: AppContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = LosingTarget(lost(), presences)
+    target = LosingTarget(lost(), lookups)
     with pytest.raises(UnavailableError) as raised:
         launch(context, target, monkeypatch)
     assert ("ddpctl stop night" in str(raised.value), records(context)) == (True, [{}])
     (state,) = launcher.status(context, run_store.load_all(context.root))
     assert state.state == "unknown"
-    target.presences[:] = [EXISTS]
+    target.lookups[:] = [EXISTS]
     (state,) = launcher.status(context, run_store.load_all(context.root))
     assert (state.state, records(context)) == ("running", [{"job": "7"}])
 
@@ -212,15 +212,6 @@ def test_a_job_that_slurm_has_forgotten_is_in_its_folder_or_in_the_accounting(tm
     assert locate(tmp_path, programs={"squeue": SQUEUE}, SINCE=forgotten) == (0, "8")
 
 
-def test_stop_looks_for_a_job_without_a_number() -> None:
-    run = replace(RUN, handle={}, uid=UID)
-    answers: dict[str, Answer] = {UID: Output(returncode=0, stdout="7\n")}
-    asked, is_gone = perform(SlurmTarget(SlurmOptions()).stop(run, signal="KILL"), answers)
-    assert (is_gone, [command.argv[4] for command in asked if queue.STOP in command.argv]) == (True, ["7"])
-    with pytest.raises(UnavailableError):
-        perform(SlurmTarget(SlurmOptions()).stop(run, signal="KILL"), {UID: Output(returncode=69)})
-
-
 AFTER = SlurmOptions(after="day")
 
 
@@ -273,8 +264,8 @@ def test_a_host_knows_the_nodes_of_a_launch_by_its_uid(tmp_path: Path) -> None:
     sh(claims.take(folder, "night", 1, ("GPU-0",), engine="none", uid=UID))
     assert sh(claims.find_nodes(folder, "night", UID)).split() == ["1"]
     assert sh(claims.find_nodes(folder, "night", "0000")) == "", "another launch of the same name"
-    (line,) = (path.read_text() for path in tmp_path.glob("claims-*/run-*"))
-    assert [claim.gpus for claim in claims.parse_claims([line])] == [("GPU-0",)]
+    (text,) = (path.read_text() for path in tmp_path.glob("claims-*/run-*"))
+    assert [claim.gpus for claim in claims.parse_claims(text.splitlines())] == [("GPU-0",)]
 
 
 @pytest.mark.parametrize(
@@ -295,8 +286,8 @@ def test_a_run_on_hosts_is_located_by_its_claims(
     outputs = [replace(output, returncode=UNREACHED) if text is None else output for text, output in
                zip(answers, outputs, strict=True)]  # fmt: skip
     run = replace(ssh_answers.RUN, uid=UID)
-    _, presence = perform(SshTarget(ssh_answers.BARE).locate(run), {UID: ssh_answers.by_host(*outputs)})
-    assert (presence.state, presence.handle.get("hosts"), presence.is_whole) == (state, hosts, is_whole)
+    _, lookup = perform(SshTarget(ssh_answers.BARE).locate(run), {UID: ssh_answers.by_host(*outputs)})
+    assert (lookup.state, lookup.handle.get("hosts"), lookup.is_whole) == (state, hosts, is_whole)
 
 
 @pytest.mark.parametrize(
@@ -321,5 +312,5 @@ def test_only_replies_that_were_lost_leave_it_open_whether_nodes_run(
 def test_the_local_target_is_sure_after_one_answer(context: AppContext) -> None:
     target = targets.make("local", LocalOptions())
     run = replace(RUN, folder=str(context.root), handle={})
-    presence = context.executor.perform(target.locate(run))
-    assert (presence.state, presence.is_final, math.isinf(launcher.LOCATE_S)) == ("absent", True, False)
+    lookup = context.executor.perform(target.locate(run))
+    assert (lookup.state, lookup.is_final, math.isinf(launcher.LOCATE_S)) == ("absent", True, False)

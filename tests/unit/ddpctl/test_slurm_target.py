@@ -100,7 +100,7 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     value = {"printenv TOKEN": Output(returncode=0, stdout="it's\n")}
     asked, _ = submit(value, plan=plan)
     (written,) = (command for command in asked if command.secret)
-    assert written.argv == ("sh", "-c", 'umask 077; mkdir -p "${1%/*}" && cat >"$1"', "ddpctl", "/r/night/secrets")
+    assert written.argv == ("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
     assert not any("it's" in (command.stdin or "") for command in asked if not command.secret)
     asked, _ = submit(value, plan=plan, options=SlurmOptions(array="0-1"))

@@ -22,7 +22,6 @@ REMOVED = {
     "SCANCEL_STATE": "PENDING",
     "SLURM_TIME_FORMAT": "relative",
     "GIT_DIR": "/elsewhere",
-    "PIP_TARGET": "/elsewhere",
     "RSYNC_RSH": "rsh",
     "ANSIBLE_CHECK_MODE_MARKERS": "1",
     "COMPOSE_FILE": "/elsewhere",
@@ -54,7 +53,7 @@ def test_a_tool_on_this_machine_gets_where_and_who_but_no_filters_and_options() 
 
 
 def test_printenv_reads_the_user_s_own_variables() -> None:
-    output = Executor(ALL).perform(once(Command(argv=("printenv", "PIP_TARGET"))))
+    output = Executor(ALL).perform(once(Command(argv=("printenv", "GIT_DIR"))))
     assert output == Output(returncode=0, stdout="/elsewhere\n")
 
 
@@ -82,7 +81,7 @@ def test_the_environment_of_a_node_is_that_of_its_user(tmp_path: Path) -> None:
     assert output.returncode == OK.returncode
 
 
-def test_a_variable_of_sbatch_that_contradicts_the_file_is_named_with_its_key() -> None:
+def test_a_variable_of_sbatch_that_contradicts_the_file_is_named() -> None:
     listing = "A=SBATCH_QOS=x\nSBATCH_PARTITION=gpu\nSBATCH_ACCOUNT=me\nSBATCH_WAIT=1\nSBATCH_QOS=low\nPATH=/bin\n"
     lines = ignored_options(listing, ("--partition=gpu", "--qos=high"))
     assert [line.split(" is ignored: ")[0] for line in lines] == [
@@ -90,7 +89,6 @@ def test_a_variable_of_sbatch_that_contradicts_the_file_is_named_with_its_key() 
         "SBATCH_WAIT=1",
         "SBATCH_QOS=low",
     ]
-    assert [line.split()[4] for line in lines] == ["account", "extra", "qos"]
 
 
 def test_the_user_s_own_names_are_not_removed() -> None:

@@ -50,7 +50,7 @@ class Kubectl:
         """Return the command that creates the objects in a YAML text. ``dry_run``: the cluster only checks them."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
-        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
+        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>", starts=not dry_run)
 
     def get(self, what: str, *rest: str) -> Command:
         """Return the command that prints objects as JSON, or prints nothing if there are no such objects."""

@@ -17,7 +17,7 @@ from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, Presence, StopSignal, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
 from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
 from ddpctl.targets.kubernetes.kubectl import (
@@ -134,20 +134,17 @@ class KubernetesTarget(Target):
         table = () if is_signed else (UNSIGNED,)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
-    def locate(self, run: Run) -> Verb[Presence]:
+    def locate(self, run: Run) -> Verb[Lookup]:
         """Find the job by its name and the uid of its launch."""
         kubectl, label = (yield from find_cluster(self.options)), "-o=jsonpath={.metadata.labels}"
-        workloads = tuple(WORKLOADS.values())
-        answers = yield tuple(
-            kubectl.run("get", workload.resource, run.name, "--ignore-not-found", label) for workload in workloads
-        )
-        for workload, answer in zip(workloads, answers, strict=True):
+        for workload in WORKLOADS.values():
+            (answer,) = yield (kubectl.run("get", workload.resource, run.name, "--ignore-not-found", label),)
             if answer.returncode and not is_absent(answer):
-                return Presence(state="unknown", message=str(error_of(answer)))
+                return Lookup(state="unknown", message=str(error_of(answer)))
             if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
                 handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-                return Presence(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
-        return Presence(state="absent")
+                return Lookup(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
+        return Lookup(state="absent")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from its job and its pods.
@@ -494,15 +491,12 @@ def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Objec
     Return whether the Secret was created. If the user has no right to create it, raise an error only if the job has
     secrets.
     """
-    answers = yield tuple(
-        replace(kubectl.create(dump((one,)), secret=one["kind"] == "Secret"), starts=True) for one in needed
-    )
+    answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
     check(*(answers if has_secret else answers[:-1]))
     job = workload.job(draft)
     for pause_s in (*RUNTIME_PAUSES_S, None):
-        create = kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}")
-        (made,) = yield (replace(create, starts=True),)
+        (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
         if pause_s is None or not misses_runtime(made):
             break
         yield (Command(argv=("sleep", str(pause_s))),)

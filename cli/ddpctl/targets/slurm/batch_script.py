@@ -168,8 +168,7 @@ def _rendezvous(job: JobSpec) -> str:
         more += f" {names.NNODES}=$((_ddp_nodes < {job.min_nodes} ? _ddp_nodes : {job.min_nodes})):$_ddp_nodes"
     return f"""\
 # Unset variables that sbatch may have copied from another job or from the user: Slurm's programs would use them.
-unset "${{!PET_@}}" "${{!SQUEUE_@}}" "${{!SCANCEL_@}}" "${{!SCONTROL_@}}" \\
-  {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
+unset "${{!PET_@}}" "${{!SQUEUE_@}}" "${{!SCANCEL_@}}" {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
   {FOREIGN}
 # Find the address of node 0, outside any container.
 read -r _ddp_head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
 from ddpctl.environment import ignored_options
@@ -19,8 +18,8 @@ from ddpctl.files.pull import Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.runs.run_store import Run, parse
-from ddpctl.targets import Capability, LogQuery, Presence, StopSignal, Submission, Target, no_such_log
+from ddpctl.runs.run_store import Run, read
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.containers import beside
@@ -31,7 +30,6 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just accepted
-SUBMIT_S = 120.0
 KILL_WAIT_S = 60.0  # Slurm's own KillWait is 30 s at most sites
 STOP_MARGIN_S = 15.0
 # What sbatch prints if it finds no slurm.conf, no controller or no munge (22.05).
@@ -42,8 +40,7 @@ NO_SLURM = re.compile(
 )
 # What sbatch prints if it has sent the job, and gets no reply.
 LOST_REPLY = re.compile(
-    r"Socket timed out|Zero Bytes were transmitted|(receive|send|shutdown) failure"
-    r"|not connected|reset by peer|Broken pipe",
+    r"Socket timed out|Zero Bytes|(receive|send|shutdown) failure|not connected|reset by peer|Broken pipe",
     re.IGNORECASE,
 )
 # Reasons for which sbatch --test-only refuses a job that sbatch accepts, because the job can wait (22.05 to 25.05).
@@ -57,8 +54,7 @@ RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
-WRITE_SCRIPT = 'mkdir -p "${1%/*}" && cat >"$1"'
-WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
+WRITE = 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"'
 
 
 class SlurmTarget(Target):
@@ -146,20 +142,16 @@ class SlurmTarget(Target):
         )
         if error := unreachable(tested, host):
             raise error
+        ignored = ignored_options(listing.stdout, directives(plan.job, options))
         tasks = expand(options.array) if options.array else ()
         yield from _write_secrets(plan, host, secrets, tasks)
-        path = job_script(plan.run_dir)
-        (made,) = yield (Command(argv=("sh", "-c", WRITE_SCRIPT, "ddpctl", path), host=host, stdin=script),)
+        path = f"{plan.run_dir}/job.sh"
+        (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=script),)
         if made.returncode:
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
-        handle = {"dir": plan.run_dir, "workdir": plan.cwd}
-        if tasks:
-            handle["tasks"] = list(tasks)  # type: ignore[assignment]
-        if host is not None:
-            handle["logs"] = f"{host}:{plan.run_dir}"
-        submission = Submission(handle=handle, checkpoint_dir=plan.checkpoint_dir)
+        submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
         sbatch = (*argv, "--parsable", path, plan.uid)
-        (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=SUBMIT_S, starts=True),)
+        (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
         job = sent.stdout.strip().split(";")[0]
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
             what = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
@@ -169,30 +161,29 @@ class SlurmTarget(Target):
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-            raise _refused(plan, sent, tested, has)
-        note = "\n".join([_note(job, tested), *ignored_options(listing.stdout, directives(plan.job, options))])
-        return replace(submission, handle={"job": job, **handle}, note=note)
+            raise _refused(plan, sent, tested, has, ignored)
+        note = "\n".join([_note(job, tested), *ignored])
+        return replace(submission, handle={"job": job, **submission.handle}, note=note)
 
-    def locate(self, run: Run) -> Verb[Presence]:
+    def locate(self, run: Run) -> Verb[Lookup]:
         """Find the job by the uid of its launch."""
         plan = yield from self._plan_on_cluster(run.plan)
         (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.run_dir, f"{run.created:.0f}"),)
         if answer.returncode == 1:
-            return Presence(state="absent")
+            return Lookup(state="absent")
         if answer.returncode or not (job := answer.stdout.strip()).isdecimal():
-            return Presence(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
-        handle: dict[str, Any] = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
-        if self.options.array:
-            handle["tasks"] = list(expand(self.options.array))
-        if self._host is not None:
-            handle["logs"] = f"{self._host}:{plan.run_dir}"
-        return Presence(state="exists", handle=handle)
+            return Lookup(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
+        return Lookup(state="exists", handle={"job": job, **self._handle(plan)})
+
+    def _handle(self, plan: Plan) -> Mapping[str, object]:
+        tasks = {"tasks": list(expand(self.options.array))} if self.options.array else {}
+        logs = {"logs": f"{self._host}:{plan.run_dir}"} if self._host else {}
+        return {"dir": plan.run_dir, "workdir": plan.cwd, **tasks, **logs}
 
     def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
-        """Return the options of sbatch for the run that the job waits for.
+        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if that run has failed.
 
-        Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed. So the
-        state of the run decides. Raises ConfigError if it has failed, and UnavailableError if its state is unknown.
+        The state of that run decides, because Slurm starts a job at once if it has forgotten the job that it awaits.
         """
         if (name := self.options.after) is None:
             return ()
@@ -200,22 +191,21 @@ class SlurmTarget(Target):
         (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
         if record.returncode > 1:
             raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
-        run = parse(record.stdout, Path(folder))
+        run = read(Path(folder), record.stdout)
         if run is None or run.kind != self.kind or not run.handle.get("job"):
             raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
         (state,) = yield from self.status((run,), now=math.inf)
-        if state.state == "unknown":
-            raise UnavailableError(f"after: it is unknown whether run '{name}' has succeeded: {state.message}")
         if state.state == "succeeded":
             return ()
-        if state.ended:
-            raise ConfigError(f"after: run '{name}' has not succeeded ({state.state}: {state.message})")
+        if state.ended or state.state == "unknown":
+            wrong = ConfigError if state.ended else UnavailableError
+            raise wrong(f"after: run '{name}' must have succeeded, but it is {state.state}: {state.message}")
         return (f"--dependency=afterok:{run.handle['job']}", "--kill-on-invalid-dep=yes")
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
         yield from _write_secrets(plan, None, secrets)
-        path = job_script(plan.run_dir)
+        path = f"{plan.run_dir}/job.sh"
         (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, self.options)),)
         if made.returncode:
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
@@ -281,11 +271,6 @@ class SlurmTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
-        if not job_of(run) and run.uid:
-            presence = yield from self.locate(run)
-            if presence.state == "unknown":
-                raise UnavailableError(f"it is unknown whether run '{run.name}' has a job: {presence.message}")
-            run = replace(run, handle=presence.handle)
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
@@ -378,11 +363,6 @@ def is_lost(sent: Output) -> bool:
     """Return whether sbatch has ended, or was ended, without a reply from Slurm: the job may have been submitted."""
     killed = sent.returncode < 0 or sent.returncode > NOT_FOUND or sent.returncode == TIMED_OUT  # > 127: by a signal
     return killed or (sent.returncode != 0 and LOST_REPLY.search(sent.stderr) is not None)
-
-
-def job_script(run_dir: str) -> str:
-    """Return the path of the submitted batch script."""
-    return f"{run_dir}/job.sh"
 
 
 def expand(array: str) -> tuple[str, ...]:
@@ -490,7 +470,7 @@ def _note(job: str, tested: Output) -> str:
     return what
 
 
-def _refused(plan: Plan, sent: Output, tested: Output, has: Output) -> Exception:
+def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: tuple[str, ...]) -> Exception:
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
@@ -503,4 +483,4 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output) -> Exception
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
     has_gpus = not there or any(not one.endswith("no GPU") for one in there)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint=cpu)
+    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, *ignored))))

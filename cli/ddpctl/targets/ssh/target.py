@@ -16,17 +16,7 @@ from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import (
-    Capability,
-    HostReport,
-    LogQuery,
-    Moved,
-    Presence,
-    StopSignal,
-    Submission,
-    Target,
-    no_such_log,
-)
+from ddpctl.targets import Capability, HostReport, LogQuery, Lookup, Moved, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -44,7 +34,6 @@ SHOW_S = 30.0  # plus one second per node
 LOST_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
-LOCATE_S = 75.0  # longer than claims.MUTEX_S
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:", "10001:10001"  # if the login user is root, containers run as the image's user
@@ -167,34 +156,27 @@ class SshTarget(Target):
             text = "a node could not be started, and the others were stopped" if some else "no node could be started"
             codes = {*failed.values()}
             wrong = CannotWriteError if codes == {Exit.CANNOT_WRITE} else UnavailableError
+            lost = codes & {UNREACHED, TIMED_OUT}  # these nodes may have been started
             failure = wrong("\n".join([text, *failed]))
-            if lost := codes & {UNREACHED, TIMED_OUT}:  # these nodes may have been started
-                failure.fields["submission"] = submission if codes == lost else None
+            failure.fields |= {"submission": submission if codes == lost else None} if lost else {}
             raise failure
         return submission
 
-    def locate(self, run: Run) -> Verb[Presence]:
+    def locate(self, run: Run) -> Verb[Lookup]:
         """Find the nodes of a launch by its uid in the claims of all hosts."""
-        hosts = self.options.hosts
+        hosts, job = self.options.hosts, run.job
         text = claims.find_nodes(scripts.claims_folder(self.options.home), run.name, run.uid)
-        outputs = yield tuple(sh(host.host, text, timeout_s=LOCATE_S) for host in hosts)
-        answers = tuple(zip(hosts, outputs, strict=True))
-        silent = [
-            f"{host.address} does not answer: {output.last_line()}" for host, output in answers if output.returncode
-        ]
-        places = {
-            int(node): number for number, (_, output) in enumerate(answers) for node in output.stdout.split()
-            if output.returncode == 0 and node.isdecimal()
-        }  # fmt: skip
-        is_whole = places.keys() >= set(range(run.job.max_nodes))
+        outputs = yield tuple(sh(host.host, text, timeout_s=claims.MUTEX_S + 15) for host in hosts)
+        answers = zip(hosts, outputs, strict=True)
+        silent = [f"{host.address}: {output.last_line()}" for host, output in answers if output.returncode]
+        places = {int(node): number for number, output in enumerate(outputs) for node in output.stdout.split()}
+        is_whole = places.keys() >= set(range(job.max_nodes if silent else job.min_nodes))
         if silent and not is_whole:
-            return Presence(state="unknown", message=one_line("; ".join(silent)))
-        if not places:
-            return Presence(state="absent")
-        others = iter(number for number in range(len(hosts)) if number not in places.values())
-        numbers = [places[node] if node in places else next(others, 0) for node in range(run.job.max_nodes)]
-        handle = {"hosts": numbers, "nodes": run.job.nodes, "logs": f"ddpctl logs {run.name}"}
-        return Presence(state="exists", handle=handle, is_whole=is_whole)
+            return Lookup(state="unknown", message=one_line("; ".join(silent)))
+        others = iter({*range(len(hosts))} - {*places.values()})
+        numbers = [places[node] if node in places else next(others, 0) for node in range(job.max_nodes)]
+        handle = {"hosts": numbers, "nodes": job.nodes, "logs": f"ddpctl logs {run.name}"}
+        return Lookup(state="exists", handle=handle, is_whole=is_whole) if places else Lookup(state="absent")
 
     def _start_nodes(
         self, start: Start, nodes: Sequence[int], hosts: Sequence[SshHost], facts: Sequence[Facts]
@@ -204,8 +186,7 @@ class SshTarget(Target):
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
             gpus = _share(start.plan.job, host, fact) if start.cuda else ()
             text = node_script(self.options, start, node, fact, gpus)
-            command = sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets))
-            commands.append(replace(command, starts=True))
+            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets), starts=True))
         outputs = yield tuple(commands)
         found = zip(hosts, outputs, strict=True)
         return {
@@ -265,10 +246,9 @@ class SshTarget(Target):
         ``query.follow``: print the lines of all nodes as they appear.
         """
         commands = tuple(
-            Command(
-                argv=("/bin/sh",),
-                stdin=scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
-                host=self._hosts_of(run)[node].host,
+            sh(
+                self._hosts_of(run)[node].host,
+                scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
                 mode="stream",
                 timeout_s=None,
             )
