@@ -280,12 +280,10 @@ def _locate(context: AppContext, target: targets.Target, run: Run, *, once: bool
         except DdpctlError as error:
             lookup = Lookup(state="unknown", message=str(error))
         now = time.monotonic()
-        if lookup.state == "exists" or lookup.is_final or once or now - first_absent >= ANSWER_GAP_S:
-            return lookup
-        if lookup.state == "absent":
+        if lookup.state == "absent" and not (once or lookup.is_final or now - first_absent >= ANSWER_GAP_S):
             first_absent = min(first_absent, now)
             lookup = Lookup(state="unknown", message="it does not exist yet")
-        if now - started >= LOCATE_S:
+        if lookup.state != "unknown" or once or now - started >= LOCATE_S:
             return lookup
         context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(lookup.message)}")
         time.sleep(min(PROGRESS_S, ANSWER_GAP_S))

@@ -249,9 +249,8 @@ def _serves(workload: Workload, answer: Output) -> bool:
 
 def is_absent(answer: Output) -> bool:
     """Return whether a command failed because the cluster has no such object or API."""
-    texts = ("NotFound", "could not find the requested resource", "the server doesn't have a resource type")
-    absent = any(text in answer.stderr for text in texts)
-    return answer.returncode != 0 and absent
+    absent = "NotFound|could not find the requested resource|the server doesn't have a resource type"
+    return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
 
 
 def misses_runtime(answer: Output) -> bool:

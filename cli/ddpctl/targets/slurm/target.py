@@ -181,10 +181,7 @@ class SlurmTarget(Target):
         return {"dir": plan.run_dir, "workdir": plan.cwd, **tasks, **logs}
 
     def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
-        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if that run has failed.
-
-        The state of that run decides, because Slurm starts a job at once if it has forgotten the job that it awaits.
-        """
+        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if that run has failed."""
         if (name := self.options.after) is None:
             return ()
         folder = PurePath(records) / name
@@ -194,6 +191,7 @@ class SlurmTarget(Target):
         run = read(Path(folder), record.stdout)
         if run is None or run.kind != self.kind or not run.handle.get("job"):
             raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
+        # Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed.
         (state,) = yield from self.status((run,), now=math.inf)
         if state.state == "succeeded":
             return ()
@@ -348,11 +346,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
         if output.returncode == 0 or found is None:
             return None
         why = f"sbatch: {PREFIX.sub('', found)}"
-    to_do = (
-        "run ddpctl on a login node, or set the target's 'login'"
-        if host is None
-        else "set the target's 'login' to a login node of the cluster"
-    )
+    to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
     return UnavailableError(
         f"no Slurm is reachable from {host or 'this machine'} ({why})",
         hint=f"{to_do}; ddpctl render prints the script, and needs no cluster",
