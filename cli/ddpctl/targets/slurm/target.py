@@ -181,7 +181,7 @@ class SlurmTarget(Target):
         return {"dir": plan.run_dir, "workdir": plan.cwd, **tasks, **logs}
 
     def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
-        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if that run has failed."""
+        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""
         if (name := self.options.after) is None:
             return ()
         folder = PurePath(records) / name
