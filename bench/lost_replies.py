@@ -24,12 +24,14 @@ from tests.cluster import slurm_lab, ssh_cluster
 SCRIPT = "import time\ntime.sleep(900)\n"
 MAIN = "from ddpctl.operations import launcher; launcher.ANSWER_GAP_S = {gap}; from ddpctl.main import main; main()"
 ERROR = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-# LOSES: after (the job is submitted, and then the reply is lost), late (submitted 3 s later), never.
+# LOSES: after (the job is submitted, and then the reply is lost), late (submitted 3 s later), never (not submitted).
 SBATCH = f"""#!/bin/bash
 case "$LOSES $*" in
-  *--test-only* | kill* | interrupt*) exec /usr/bin/sbatch "$@" ;;
+  *--test-only*) exec /usr/bin/sbatch "$@" ;;
   after*) /usr/bin/sbatch "$@" >/dev/null ;;
   late*) (sleep 3; exec /usr/bin/sbatch "$@") >/dev/null 2>&1 & ;;
+  never*) ;;
+  *) exec /usr/bin/sbatch "$@" ;;
 esac
 echo '{ERROR}' >&2
 exit 1
@@ -54,8 +56,8 @@ class Place:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def ddpctl(self, *argv: str) -> tuple[int, str]:
-        process = self.start(30.0, *argv)
+    def ddpctl(self, *argv: str, **env: str) -> tuple[int, str]:
+        process = self.start(30.0, *argv, **env)
         text, _ = process.communicate(timeout=300)
         return process.returncode, text
 
@@ -87,7 +89,7 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
                     "nodes: 1", "nodes: 2"
                 )
             )
-            at = Place(kind, folder, lab.laptop.command, lab.variables, 9)
+            at = Place(kind, folder, lab.laptop.command, lab.variables, 5)
             at.sshds = tuple(box.process.pid for box in lab.boxes if box.process)
             yield at
     elif kind == "slurm":
@@ -96,10 +98,10 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
         with slurm_lab.cluster(1, gpus=0) as lab_of_slurm:
             options = f"{{kind: slurm, python: {sys.executable}}}"
             (folder / "ddpctl.yaml").write_text(f"{job}target: hpc\ntargets: {{hpc: {options}}}\n")
-            yield Place(kind, folder, lab_of_slurm.head.command, lab_of_slurm.environ, 4)
+            yield Place(kind, folder, lab_of_slurm.head.command, lab_of_slurm.environ, 3)
     else:
         (folder / "ddpctl.yaml").write_text(job)
-        yield Place(kind, folder, lambda *argv: list(argv), dict(os.environ), 8)
+        yield Place(kind, folder, lambda *argv: list(argv), dict(os.environ), 5)
 
 
 def cut(sshds: tuple[int, ...]) -> None:
@@ -128,7 +130,7 @@ def lose(place: Place, run: str, how: str, gap_s: float) -> str:
         before = alive
         time.sleep(5)
     _, listing = place.ddpctl("ps", "--json")
-    listed = {one["run"]: one["state"] for one in json.loads(listing[listing.index("[") :])} if "[" in listing else {}
+    listed = {row["run"]: row["state"] for row in json.loads(listing[listing.index("[") :])} if "[" in listing else {}
     row = f"{place.kind} {how} at {moment_s:.1f} s: exit {launch.returncode}, {len(alive)} alive, ps: {listed.get(run)}"
     stopped = place.ddpctl("stop", "--kill", run) if run in listed else (0, "")
     if alive and listed.get(run) in (None, "lost", "succeeded", "failed", "stopped"):

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 # Slurm: filters and formats of answers, and options of sbatch, which would replace those of ddpctl.yaml (sbatch(1),
 # squeue(1), scancel(1), ...). git: another repository than that of the folder. The others: options of a command line.
 REMOVED = (
-    *("SBATCH_*", "SALLOC_*", "SQUEUE_*", "SACCT_*", "SCANCEL_*", "SINFO_*", "SCONTROL_*"),
-    *("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_JSON", "SLURM_YAML"),
+    *("SBATCH_*", "SALLOC_*", "SQUEUE_*", "SACCT_*", "SCANCEL_*", "SINFO_*", "SCONTROL_*", "SRUN_*"),
+    *("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_STD*MODE", "SLURM_LABELIO", "SLURM_EXPORT_ENV"),
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_*_PATHSPECS"),
-    *("RSYNC_*", "ANSIBLE_*", "KUBECTL_*", "COMPOSE_*", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE"),
+    *("RSYNC_*", "ANSIBLE_*", "KUBECTL_*", "COMPOSE_*", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "TAR_OPTIONS"),
 )
 KEPT = (
     *("RSYNC_PROXY", "RSYNC_CONNECT_PROG", "ANSIBLE_HOME", "ANSIBLE_LOCAL_TEMP", "ANSIBLE_REMOTE_TEMP"),
