@@ -45,6 +45,7 @@ class Place:
 
     def __init__(self, kind: str, folder: Path, command: Command, environ: dict[str, str], launch_s: float) -> None:
         self.sshds: tuple[int, ...] = ()
+        self.homes: tuple[Path, ...] = ()  # on the hosts
         self.kind, self.folder, self.command, self.launch_s = kind, folder, command, launch_s
         self.environ = environ | {"DDPCTL_STATE_DIR": str(folder / "runs"), "PATH": f"{folder}:{os.environ['PATH']}"}
         (folder / "sleep.py").write_text(SCRIPT)
@@ -91,6 +92,7 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
             )
             at = Place(kind, folder, lab.laptop.command, lab.variables, 5)
             at.sshds = tuple(box.process.pid for box in lab.boxes if box.process)
+            at.homes = tuple(box.home for box in lab.boxes)
             yield at
     elif kind == "slurm":
         (folder / "sbatch").write_text(SBATCH)
@@ -116,13 +118,20 @@ def lose(place: Place, run: str, how: str, gap_s: float) -> str:
     """Launch a run, lose its reply, and return what is wrong afterwards."""
     launch = place.start(gap_s, "launch", "--detach", "--name", run, LOSES=how if place.kind == "slurm" else "")
     moment_s = random.uniform(0.3, place.launch_s)  # noqa: S311 -- no secret
-    if how in ("kill", "interrupt", "cut"):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launch.wait(moment_s)
-        if launch.poll() is None and how == "cut":
+    if how in ("kill", "interrupt", "cut", "cut-start", "kill-start"):
+        if how.endswith("-start"):  # a host has begun to start its node
+            begun, moment_s = time.monotonic(), 0.0
+            while launch.poll() is None and not any(
+                path for home in place.homes for path in home.glob(f".ddpctl/claims-*/run-{run}.*")
+            ):
+                moment_s = time.monotonic() - begun
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launch.wait(moment_s)
+        if launch.poll() is None and how.startswith("cut"):
             cut(place.sshds)
         elif launch.poll() is None:
-            launch.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
+            launch.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
     text, _ = launch.communicate(timeout=300)
     before = None
     deadline = time.monotonic() + END_S
@@ -150,7 +159,10 @@ def main() -> None:
     args = parser.parse_args()
     random.seed(args.seed)
     wrong = []
-    hows = {"slurm": ["after", "kill", "late", "interrupt", "never"], "ssh": ["cut", "kill", "interrupt"]}
+    hows = {
+        "slurm": ["after", "kill", "late", "interrupt", "never"],
+        "ssh": ["cut", "kill", "cut-start", "interrupt", "kill-start"],
+    }
     for kind in args.kinds:
         with tempfile.TemporaryDirectory(prefix="lost") as folder, place(kind, Path(folder)) as at:
             for number in range(args.rounds):

@@ -39,10 +39,11 @@ def tool_environment(environ: Mapping[str, str], program: str) -> dict[str, str]
     return {name: value for name, value in environ.items() if program == READER or not is_removed(name)}
 
 
-def ignored_options(listing: str, directives: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a line for each variable of sbatch in the output of printenv that contradicts the options of the job."""
-    return tuple(
-        f"{name}={value} is ignored: set it in ddpctl.yaml, by a key of the target or with 'extra'"
+def ignored_options(listing: str, directives: tuple[str, ...]) -> str:
+    """Return a message about the variables of sbatch in the output of printenv that contradict the job's options."""
+    ignored = [
+        f"{name}={value}"
         for name, value in re.findall(r"(?m)^(SBATCH_\w+)=(.*)$", listing)
         if f"--{name.removeprefix('SBATCH_').lower().replace('_', '-')}={value}" not in directives
-    )
+    ]
+    return f"ignored: {', '.join(ignored)} (set keys of the target, or 'extra', instead)" if ignored else ""

@@ -125,6 +125,18 @@ def test_a_run_that_may_exist_keeps_its_record(
     assert (state.state, records(context)) == ("running", [{"job": "7"}])
 
 
+def test_stop_kills_what_answers_and_says_that_the_rest_is_unknown(
+    context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = LosingTarget(lost(), [UNKNOWN])
+    with pytest.raises(UnavailableError):
+        launch(context, target, monkeypatch)
+    (run,), num_kills = run_store.load_all(context.root), len(target.kills)
+    with pytest.raises(UnavailableError):
+        launcher.stop(context, run, kill=False)
+    assert (len(target.kills), records(context)) == (num_kills + 1, [{}])
+
+
 def test_ctrl_c_cancels_a_run_that_exists(context: AppContext, monkeypatch: pytest.MonkeyPatch) -> None:
     target = LosingTarget(KeyboardInterrupt(), [ABSENT, EXISTS])
     with pytest.raises(KeyboardInterrupt):
@@ -269,23 +281,25 @@ def test_a_host_knows_the_nodes_of_a_launch_by_its_uid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "state", "hosts", "is_whole"),
+    ("answers", "nodes", "state", "hosts", "is_whole"),
     [
-        (("1\n", "0\n"), "exists", [1, 0], True),
-        (("", "0\n"), "exists", [1, 0], False),
-        (("", ""), "absent", None, True),
-        (("0\n", None), "unknown", None, True),
-        (("0 1\n", None), "exists", [0, 0], True),
+        (("1\n", "0\n"), "2", "exists", [1, 0], True),
+        (("", "0\n"), "2", "exists", [1, 0], False),
+        (("", "0\n"), "1:2", "exists", [1, 0], True),
+        (("", ""), "2", "absent", None, True),
+        (("0\n", None), "2", "unknown", None, True),
+        (("0\n", None), "1:2", "unknown", None, True),
+        (("0 1\n", None), "2", "exists", [0, 0], True),
     ],
-    ids=["whole", "part", "absent", "silent", "whole-without-one-host"],
+    ids=["whole", "part", "elastic", "absent", "silent", "elastic-silent", "whole-without-one-host"],
 )
 def test_a_run_on_hosts_is_located_by_its_claims(
-    answers: tuple[str | None, ...], state: str, hosts: list[int] | None, is_whole: bool
+    answers: tuple[str | None, ...], nodes: str, state: str, hosts: list[int] | None, is_whole: bool
 ) -> None:
     outputs = [OK if text is None else Output(returncode=0, stdout=text) for text in answers]
     outputs = [replace(output, returncode=UNREACHED) if text is None else output for text, output in
                zip(answers, outputs, strict=True)]  # fmt: skip
-    run = replace(ssh_answers.RUN, uid=UID)
+    run = replace(ssh_answers.RUN, uid=UID, job=replace(ssh_answers.RUN.job, nodes=nodes))
     _, lookup = perform(SshTarget(ssh_answers.BARE).locate(run), {UID: ssh_answers.by_host(*outputs)})
     assert (lookup.state, lookup.handle.get("hosts"), lookup.is_whole) == (state, hosts, is_whole)
 

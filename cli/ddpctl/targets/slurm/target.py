@@ -162,7 +162,7 @@ class SlurmTarget(Target):
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
             raise _refused(plan, sent, tested, has, ignored)
-        note = "\n".join([_note(job, tested), *ignored])
+        note = f"{_note(job, tested)}\n{ignored}".rstrip()
         return replace(submission, handle={"job": job, **submission.handle}, note=note)
 
     def locate(self, run: Run) -> Verb[Lookup]:
@@ -464,7 +464,7 @@ def _note(job: str, tested: Output) -> str:
     return what
 
 
-def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: tuple[str, ...]) -> Exception:
+def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str) -> Exception:
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
@@ -477,4 +477,4 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: tup
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
     has_gpus = not there or any(not one.endswith("no GPU") for one in there)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, *ignored))))
+    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))
