@@ -8,6 +8,7 @@ either nothing of the run is alive, or ps lists the run as not ended and stop en
 
 import argparse
 import contextlib
+import glob
 import json
 import os
 import random
@@ -31,6 +32,7 @@ case "$LOSES $*" in
   after*) /usr/bin/sbatch "$@" >/dev/null ;;
   late*) (sleep 3; exec /usr/bin/sbatch "$@") >/dev/null 2>&1 & ;;
   never*) ;;
+  kill-start*) job=$(/usr/bin/sbatch "$@") && echo "$job" >"$0.begun" && sleep 5 && exec cat "$0.begun" ;;
   *) exec /usr/bin/sbatch "$@" ;;
 esac
 echo '{ERROR}' >&2
@@ -45,7 +47,7 @@ class Place:
 
     def __init__(self, kind: str, folder: Path, command: Command, environ: dict[str, str], launch_s: float) -> None:
         self.sshds: tuple[int, ...] = ()
-        self.homes: tuple[Path, ...] = ()  # on the hosts
+        self.begun = f"{folder}/runs/{{run}}/node-0"  # a pattern of files that exist once a node was started
         self.kind, self.folder, self.command, self.launch_s = kind, folder, command, launch_s
         self.environ = environ | {"DDPCTL_STATE_DIR": str(folder / "runs"), "PATH": f"{folder}:{os.environ['PATH']}"}
         (folder / "sleep.py").write_text(SCRIPT)
@@ -92,7 +94,7 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
             )
             at = Place(kind, folder, lab.laptop.command, lab.variables, 5)
             at.sshds = tuple(box.process.pid for box in lab.boxes if box.process)
-            at.homes = tuple(box.home for box in lab.boxes)
+            at.begun = str(lab.boxes[0].home.parents[1] / "*/home/.ddpctl/claims-*/run-{run}.*")
             yield at
     elif kind == "slurm":
         (folder / "sbatch").write_text(SBATCH)
@@ -100,7 +102,9 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
         with slurm_lab.cluster(1, gpus=0) as lab_of_slurm:
             options = f"{{kind: slurm, python: {sys.executable}}}"
             (folder / "ddpctl.yaml").write_text(f"{job}target: hpc\ntargets: {{hpc: {options}}}\n")
-            yield Place(kind, folder, lab_of_slurm.head.command, lab_of_slurm.environ, 3)
+            at = Place(kind, folder, lab_of_slurm.head.command, lab_of_slurm.environ, 3)
+            at.begun = f"{folder}/sbatch.begun"
+            yield at
     else:
         (folder / "ddpctl.yaml").write_text(job)
         yield Place(kind, folder, lambda *argv: list(argv), dict(os.environ), 5)
@@ -116,14 +120,13 @@ def cut(sshds: tuple[int, ...]) -> None:
 
 def lose(place: Place, run: str, how: str, gap_s: float) -> str:
     """Launch a run, lose its reply, and return what is wrong afterwards."""
+    (place.folder / "sbatch.begun").unlink(missing_ok=True)
     launch = place.start(gap_s, "launch", "--detach", "--name", run, LOSES=how if place.kind == "slurm" else "")
     moment_s = random.uniform(0.3, place.launch_s)  # noqa: S311 -- no secret
     if how in ("kill", "interrupt", "cut", "cut-start", "kill-start"):
-        if how.endswith("-start"):  # a host has begun to start its node
+        if how.endswith("-start"):  # a node was started, and ddpctl does not yet know it
             begun, moment_s = time.monotonic(), 0.0
-            while launch.poll() is None and not any(
-                path for home in place.homes for path in home.glob(f".ddpctl/claims-*/run-{run}.*")
-            ):
+            while launch.poll() is None and not glob.glob(place.begun.format(run=run)):  # noqa: PTH207 -- absolute
                 moment_s = time.monotonic() - begun
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -160,13 +163,13 @@ def main() -> None:
     random.seed(args.seed)
     wrong = []
     hows = {
-        "slurm": ["after", "kill", "late", "interrupt", "never"],
+        "slurm": ["after", "kill", "late", "kill-start", "never", "interrupt"],
         "ssh": ["cut", "kill", "cut-start", "interrupt", "kill-start"],
     }
     for kind in args.kinds:
         with tempfile.TemporaryDirectory(prefix="lost") as folder, place(kind, Path(folder)) as at:
             for number in range(args.rounds):
-                ways = hows.get(kind, ["kill", "interrupt"])
+                ways = hows.get(kind, ["kill", "interrupt", "kill-start"])
                 wrong += filter(None, [lose(at, f"{kind}-{number}", ways[number % len(ways)], args.gap)])
     sys.exit("\n".join(wrong) or 0)
 
