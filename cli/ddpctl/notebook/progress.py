@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpctl.report.svg import short, ticks
+from ddpctl.report.charts import short, ticks
 from ddpwire import metrics
 from ddpwire.history import HISTORY, TIME, Row, read_history
 
