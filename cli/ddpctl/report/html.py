@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from ddpctl.job import secrets
 from ddpctl.job.launch_plan import command_line, title
 from ddpctl.job.spec import JobSpec
+from ddpctl.report import environment
 from ddpctl.report.charts import WIDTH, Mark, gantt_chart, history_charts, short
 from ddpctl.runs.run_store import Run
 from ddpctl.text import format_duration, number, one_line, plain
@@ -61,7 +60,8 @@ def render_page(
     phases = None
     if timeline.spans:
         phases = gantt_chart(timeline.spans, phase_shares(timeline.spans), begin=begin, seconds=seconds)
-    return _environment().get_template("report.html").render(
+    return environment().get_template("report.html").render(
+        width=WIDTH,
         name=run.name,
         state=status.state,
         message=clean(f"{status.message}{ending}"),
@@ -71,7 +71,8 @@ def render_page(
         last_lines=secrets.redact_text("\n".join(last_lines), known),
         last_lines_of=timeline.last_lines_of,
         phases=phases,
-        marks=marks,
+        events_of_plots=[f"{format_duration(mark.at)}: {mark.text}" for mark in marks[:MOST_MARKS]],
+        num_more=max(0, len(marks) - MOST_MARKS),
         charts=charts,
         no_loss="" if any(chart.title == "Loss" for chart in charts) else FEW_LOSSES if has_loss else NO_LOSS,
         silent=secrets.redact_text("; ".join(timeline.silent), known),
@@ -89,18 +90,6 @@ def render_page(
         made=_date(timeline.now),
         begin="launch" if begin == run.created else "first start",
     )  # fmt: skip
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ddpctl.report", ""),
-        autoescape=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["duration"] = format_duration
-    environment.globals.update(width=WIDTH, most_marks=MOST_MARKS)
-    return environment
 
 
 def _date(seconds: float) -> str:
