@@ -75,7 +75,8 @@ def rule_groups(limits: Limits) -> str:
     def hold(seconds: float) -> str:
         return promql_duration(seconds if limits.hold is None else limits.hold)
 
-    return template.render({**numbers, "hold": hold, "lookback": promql_duration(max(limits.first_step, LOOKBACK_S))})
+    lookback = promql_duration(max(limits.first_step, LOOKBACK_S))
+    return str(template.render({**numbers, "hold": hold, "lookback": lookback}))
 
 
 def prometheus_rule(limits: Limits) -> str:
