@@ -22,7 +22,8 @@ from typing import IO, Any, NamedTuple
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import program
-from ddpctl.job.spec import NAME_PATTERN, JobSpec, check_env, check_time
+from ddpctl.job.schema import validate
+from ddpctl.job.spec import NAME_PATTERN, JobSpec
 from ddpctl.notebook import serialization
 from ddpctl.notebook.errors import RankError
 from ddpctl.notebook.progress import Progress, screen
@@ -145,25 +146,17 @@ def _job(
         command = (callee, *map(str, args))
     elif not callable(callee):
         raise UsageError(f"launch: {type(callee).__name__} is neither a function nor the name of a script")
-    gpus, on = fields["gpus"], kaggle.session(os.environ)
-    if not isinstance(gpus, int) or not 1 <= gpus <= 64:
-        raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
-    ranks = fields["ranks"]
-    if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
-        raise UsageError(f"launch: ranks is {ranks!r}: expected an integer that divides gpus ({gpus})")
+    on = kaggle.session(os.environ)
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
-    if device not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")
-    try:
-        check_env(fields["env"])
-        if fields["time_limit"] is not None:
-            check_time(fields["time_limit"])
-    except ValueError as error:
-        raise UsageError(f"launch: {error}") from None
+    values, problems = validate(JobSpec, {**fields, "command": command, "device": device})
+    if problems:
+        raise UsageError(f"launch: {problems[0].field}: {problems[0].text}")
     called = Path(callee).stem if isinstance(callee, str) else serialization.name_of(callee)
     name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
-    name = name if NAME_PATTERN.fullmatch(name) else "train"
-    return JobSpec(**{**fields, "name": name, "command": command, "device": device})
+    job = JobSpec(**{**values, "name": name if NAME_PATTERN.fullmatch(name) else "train"})
+    for _, text in job.problems():
+        raise UsageError(f"launch: {text}")
+    return job
 
 
 def _start(context: AppContext, request: Request) -> Run:
