@@ -366,21 +366,13 @@ def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, floa
     An ``all_`` collective is skipped if any rank has completed it, because then all ranks have entered it. Other ranks
     can still appear to wait in it, because the ranks are not sampled at the same time.
     """
-    entered = {
-        key
-        for view in ranks
-        for key, collective in view.collectives.items()
-        if collective.done and collective.op.startswith("all_")
-    }
+    calls = ((key, call) for view in ranks for key, call in view.collectives.items())
+    entered = {key for key, call in calls if call.done and call.op.startswith("all_")}
     waits = ((view, view.waits_in) for view in ranks)
-    waiting = [
-        (view, collective, view.read_at - collective.at)
-        for view, collective in waits
-        if collective and (collective.group, collective.seq) not in entered
+    late = [
+        (view, call, view.read_at - call.at) for view, call in waits if call and (call.group, call.seq) not in entered
     ]
-    return [
-        (view, collective, for_s) for view, collective, for_s in waiting if for_s > max(MIN_WAIT_S, PACES * view.pace_s)
-    ]
+    return [(view, call, for_s) for view, call, for_s in late if for_s > max(MIN_WAIT_S, PACES * view.pace_s)]
 
 
 def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -475,14 +467,9 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]
-    more = (
-        f"; {_ranks([view.rank for view in without[1:]], 'has', 'have')} not called it either"
-        if len(without) > 1
-        else ""
-    )
-    waits = (
-        f"{_ranks([view.rank for view in met], 'has', 'have')} been waiting in it for {format_duration(max(meeting))}"
-    )
+    others, waiting = [other.rank for other in without[1:]], [other.rank for other in met]
+    more = f"; {_ranks(others, 'has', 'have')} not called it either" if others else ""
+    waits = f"{_ranks(waiting, 'has', 'have')} been waiting in it for {format_duration(max(meeting))}"
     text = f"{_absence(view, 'called', 'calling')} init_process_group, but {waits}{more}{_activity(view)}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"
@@ -496,9 +483,7 @@ def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[flo
     """
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
-    return [
-        sorted((at, rank) for rank, at in arrival.items()) for arrival in arrivals if len(arrival) == world_size > 1
-    ]
+    return [sorted((at, rank) for rank, at in times.items()) for times in arrivals if len(times) == world_size > 1]
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:

@@ -120,9 +120,8 @@ def _read_rank(recording: Mapping[str, Any], node: int, offset_s: float) -> Rank
     base_s = float(trace.get("baseTimeNanoseconds", 0)) / 1e9 - offset_s
     threads: dict[tuple[str, str], str] = {}
     slices, flows = [], []
-    for event in sorted(
-        trace["traceEvents"], key=lambda event: str(event["ph"])
-    ):  # M (names of threads) before X (slices)
+    # M (names of threads) before X (slices).
+    for event in sorted(trace["traceEvents"], key=lambda event: str(event["ph"])):
         key = str(event.get("pid")), str(event.get("tid"))
         thread = threads.get(key, f"thread {key[1]}")
         begin = base_s + float(event.get("ts", 0)) / 1e6
@@ -181,10 +180,8 @@ def _slowest(
         return None, "there is no other rank to compare with"
     slow = min(profiles, key=lambda profile: shares[profile.rank]["exposed"])
     own = shares[slow.rank]
-    others = {
-        share: statistics.median(shares[profile.rank][share] for profile in profiles if profile is not slow)
-        for share in SHARES
-    }
+    of_others = [shares[profile.rank] for profile in profiles if profile is not slow]
+    others = {name: statistics.median(of_rank[name] for of_rank in of_others) for name in SHARES}
     if others["exposed"] - own["exposed"] < SLOWER:
         most_exposed = max(shares[profile.rank]["exposed"] for profile in profiles)
         if most_exposed - own["exposed"] < SLOWER:
@@ -207,12 +204,11 @@ def _slowest(
 
 def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapping[str, float]]) -> list[str]:
     """Return a table with one line per rank."""
-    rows = [("RANK", "NODE", *(share.upper() for share in SHARES))]
+    rows = [("RANK", "NODE", *map(str.upper, SHARES))]
     for profile in profiles:
         shares = all_shares.get(profile.rank)
-        rows.append(
-            (str(profile.rank), str(profile.node), *(f"{shares[share]:.0%}" if shares else "-" for share in SHARES))
-        )
+        cells = [f"{shares[name]:.0%}" if shares else "-" for name in SHARES]
+        rows.append((str(profile.rank), str(profile.node), *cells))
     return table(rows)
 
 
@@ -225,9 +221,8 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     """
     known = [profile for profile in profiles if not profile.unknown]
     began, ended = min(profile.began for profile in known), max(profile.ended for profile in known)
-    first_tid = (
-        max(profile.rank for profile in known) + 1
-    )  # Perfetto shows a thread whose tid is its pid as the main thread
+    # Perfetto shows a thread whose tid is its pid as the main thread.
+    first_tid = max(profile.rank for profile in known) + 1
     trace_events: list[dict[str, Any]] = []
     flows: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
 
@@ -255,10 +250,8 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
             ph = "s" if place == 0 else "t" if place < len(points) - 1 else "f"
             add(ph, rank, tid, name, id=number, ts=round((at - began) * 1e6, 1), cat=name.partition(" ")[0], bp="e")
     for event in events:
-        pid = next(
-            (profile.rank for profile in known if profile.node == event.node and event.rank in (None, profile.rank)),
-            None,
-        )
+        ranks = (profile.rank for profile in known if profile.node == event.node)
+        pid = next((rank for rank in ranks if event.rank in (None, rank)), None)
         if began <= event.time <= ended and pid is not None:
             ts = round((event.time - began) * 1e6, 1)
             add("i", pid, 0, one_line(event.event), s="p", ts=ts, cat="ddpctl", args=dict(event.facts))

@@ -103,9 +103,7 @@ class RankView:
     def waits_in(self) -> Collective | None:
         """The first collective that the rank has entered but not completed, or None."""
         return min(
-            (collective for collective in self.collectives.values() if not collective.done),
-            key=lambda collective: collective.at,
-            default=None,
+            (call for call in self.collectives.values() if not call.done), key=lambda call: call.at, default=None
         )
 
     def is_before(self, collective: Collective) -> bool:

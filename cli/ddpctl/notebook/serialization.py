@@ -157,10 +157,8 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
         function = waiting.pop(0)
         if not isinstance(function, FunctionType) or id(function) in visited:
             continue
-        if (
-            function.__module__ != "__main__" and function.__module__ in sys.modules
-        ):  # a rank imports it, so it is not serialized
-            continue
+        if function.__module__ != "__main__" and function.__module__ in sys.modules:
+            continue  # a rank imports it, so it is not serialized
         visited.add(id(function))
         try:
             around = inspect.getclosurevars(function)
