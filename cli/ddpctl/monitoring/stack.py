@@ -135,13 +135,8 @@ def up(
     }
     env_file = "".join(f"{name}={value}\n" for name, value in env.items())
     write_files(folder, {**compose_files(scraping, limits), ".env": env_file}, force=True)
-    start = _line(compose, folder, "up", "-d", "--force-recreate", *only)
-    done = context.executor.perform(once(start))
-    if done.returncode:
-        raise UnavailableError(
-            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}, or set "
-            "PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
-        )
+    todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
+    _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
     for service, url in zip(SERVICES, (urls.prometheus, urls.grafana), strict=True):
         if service in only:
             _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {folder}")
@@ -154,11 +149,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
     if not (folder / "compose.yaml").exists():
         return False
     compose = context.executor.perform(find_compose())
-    done = context.executor.perform(once(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
-    if done.returncode:
-        raise UnavailableError(
-            f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('no message')}"
-        )
+    _run(context, _line(compose, folder, "down", *(["--volumes"] if forget else [])))
     if forget:
         shutil.rmtree(folder, ignore_errors=True)
     return True
@@ -186,6 +177,13 @@ def _line(compose: tuple[str, ...], folder: Path, *args: str) -> Command:
     project = f"{PROJECT}-{os.getuid()}"  # each user of a machine needs a separate project
     argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *args)
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
+
+
+def _run(context: AppContext, command: Command, todo: str = "") -> None:
+    output = context.executor.perform(once(command))
+    if output.returncode:
+        reason = f"failed with {output.returncode}: {output.last_line('no message')}"
+        raise UnavailableError(f"{' '.join(command.argv)} {reason}{todo}")
 
 
 def _places(prometheus_port: object, grafana_port: object) -> Places:
