@@ -3,6 +3,7 @@
 RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is in RUN's parent folder
   run.json                 ddpctl's record (only ddpctl reads and writes it)
   starts                   one line for each time that a batch script has started the run (read_starts)
+  step                     the number of the Slurm step in which the nodes run
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
     .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.files.checkpoint_copies)
@@ -52,7 +53,7 @@ CHECKPOINTS = "checkpoints"
 COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # the files of a complete copy; of one in progress
 STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
 RECORD = "run.json"  # its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
-STARTS = "starts"
+STARTS, STEP = "starts", "step"
 LOCK = "ddprun.lock"
 NODE = "node.json"
 NODE_LOG = "node.log"
