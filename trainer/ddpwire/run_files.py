@@ -10,6 +10,7 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
   node-0/
     ddprun.lock            a file that the node's ddprun locks until it ends
     node.json              the node's state: pid, state, metrics address, ranks
+    metrics.url            the address of its metrics alone, for shells
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: earlier events
     rank-1.log             what rank 1 wrote to stdout and stderr
@@ -56,6 +57,7 @@ RECORD = "run.json"  # its "checkpoint_dir" is the folder of the checkpoints, wh
 STARTS, STEP = "starts", "step"
 LOCK = "ddprun.lock"
 NODE = "node.json"
+METRICS_URL = "metrics.url"
 NODE_LOG = "node.log"
 METRICS = "metrics"
 SNAPSHOT = "metrics.prom"
@@ -270,6 +272,10 @@ class NodeState:
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
+        if self.metrics:
+            write_atomic(node_dir / METRICS_URL, f"{self.metrics}\n".encode())
+        else:
+            (node_dir / METRICS_URL).unlink(missing_ok=True)
         _write_json(node_dir / NODE, self)
 
 
