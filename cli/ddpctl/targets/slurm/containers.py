@@ -91,13 +91,14 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     setup = "_ddp_engine=$(command -v apptainer || command -v singularity) || "
     setup += f'{{ echo "slurm: no apptainer here" >&2; exit {Exit.UNAVAILABLE:d}; }}\n'
     setup += f"export _ddp_engine _ddp_image={_sif(job, options)}\n"
+    source = shlex.quote(f"docker://{job.image}")
     if not options.sif:
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
 [[ -s $_ddp_image ]] || {{ mkdir -p "${{_ddp_image%/*}}" && (
-  flock --wait {PULL_S} 8 || true
-  [[ -s $_ddp_image ]] || "$_ddp_engine" pull "$_ddp_image.$SLURM_JOB_ID" {shlex.quote("docker://" + job.image)} || exit
-  [[ -s $_ddp_image ]] || mv -f "$_ddp_image.$SLURM_JOB_ID" "$_ddp_image"
+  flock --wait {PULL_S} 8 || true; _ddp_new=$_ddp_image.$SLURM_JOB_ID
+  [[ -s $_ddp_image ]] || "$_ddp_engine" pull "$_ddp_new" {source} || {{ rm -f "$_ddp_new"; exit 1; }}
+  [[ -s $_ddp_image ]] || mv -f "$_ddp_new" "$_ddp_image"
 ) 8>"$_ddp_image.lock"; }} || exit {Exit.UNAVAILABLE:d}
 """
     binds = tuple(f"--bind {mount}" for mount in mounts(job))
