@@ -155,6 +155,18 @@ def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
     assert not secrets.exists()
 
 
+@pytest.mark.parametrize("runtime", ["none", "pyxis"])
+def test_secrets_stay_for_the_start_after_a_requeue(stand_ins: StandIns, runtime: Any) -> None:
+    secrets = stand_ins.folder / "runs" / "train-4711" / "secrets"
+    secrets.parent.mkdir(parents=True)
+    job, options = replace(JOB, secrets=("TOKEN",)), SlurmOptions(runtime=runtime)
+    for code, exists in (("143", True), ("1", False)):
+        secrets.write_text("export TOKEN=hidden\n")
+        secrets.chmod(0o600)
+        done = stand_ins.run(job, options, CODE=code)
+        assert (done.code, secrets.exists()) == (int(code), exists)
+
+
 @pytest.mark.parametrize(
     ("code", "outcome", "saves", "requeued"),
     [

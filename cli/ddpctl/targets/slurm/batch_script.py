@@ -26,11 +26,10 @@ _RETRIES = "|".join(f"{code:d}" for code in Exit if code.retry)
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
     """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
-    runtime = runtime_of(plan.job, options)
-    environment = (_header(plan, options), _settings(plan, options, runtime), _rendezvous(plan.job))
-    if options.runtime == "none":
-        return "\n".join((*environment, _start(plan, options)))
-    return "\n".join((*environment, _start_containers(plan, options, runtime)))
+    runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
+    setup = runtime.setup if runtime else ""
+    start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
+    return "\n".join((_header(plan, options), _settings(plan, options, setup), _rendezvous(plan.job), start))
 
 
 def _header(plan: Plan, options: SlurmOptions) -> str:
@@ -50,7 +49,7 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
 """
 
 
-def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
+def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     job = plan.job
     rendered = PurePath(plan.run_dir).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
@@ -72,26 +71,27 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     if modules:  # the shell functions of Environment Modules may fail under set -eu
         modules = f"set +eu\n{modules}set -eu\n"
     env = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(job.env).items())
-    folder, folder_of_targets = f'"${names.RUN_DIR}"', f'"${names.TARGETS_DIR}"'
+    folder, make = f'"${names.RUN_DIR}"', f'mkdir -p "${names.TARGETS_DIR}"'
+    make_targets = f"{make} || {{ {names.TARGETS_DIR}=${names.RUN_DIR}/{TARGETS} && {make}; }}"
     make_folder = f'{{ mkdir -p "${names.CHECKPOINT_DIR}" && {make_store_secret(folder)}; }}'
     start = '"$_ddp_job" "${SLURM_RESTART_COUNT:-0}" "${SLURM_JOB_START_TIME:--1}"'
     return f"""\
 set -euo pipefail
 
-# The folder of the run, which all nodes share, and the files of an earlier start. Each task of an array has a folder.
+# The folder of the run, which all nodes share, with a secret for its nodes, and without files of an earlier start.
 {name}
 {run_dir}
 export {names.RUN_ID}=$_ddp_run${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}{launcher}
 export {names.TARGETS_DIR}={targets} {names.RUN_DIR}=$_ddp_dir{task}
 export {names.CHECKPOINT_DIR}={checkpoints} {names.SECRET_FILE}=${names.RUN_DIR}/{STORE_SECRET}
 {uid}{store}{make_folder} || exit {Exit.CANNOT_WRITE:d}
-mkdir -p {folder_of_targets} || {{ {names.TARGETS_DIR}=${names.RUN_DIR}/{TARGETS} && mkdir -p {folder_of_targets}; }}
+{make_targets} # for Prometheus
 rm -f {folder}/node-*/{{node,outcome}}.json {folder}/{STEP}
 # A line for each start of the job: its number (@PID:NUMBER in an allocation), its requeues, their limit, the time.
 ((${{SLURM_RESTART_COUNT:-0}})) || rm -f {folder}/{STARTS}
 _ddp_job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}} && [[ ${{ENVIRONMENT:-}} == BATCH ]] || _ddp_job=@$$:$_ddp_job
 printf 'slurm %s %d {options.requeues} %(%s)T\\n' {start} >>{folder}/{STARTS}
-{modules}{runtime.setup}{_secrets(job)}{env}"""
+{modules}{setup}{_secrets(job)}{env}"""
 
 
 def _secrets(job: JobSpec) -> str:
@@ -159,7 +159,9 @@ def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> st
 read -r -d '' _ddp_node <<'NODE' || true
 {runtime.node}NODE
 """
-    secrets = f'rm -f "${names.RUN_DIR}/secrets"\n' if plan.job.secrets else ""
+    end = 'exit "$_ddp_code"'
+    end = f' && {end}\nrm -f "${names.RUN_DIR}/secrets"\n{end}' if plan.job.secrets else f"\n{end}"
+    requeue = f'scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}'
     return f"""\
 _ddp_srun=({_SRUN})
 {check if runtime.needs else ""}{node if runtime.node else ""}\
@@ -174,8 +176,7 @@ while kill -0 $! 2>/dev/null; do wait $! || true; done # a signal interrupts wai
 wait $! && _ddp_code=0 || _ddp_code=$?
 # Another start may help if the ranks were killed, have saved on request, missed a node or hung.
 [[ $_ddp_code =~ ^({_RETRIES})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
-  ((${{SLURM_RESTART_COUNT:-0}} < {options.requeues})) && scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2
-{secrets}exit "$_ddp_code"
+  ((${{SLURM_RESTART_COUNT:-0}} < {options.requeues})) && {requeue}
 """
 
 

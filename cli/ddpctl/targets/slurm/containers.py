@@ -59,13 +59,8 @@ def lines(words: Iterable[str]) -> tuple[str, ...]:
 
 def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
     """Return the parts of the batch script that depend on the job's container runtime."""
-    return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": _engine, "docker": _engine}[
-        options.runtime
-    ](job, options)
-
-
-def _none(*_: object) -> Runtime:
-    return Runtime(command="")
+    render = {"pyxis": _pyxis, "apptainer": _apptainer}.get(options.runtime, _engine)
+    return render(job, options)
 
 
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
