@@ -27,13 +27,13 @@ from pathlib import Path
 
 from ddpwire import names
 from ddpwire.exits import Exit, of_status, worth_a_retry
-from ddpwire.run_files import OUTCOME, STEP, Outcome, node_name, read_outcome, targets_file_name
+from ddpwire.run_files import OUTCOME, STEP, Outcome, node_name, read_outcome
 
 POLL_S = 0.2
 AGAIN_S = 6.0  # between two requests, because ddprun takes two signals within 5 s for one (docs/decisions/0009)
 RETRY_S = 1.0  # after a scancel that has failed
 SHARED_S = 10.0  # a network file system may show a new file late
-ASK_S = 30.0
+ASK_S = 30
 INTERRUPT = 'exec "$0" -P -m ddprun.nodectl signal --signal=INT --find=10 "$DDP_RUN_DIR/node-$SLURM_NODEID"'
 
 
@@ -55,7 +55,6 @@ class BatchStep:
 
     def run(self) -> int:
         """Check the nodes, run srun, requeue the job if that may help, and return the exit code of the job."""
-        nodes = range(int(os.environ["SLURM_JOB_NUM_NODES"]))
         token = self._run_dir / f"seen-{self._job}"
         token.touch()
         check = (*self._options, "--wait=60", sys.executable, "-P", "-m", "ddprun.batch", f"--check={token}")
@@ -71,15 +70,9 @@ class BatchStep:
             Outcome(code=code, cause="unavailable", message=message).write(node_dir)
         else:
             code = self._wait(self._srun, is_main=True)
-        # A killed ddprun leaves its file for Prometheus.
-        left = {
-            Path(os.environ[names.TARGETS_DIR], targets_file_name(os.environ[names.RUN_ID], node)) for node in nodes
-        }
         if not (self._may_help(code) and self._requeue()):
-            left.add(self._run_dir / "secrets")
-        for path in left:
             with contextlib.suppress(OSError):
-                path.unlink()
+                (self._run_dir / "secrets").unlink()
         return code
 
     def _wait(self, command: Sequence[str], *, is_main: bool = False) -> int:
@@ -136,16 +129,14 @@ class BatchStep:
             say(f"not requeued: its limit of {self._max_requeues} requeues is reached")
             return False
         done = ask("scontrol", "requeue", self._job)
-        say(done.stderr.strip() if done.returncode else "requeued")
+        say(f"not requeued: {done.stderr.strip() or 'no answer'}" if done.returncode else "requeued")
         return not done.returncode
 
 
 def ask(*command: str) -> "subprocess.CompletedProcess[str]":
-    """Run one of Slurm's programs. A program that does not end in time is a failure."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False, process_group=0)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"{command[0]}: no answer within {ASK_S:g} s")
+    """Run one of Slurm's programs. If it does not end in time, its exit code is 124."""
+    command = ("timeout", str(ASK_S), *command)
+    return subprocess.run(command, capture_output=True, text=True, check=False, process_group=0)
 
 
 def check_node(token: Path) -> int:

@@ -272,10 +272,7 @@ class NodeState:
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
-        if self.metrics:
-            write_atomic(node_dir / METRICS_URL, f"{self.metrics}\n".encode())
-        else:
-            (node_dir / METRICS_URL).unlink(missing_ok=True)
+        write_atomic(node_dir / METRICS_URL, (self.metrics or "").encode())
         _write_json(node_dir / NODE, self)
 
 

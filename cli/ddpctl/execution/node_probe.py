@@ -80,7 +80,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
             ]
         if probe.metrics:
             lines += [
-                f"  if [ -f {METRICS_URL} ] && read -r url <{METRICS_URL}; then",
+                f"  if [ -s {METRICS_URL} ] && url=$(cat {METRICS_URL}); then",
                 f'    part {_METRICS}; fetch "$url" 2>/dev/null || {{ part {_FAILURE}; echo "$url does not answer"; }}',
                 "  fi",
             ]

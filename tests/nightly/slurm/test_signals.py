@@ -105,8 +105,9 @@ def test_scancel_ends_ranks_that_handle_no_signal_without_a_requeue(site: Runtim
 
 
 def test_ctrl_c_is_sigterm_for_the_ranks_in_a_container(site: Runtimes) -> None:
-    (site.folder / "script.py").write_text(PLAIN)
-    launched = site.start("launch", "--target", "apptainer", "--name", "night")
+    (script := site.folder / "script.py").write_text(PLAIN)
+    file = str(site.folder / "ddpctl.yaml")
+    launched = site.start("launch", "-f", file, "--target", "apptainer", "--name", "night", "--", str(script))
     until(lambda: site.log("night").count("] ready\n") == 2, 120, site.output)
     launched.send_signal(signal.SIGINT)
     launched.wait(90)
@@ -136,6 +137,7 @@ def test_run_in_an_allocation_is_interrupted_twice(site: Runtimes, target: str) 
             cwd=site.folder,
             stdout=log,
             stderr=log,
+            process_group=0,
         )
     try:
         until(lambda: site.log("night").count("] ready\n") == 2, 120, lambda: site.log("night"))
@@ -151,5 +153,5 @@ def test_run_in_an_allocation_is_interrupted_twice(site: Runtimes, target: str) 
         until(lambda: not Path(f"/proc/{handle['pid']}").exists(), 30, lambda: "the script has not ended")
         assert site.state(handle["job"]) == "RUNNING"  # the allocation stays
     finally:
-        site.sh("scancel", "--user=root")
+        os.killpg(allocation.pid, signal.SIGKILL)
         allocation.wait(60)

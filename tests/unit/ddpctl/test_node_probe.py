@@ -52,7 +52,7 @@ def node(folder: Path, url: str) -> Path:
 @pytest.mark.parametrize("fetcher", ["curl", "wget", "bash"])
 def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) -> None:
     """By whichever program there is; what a log says is never taken for an answer."""
-    programs = ("sh", "date", "sed", "tail", "tr", "env", "timeout", fetcher)
+    programs = ("sh", "cat", "date", "sed", "tail", "tr", "env", "timeout", fetcher)
     if fetcher not in ("bash",) and not shutil.which(fetcher, path=PATH):
         pytest.skip(f"needs {fetcher}")
     (tmp_path / "bin").mkdir()

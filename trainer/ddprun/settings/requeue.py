@@ -1,9 +1,8 @@
 """Checks whether a Slurm job that is requeued makes progress.
 
-The batch script requeues the job if another start may help. At each start of the job, node 0 adds the time and name of
-the newest checkpoint to the file ``attempts`` in the run's folder. If three starts in a row have written no new
-checkpoint, the job is not requeued, because a further start would most likely write none either. Node 0 also writes the
-number of its step, to which the batch script sends signals.
+At each start of the job, node 0 adds the time and name of the newest checkpoint to the file ``attempts`` in the run's
+folder. If three starts in a row have written no new checkpoint, the job is not requeued, because a further start would
+most likely write none either. Node 0 also writes the number of its step, to which the batch script sends signals.
 """
 
 import contextlib
@@ -58,9 +57,8 @@ def count_requeues(config: NodeConfig) -> Requeues | None:
     """
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
-    if config.slurm_step:
-        with contextlib.suppress(OSError):
-            (config.run_dir / STEP).write_text(f"{config.slurm_step}\n")
+    with contextlib.suppress(OSError):
+        (config.run_dir / STEP).write_text(config.slurm_step)
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS
     return Requeues(config.run_dir, checkpoints, is_first=config.num_requeues == 0)
 

@@ -21,15 +21,14 @@ from ddpwire.run_files import CHECKPOINTS, STARTS, STEP, STORE_SECRET, TARGETS
 # Variables that srun would read as its options, and that the script does not set with an option.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" \\
   SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO,OVERCOMMIT,EXACT}"""
-_RETRIES = "|".join(f"{code:d}" for code in Exit if code.retry)
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
     """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
     runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
-    setup = runtime.setup if runtime else ""
     start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
-    return "\n".join((_header(plan, options), _settings(plan, options, setup), _rendezvous(plan.job), start))
+    settings = _settings(plan, options, runtime.setup if runtime else "")
+    return "\n".join((_header(plan, options), settings, _rendezvous(plan.job), start))
 
 
 def _header(plan: Plan, options: SlurmOptions) -> str:
@@ -155,10 +154,8 @@ def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> st
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     step = f'"$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
     stop = f"while kill -0 $! && ! scancel --signal=TERM {step}; do sleep 1; done 2>/dev/null"
-    node = f"""\
-read -r -d '' _ddp_node <<'NODE' || true
-{runtime.node}NODE
-"""
+    node = f"read -r -d '' _ddp_node <<'NODE' || true\n{runtime.node}NODE\n"
+    retries = "|".join(f"{code:d}" for code in Exit if code.retry)
     end = 'exit "$_ddp_code"'
     end = f' && {end}\nrm -f "${names.RUN_DIR}/secrets"\n{end}' if plan.job.secrets else f"\n{end}"
     requeue = f'scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}'
@@ -175,7 +172,7 @@ trap '_ddp_stopped=1' TERM # scancel: Slurm itself signals the step
 while kill -0 $! 2>/dev/null; do wait $! || true; done # a signal interrupts wait
 wait $! && _ddp_code=0 || _ddp_code=$?
 # Another start may help if the ranks were killed, have saved on request, missed a node or hung.
-[[ $_ddp_code =~ ^({_RETRIES})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
+[[ $_ddp_code =~ ^({retries})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
   ((${{SLURM_RESTART_COUNT:-0}} < {options.requeues})) && {requeue}
 """
 

@@ -23,7 +23,6 @@ OWN_MOUNTS = (
 BREAK = " \\\n  "
 WIDTH = 115
 PULL_S = 3600
-AS_TASK = 'bash -c "$_ddp_node" node'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class Runtime:
     setup: str = ""  # commands for the first node
     needs: str = ""  # a command that fails on a node that cannot start a container
     node: str = ""  # a script for each node, which starts ddprun with its arguments
-    command: str  # the rest of the srun line: options of srun, and the program
+    command: str = 'bash -c "$_ddp_node" node'  # the rest of the srun line: options of srun, and the program
 
 
 def variables(job: JobSpec, *more: str) -> str:
@@ -96,9 +95,7 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
   [[ -s $_ddp_image ]] || mv -f "$_ddp_new" "$_ddp_image"
 ) 8>"$_ddp_image.lock"; }} || exit {Exit.UNAVAILABLE:d}
 """
-    binds = tuple(f"--bind {mount}" for mount in mounts(job))
-    flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
-    start = (*flags, *binds, *map(shlex.quote, options.runtime_args), '"$_ddp_image" ddprun "$@"')
+    start = (*_apptainer_options(job, options, mounts(job)), '"$_ddp_image" ddprun "$@"')
     return Runtime(
         setup=setup,
         needs=f'ls "${names.RUN_DIR}" "$_ddp_image"',
@@ -108,8 +105,12 @@ for _ddp_name in $({variables(job, "CUDA_VISIBLE_DEVICES")}); do # override the 
 done
 {BREAK.join(lines(('exec "$_ddp_engine" exec', *start)))}
 """,
-        command=AS_TASK,
     )
+
+
+def _apptainer_options(job: JobSpec, options: SlurmOptions, mounts: Iterable[str]) -> tuple[str, ...]:
+    flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
+    return (*flags, *(f"--bind {mount}" for mount in mounts), *map(shlex.quote, options.runtime_args))
 
 
 def _sif(job: JobSpec, options: SlurmOptions) -> str:
@@ -132,17 +133,10 @@ def beside(
             find = f'scontrol listpids "$SLURM_JOB_ID.$(<"$0/{run_files.STEP}")" | awk \'$4 == "0" {{ print $1 }}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
         case "apptainer":  # another container, with the same image and folders
-            binds = (f"--bind {shlex.quote(mount)}" for mount in job.mounts)
-            flags = [
-                "--cleanenv",
-                "--no-home",
-                f"--pwd {WORKSPACE}",
-                *([] if job.device == "cpu" else ["--nv"]),
-                *binds,
-            ]
+            words = _apptainer_options(job, options, map(shlex.quote, job.mounts))
             text = f'''\
 _ddp_engine=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
-exec "$_ddp_engine" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
+exec "$_ddp_engine" exec {" ".join(words)} \\
   --bind "$0:{WORKSPACE}" --bind "$1:$1" "$_ddp_image" "${{@:2}}"'''
             return ("bash", "-c", text, workdir, run_dir, *argv)
     return argv
@@ -178,13 +172,10 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
 # The container's stdin is a pipe from this task. If Slurm kills the task, the pipe closes, and ddprun saves and ends.
 {BREAK.join((*lines(words), program))} < <(trap '' TERM && exec tail --follow --pid=$$ /dev/null)
 """,
-        command=AS_TASK,
     )
 
 
-_MEMORY = """\
-export _ddp_memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
-"""
+_MEMORY = "export _ddp_memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}\n"
 # The user in the container, and its share of the node. A container of docker is outside the job's cgroup, so it needs
 # the job's limits; 0: no limit. With crun, podman's container can stay in the job's cgroup, and so has its limits.
 _SHARE = {

@@ -122,10 +122,9 @@ class Facts:
 
     def step(self, word: str) -> int:
         """Return the step of a checkpoint's manifest, or 0 if it is unknown."""
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             return int(json.loads(self.get(word))["step"])
-        except (ValueError, TypeError, KeyError):
-            return 0
+        return 0
 
     @property
     def image(self) -> Image | None:
