@@ -119,11 +119,11 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     if script and folder.startswith(("/", "~")):
         lines.append(f"if cd {path_word(folder)} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     if checkpoints:
-        read = "sed -n 's/^ \"step\": \\([0-9]*\\),$/\\1/p'"
         lines += [
             f"if cd {path_word(checkpoints)} 2>/dev/null; then name=$(ls | sort | tail -n 1)",
             f'if [ -n "$name" ] && {{ [ -e {COPY} ] || [ ! -e {COPY_PART} ]; }}; then say checkpoint "$name"; fi',
-            f'say step "$({read} {COPY} 2>/dev/null)"; say announced "$({read} {COPY_PART} 2>/dev/null)"; fi',
+            f"say copy \"$(cat {COPY} 2>/dev/null | tr -d '\\n')\"",
+            f"say announced \"$(cat {COPY_PART} 2>/dev/null | tr -d '\\n')\"; fi",
         ]
     return "\n".join([*lines, "say end yes"]) + "\n"
 
