@@ -3,12 +3,14 @@
 RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is in RUN's parent folder
   run.json                 ddpctl's record (only ddpctl reads and writes it)
   starts                   one line for each time that a batch script has started the run (read_starts)
+  step                     the number of the Slurm step in which the nodes run
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
     .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.files.checkpoint_copies)
   node-0/
     ddprun.lock            a file that the node's ddprun locks until it ends
     node.json              the node's state: pid, state, metrics address, ranks
+    metrics.url            the address of its metrics alone, for shells
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: earlier events
     rank-1.log             what rank 1 wrote to stdout and stderr
@@ -51,9 +53,10 @@ CHECKPOINTS = "checkpoints"
 COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # the files of a complete copy; of one in progress
 STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
 RECORD = "run.json"  # its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
-STARTS = "starts"
+STARTS, STEP = "starts", "step"
 LOCK = "ddprun.lock"
 NODE = "node.json"
+METRICS_URL = "metrics.url"
 NODE_LOG = "node.log"
 SUMMARY = "summary.json"
 METRICS = "metrics"
@@ -272,6 +275,7 @@ class NodeState:
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
+        write_atomic(node_dir / METRICS_URL, (self.metrics or "").encode())
         _write_json(node_dir / NODE, self)
 
 

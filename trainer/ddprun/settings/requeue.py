@@ -1,8 +1,8 @@
 """Checks whether a Slurm job that is requeued makes progress.
 
-The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the time and name
-of the newest checkpoint to the file ``attempts`` in the run's folder. If three starts in a row have written no new
-checkpoint, the job is not requeued, because a further start would most likely write none either.
+At each start of the job, node 0 adds the time and name of the newest checkpoint to the file ``attempts`` in the run's
+folder. If three starts in a row have written no new checkpoint, the job is not requeued, because a further start would
+most likely write none either. Node 0 also writes the number of its step, to which the batch script sends signals.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system.file_writer import FileWriter
-from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, Outcome, write_atomic
+from ddpwire.exits import Exit, worth_a_retry
+from ddpwire.run_files import CHECKPOINTS, STEP, Outcome, write_atomic
 
 ATTEMPTS = "attempts"
 MAX_WITHOUT_CHECKPOINT = 3  # starts in a row
@@ -58,7 +58,7 @@ class Requeues:
         """Return the outcome. After too many starts without a new checkpoint, change it to "gave_up"."""
         newest, self._newest = self._newest, None
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
-        is_full = outcome.retry and len(last) == MAX_WITHOUT_CHECKPOINT
+        is_full = worth_a_retry(outcome.code) and len(last) == MAX_WITHOUT_CHECKPOINT
         if is_full and newest and newest.done() and not newest.exception() and {*last} == {newest.result()}:
             what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row wrote no new checkpoint"
             message = f"gave up, because {what}; the last start: {outcome.message}"
@@ -67,12 +67,14 @@ class Requeues:
 
 
 def count_requeues(config: NodeConfig, files: FileWriter) -> Requeues | None:
-    """If this is node 0 of a Slurm job, record this start of the job.
+    """If this is node 0 of a Slurm job, record this start of the job and its step.
 
     Return None on other nodes, outside Slurm, and if the run has no folder.
     """
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
+    with contextlib.suppress(OSError):
+        (config.run_dir / STEP).write_text(config.slurm_step)
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS
     return Requeues(config.run_dir, checkpoints, is_first=config.num_requeues == 0, files=files)
 

@@ -64,6 +64,8 @@ class Node:
         self.state = NodeState(run=run, run_uid=uid, node=self.node, pid=os.getpid(), state="starting",
                                started=time.time(), metrics=url, master=master)  # fmt: skip
         self.state.write(self.folder)
+        if self.node == 0 and "SLURM_STEP_ID" in environ:
+            (self.folder.parent / run_files.STEP).write_text(environ["SLURM_STEP_ID"])
         self.events.emit("node_started", host=socket.gethostname(), pid=os.getpid())
         self.targets = None
         if folder := environ.get(names.TARGETS_DIR):
