@@ -216,8 +216,12 @@ def test_a_refusal_that_was_not_recorded(output: str, fact: str) -> None:
 
 @pytest.mark.parametrize(
     ("output", "fact"),
-    [(NO_CLIENT, "pip install kaggle"), (Output(returncode=124, stderr="no answer within 300 s"), "300 s")],
-    ids=["no client", "no answer"],
+    [
+        (NO_CLIENT, "pip install kaggle six"),
+        (Output(returncode=124, stderr="no answer within 300 s"), "300 s"),
+        (Output(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'six'\n"), "pip install six"),
+    ],
+    ids=["no client", "no answer", "no module"],
 )
 def test_a_push_that_fails_without_an_answer_of_kaggle_is_unavailable(output: Output, fact: str) -> None:
     reason = refusal_of(output)
