@@ -77,7 +77,8 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
     if load:
         query = "uuid,utilization.gpu,memory.used,memory.total"
         lines += [
-            'say load "$(cut -d " " -f 1 /proc/loadavg) $(nproc)"',
+            # OMP_NUM_THREADS and OMP_THREAD_LIMIT, which many profiles set, change what nproc prints.
+            'say load "$(cut -d " " -f 1 /proc/loadavg) $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"',
             f"{smi} --query-gpu={query} --format=csv,noheader,nounits 2>/dev/null | "
             'while read -r line; do say use "$line"; done',
         ]
