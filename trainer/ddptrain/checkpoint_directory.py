@@ -22,8 +22,10 @@ from typing import TypeVar
 from ddptrain.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
+    DataFile,
     OtherFormat,
     UnusableCheckpoint,
+    check_files,
     create_file,
     data_files,
     finish_write,
@@ -212,9 +214,9 @@ def by_accuracy(paths: Sequence[Path]) -> list[Path]:
     return [path for _, path in sorted(known, key=lambda one: -one[0])]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint, verified against its manifest and its name. Raises UnusableCheckpoint and OSError."""
-    checkpoint = read_again(lambda: load_checkpoint(path))
+def read_checkpoint(path: Path, check: Callable[[Sequence[DataFile]], object] = check_files) -> Checkpoint:
+    """Return a checkpoint, verified against its manifest and its name. See `load_checkpoint`."""
+    checkpoint = read_again(lambda: load_checkpoint(path, check))
     if step_of(path) not in (None, checkpoint.step):
         raise CorruptCheckpoint("corrupt", f"its name does not match its step {checkpoint.step}")
     return checkpoint

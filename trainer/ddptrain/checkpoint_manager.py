@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ from torch import Tensor
 from ddptrain import compat
 from ddptrain.checkpoint import (
     Checkpoint,
+    DataFile,
     Shard,
     UnusableCheckpoint,
+    check_files,
     data_files,
     first_file,
     manifest_path,
+    map_checkpoint,
     map_tensors,
-    parse_checkpoint,
     read_manifest,
     whole,
     write_checkpoint,
@@ -42,7 +44,7 @@ from ddptrain.checkpoint_directory import (
     step_of,
 )
 from ddptrain.config import CheckpointOptions, shaping_options
-from ddptrain.distributed import agree, broadcast, broadcast_state, gather
+from ddptrain.distributed import RankInfo, agree, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError, config_error
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
@@ -53,7 +55,6 @@ from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.object_store import ObjectStore, StoreError, Uploader
-from ddpwire.run_files import read_regular
 
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
@@ -87,7 +88,10 @@ class CheckpointManager:
         self._path = partial(checkpoint_path, options.folder)
         warn, shard = log_warning, None if self._sharding is None else self._sharding.shard
         if directory is not None:
-            self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=warn)
+            check = check_files if self._sharding is None else self._check_files
+            self._finder = CheckpointFinder(
+                directory=directory, options=options, metrics=metrics, warn=warn, check=check
+            )
         if directory is not None or shard is not None:
             self._saver = CheckpointSaver(
                 directory, options, metrics, events=events, warn=warn, on_wait=on_wait, shard=shard
@@ -101,10 +105,10 @@ class CheckpointManager:
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
-            found = agree(rank_info, self._find)
-            parts = dict(found[1].parts) if found else {}
-            head = broadcast(rank_info, (found[0], found[1].step, found[1].shaping) if found else None)
-            del found  # the parts are freed one by one
+            selected = agree(rank_info, self._find)
+            parts = dict(selected[1].parts) if selected else {}
+            head = broadcast(rank_info, (selected[0], selected[1].step, selected[1].shaping) if selected else None)
+            del selected  # the parts are freed one by one
             if head is None and not self._epochs and not self._state.options.model.pretrained:
                 folder = self._state.options.checkpoints.folder
                 raise TrainError(
@@ -116,12 +120,14 @@ class CheckpointManager:
                 return None
             path, step, shaping = head
             self._resumed = path
+            if self._sharding is not None:
+                parts = agree(rank_info, partial(_map_parts, path, rank_info))
             for name, part in self._state.parts.items():
                 values = parts.pop(name, None)
                 if self._sharding is None:
                     values = broadcast_state(rank_info, whole(values))
                 else:
-                    values = self._sharding.distribute(part, values)
+                    values = self._sharding.read_rows(part, values)
                 agree(rank_info, partial(_load_part, path, name, part, values))
                 del values
             if self._saver:
@@ -131,10 +137,32 @@ class CheckpointManager:
 
     def _find(self) -> tuple[Path, Checkpoint] | None:
         if self._finder is None:
+            while self._sharding is not None and self._check_files(None):
+                pass  # until rank 0 has selected a checkpoint
             return None
-        if self._finder.options.store and self._saver is not None:
-            self._saver.uploader = self._open_store(self._finder.directory, self._finder.options)
-        return self._finder.find(self._shaping)
+        try:
+            if self._finder.options.store and self._saver is not None:
+                self._saver.uploader = self._open_store(self._finder.directory, self._finder.options)
+            return self._finder.find(self._shaping)
+        finally:
+            if self._sharding is not None:
+                self._check_files([])
+
+    def _check_files(self, files: Sequence[DataFile] | None) -> bool:
+        """Verify the files that rank 0 passes, each rank some of them. Return whether there were any.
+
+        Every rank must call this. Rank 0 raises the first error.
+        """
+        rank_info = self._state.world.rank_info
+        shared, failure = broadcast(rank_info, files) or [], None
+        try:
+            check_files(shared[rank_info.rank :: rank_info.size])
+        except (UnusableCheckpoint, OSError) as error:
+            failure = error
+        failures = gather(rank_info, failure)
+        if rank_info.is_first and (failed := next(filter(None, failures), None)):
+            raise failed
+        return bool(shared)
 
     def _open_store(self, directory: CheckpointDirectory, options: CheckpointOptions) -> Uploader:
         """Fetch the store's newest checkpoint, unless the folder has a newer one. Return the uploader."""
@@ -228,6 +256,14 @@ def _upload(uploader: Uploader, path: Path) -> None:
         uploader.offer(step_of(path) or 0, [*data_files(path), manifest_path(path)], read_manifest(path).accuracy)
 
 
+def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
+    try:
+        return dict(map_checkpoint(path).parts)
+    except (UnusableCheckpoint, OSError) as error:
+        message = f"rank {rank_info.rank} cannot read {path}, which rank 0 can read: {error}"
+        raise TrainError(Exit.NO_INPUT, message, hint="give a path that all nodes share") from None
+
+
 def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
     if values is None and isinstance(part, torch.amp.GradScaler):
         return  # the checkpoint was trained in another precision: fp16 begins with a new scale
@@ -255,6 +291,7 @@ class CheckpointFinder:
     options: CheckpointOptions
     metrics: Metrics
     warn: Callable[[str], None]
+    check: Callable[[Sequence[DataFile]], object] = check_files  # of a sharded checkpoint
 
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
         """Return the checkpoint that ``--resume`` selects, or None to start at step 0. Raises TrainError."""
@@ -307,7 +344,7 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT, message)
 
         def read(path: Path) -> Checkpoint:
-            return self._load(path) if manifest_path(path).exists() else parse_checkpoint(read_regular(path))
+            return self._load(path) if manifest_path(path).exists() else map_checkpoint(path)
 
         found, bad = first_whole([path], read)
         if found is None:
@@ -326,7 +363,7 @@ class CheckpointFinder:
     def _load(self, path: Path) -> Checkpoint:
         began = time.monotonic()
         try:
-            checkpoint = read_checkpoint(path)
+            checkpoint = read_checkpoint(path, self.check)
             written_at, size_bytes = path.stat().st_mtime, sum(file.stat().st_size for file in data_files(path))
         except (UnusableCheckpoint, OSError) as error:
             reason = error.reason if isinstance(error, UnusableCheckpoint) else "io"
