@@ -363,9 +363,9 @@ class Callbacks:
             self.metrics.count(catalogue.COMM, "hidden", number=hidden_s)
             self._last["overlap"] = step
 
-    def _every(self, what: str, seconds: float) -> bool:
+    def _every(self, action: str, seconds: float) -> bool:
         now = time.monotonic()
-        if now - self._last.get(what, 0.0) < seconds:
+        if now - self._last.get(action, 0.0) < seconds:
             return False
-        self._last[what] = now
+        self._last[action] = now
         return True

@@ -201,7 +201,7 @@ def write_checkpoint(
             code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
             written = OSError(code or errno.EIO, f"{reason or error} (shard {shard.number})")
     files = [written] if shard is None else shard.gather(written)
-    failed = next((one for one in files or [written] if isinstance(one, Exception)), None)
+    failed = next((outcome for outcome in files or [written] if isinstance(outcome, Exception)), None)
     if files is None:
         if failed is not None:
             raise failed
@@ -291,8 +291,8 @@ def read_manifest(path: Path) -> Manifest:
         _, sizes, digests = zip(*manifest.files(path), strict=True)
         whole = (
             text == manifest.text()
-            and all(type(one) is int for one in (number, manifest.step, *sizes))
-            and all(isinstance(one, str) for one in (*digests, manifest.config_sha256))
+            and all(type(value) is int for value in (number, manifest.step, *sizes))
+            and all(isinstance(value, str) for value in (*digests, manifest.config_sha256))
             and isinstance(manifest.accuracy, float | int | None)
             and number in (FORMAT, SHARDED_FORMAT)
         )
@@ -323,7 +323,7 @@ def check_files(files: Sequence[DataFile]) -> None:
             actual = os.fstat(data.fileno()).st_size
             if actual != size:
                 raise CorruptCheckpoint("truncated", f"{file.name} has {actual:,} bytes instead of {size:,}")
-            if hashlib.file_digest(data, "sha256").hexdigest() != digest:
+            if hashlib.file_digest(data, "sha256").hexdigest() != digest:  # type: ignore[arg-type]
                 raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} differs from the one in its manifest")
 
 

@@ -211,7 +211,7 @@ def by_accuracy(paths: Sequence[Path]) -> list[Path]:
         with contextlib.suppress(UnusableCheckpoint, OSError):
             if (accuracy := read_manifest(path).accuracy) is not None:
                 known.append((accuracy, path))
-    return [path for _, path in sorted(known, key=lambda one: -one[0])]
+    return [path for _, path in sorted(known, key=lambda item: -item[0])]
 
 
 def read_checkpoint(path: Path, check: Callable[[Sequence[DataFile]], object] = check_files) -> Checkpoint:

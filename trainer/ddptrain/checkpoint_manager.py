@@ -303,10 +303,10 @@ class CheckpointFinder:
                 f"--resume never, but the folder '{self.directory.folder}' contains {paths[0].name}",
                 hint="give another --checkpoint-dir, or --resume auto",
             )
-        found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
-        if found is not None:
-            self._check_same_config(*found, shaping)
-        return found
+        selected = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
+        if selected is not None:
+            self._check_same_config(*selected, shaping)
+        return selected
 
     def _checkpoints(self) -> list[Path]:
         try:
@@ -321,21 +321,21 @@ class CheckpointFinder:
         A checkpoint that cannot be read keeps its name, because it may be complete. If no checkpoint is complete, no
         checkpoint is renamed.
         """
-        found, bad = first_whole(paths, self._load)
+        selected, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
             how = "cannot be used"
-            if found is not None:
+            if selected is not None:
                 how = "is skipped" if why.reason == "io" else self.directory.set_aside(torn)
                 self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
             self.warn(f"{torn} {how}: {why.message}")
         count = len(bad) + self.directory.num_bad()
-        if found is None and count:
+        if selected is None and count:
             raise TrainError(
                 Exit.DATA,
                 f"the folder '{self.directory.folder}' has no intact checkpoint (corrupt: {count})",
                 hint="to start at step 0, delete the step-* files in this folder, or give another --checkpoint-dir",
             )
-        return found
+        return selected
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """Return the checkpoint in this file. A file without a manifest is not verified. Raises TrainError."""
@@ -346,19 +346,19 @@ class CheckpointFinder:
         def read(path: Path) -> Checkpoint:
             return self._load(path) if manifest_path(path).exists() else map_checkpoint(path)
 
-        found, bad = first_whole([path], read)
-        if found is None:
+        selected, bad = first_whole([path], read)
+        if selected is None:
             error = bad[path]
             code = Exit.NO_INPUT if error.reason in ("io", "missing") else Exit.DATA
             expected = "; expected auto, never or a file" if error.reason == "io" else ""
             raise TrainError(code, f"--resume {path}: {error.message}{expected}")
-        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found[1].step]
+        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > selected[1].step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(
                 f"--resume {path} is older than {newer[0].name} in {self.directory.folder}",
                 hint=f"to continue from {path.name}, give another --checkpoint-dir",
             )
-        return found
+        return selected
 
     def _load(self, path: Path) -> Checkpoint:
         began = time.monotonic()

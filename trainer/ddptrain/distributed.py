@@ -159,8 +159,8 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     except (RuntimeError, ValueError, OSError) as error:
         late = is_timeout(error)
         waited = f"waited {options.timeout_s} s (--timeout) for the other ranks"
-        what = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
-        message = f"rank {rank_info.rank} of {rank_info.size} {what}: {str(error).splitlines()[0]}"
+        failure = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
+        message = f"rank {rank_info.rank} of {rank_info.size} {failure}: {str(error).splitlines()[0]}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
 
 
@@ -194,12 +194,12 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
             return
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a host name"
-            what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
+            failure = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
             if time.monotonic() > deadline:
-                message = f"{what}; gave up after {timeout_s:g} s (--timeout)"
+                message = f"{failure}; gave up after {timeout_s:g} s (--timeout)"
                 raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
-                print(f"ddptrain: {what}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
+                print(f"ddptrain: {failure}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
             time.sleep(min(1.0, timeout_s))
 
@@ -506,17 +506,17 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
     layout depends only on the model. Weights, buffers and random generators do not change, and no gradient is left.
     """
     module = ddp.module
-    parameters = [one for one in module.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def one_of_each(_: Tensor) -> Tensor:
-        return torch.stack([one.flatten()[0].float() for one in parameters]).sum()
+        return torch.stack([parameter.flatten()[0].float() for parameter in parameters]).sum()
 
     module.forward = one_of_each
     unused = torch.zeros((), device=parameters[0].device)  # on GPUs DDP cannot be called without an input
     try:
         for _ in range(3):  # buckets are laid out in the second forward pass; with --static-graph in the third
             ddp(unused).backward()
-            for one in parameters:
-                one.grad = None
+            for parameter in parameters:
+                parameter.grad = None
     finally:
         del module.forward

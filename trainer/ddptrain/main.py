@@ -354,7 +354,7 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
 
     ``spent_s`` has one entry per rank: its lost seconds, keyed by cause, and its productive seconds ("productive").
     """
-    total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
+    total_s = {cause: sum(rank_s[cause] for rank_s in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")
     names = {"startup": "start-up", "checkpoint": "checkpoints"}
     lost = (f"{names.get(cause, cause)} {_percent(seconds, whole_s)}" for cause, seconds in total_s.items() if seconds)
@@ -366,7 +366,7 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
         compute = "compute" if "comm_exposed" in phases else "compute and communication (not measured apart)"
         groups = {"data": ("data", "h2d"), compute: ("forward", "backward", "optimizer")}
         groups |= {"communication": ("comm_exposed",), "other": ("other",)}
-        known = {name: [phases[one] for one in group] for name, group in groups.items() if group[0] in phases}
+        known = {name: [phases[phase] for phase in group] for name, group in groups.items() if group[0] in phases}
         parts = (f"{name} {_percent(sum(seconds), steps_s)}" for name, seconds in known.items())
         lines.append("a step         " + ", ".join(parts))
     cuda = state.world.device.type == "cuda"

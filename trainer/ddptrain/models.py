@@ -321,7 +321,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]
-    if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
+    if not isinstance(values, dict) or not values or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise TrainError(Exit.DATA, f"--pretrained {path} contains no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
 

@@ -216,8 +216,8 @@ def build_training_state(
         enable_recompute(model)
     average = copy.deepcopy(model).requires_grad_(requires_grad=False) if options.training.ema else None
     if sharding is not None:
-        for one in [model] if average is None else [model, average]:
-            sharding.apply(one, weights, precision.compute if precision.mixed else None)
+        for module in [model] if average is None else [model, average]:
+            sharding.apply(module, weights, precision.compute if precision.mixed else None)
         del weights
     ema = None if average is None else WeightAverage(model, average, options.training.ema)
     batch_builder = _make_batches(options, world, data, precision, batch_size=batch_size)

@@ -190,8 +190,8 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
         return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given_px >= size_px:
-            what = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
-            raise config_error(f"{what}: expected 0 to {size_px - 1}")
+            message = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
+            raise config_error(f"{message}: expected 0 to {size_px - 1}")
     flip = data.augmentation.flip if given.flip is None else given.flip
     mixing = make_mixing(given.mixup, given.cutmix, device)
     augmentations = Augmentations(shift=True, flip=flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing)
