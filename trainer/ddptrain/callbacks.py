@@ -319,7 +319,8 @@ class Callbacks:
         self._count_steps()
         self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
         if (skew := self.stragglers.after_step(step, self.phases.own_s)) is not None:
-            self.metrics.skew(skew.ratio, skew.speed)
+            self.metrics.gauge(catalogue.STRAGGLER_SKEW, skew.ratio)
+            self.metrics.gauge(catalogue.RELATIVE_SPEED, skew.speed)
         self.tracer.step()
         if self._every("times", TIMES_EVERY_S):
             self._export_times()

@@ -80,6 +80,7 @@ class CheckpointManager:
         self._shaping = shaping_options(state.options, batch_size=state.batch_size)
         self._epochs = state.options.training.epochs
         self._resumed: Path | None = None
+        self.uploader: Uploader | None = None  # copies checkpoints to an object store; None if this rank copies none
         self._goodput = goodput
         self._events = events
         self._finder: CheckpointFinder | None = None
@@ -142,7 +143,8 @@ class CheckpointManager:
             return None
         try:
             if self._finder.options.store and self._saver is not None:
-                self._saver.uploader = self._open_store(self._finder.directory, self._finder.options)
+                self.uploader = self._open_store(self._finder.directory, self._finder.options)
+                self._saver.uploader = self.uploader
             return self._finder.find(self._shaping)
         finally:
             if self._sharding is not None:
@@ -182,11 +184,6 @@ class CheckpointManager:
         for path in here:
             _upload(uploader, path)
         return uploader
-
-    @property
-    def uploader(self) -> Uploader | None:
-        """The object that copies checkpoints to an object store, or None if this rank copies none."""
-        return self._saver.uploader if self._saver else None
 
     def is_due(self, step: int) -> bool:
         """Return whether to save in the middle of an epoch, after this step.
@@ -370,7 +367,7 @@ class CheckpointFinder:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", reason)
             raise
         seconds, step = time.monotonic() - began, checkpoint.step
-        self.metrics.checkpoint_loaded(seconds=seconds, step=step, written_at=written_at, size_bytes=size_bytes)
+        self.metrics.checkpoint("load", seconds=seconds, step=step, written_at=written_at, size_bytes=size_bytes)
         return checkpoint
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
@@ -477,7 +474,7 @@ class CheckpointSaver:
             return
         step, seconds = checkpoint.step, time.monotonic() - began
         facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
-        self._metrics.checkpoint_saved(step=step, seconds=seconds, size_bytes=size_bytes)
+        self._metrics.checkpoint("save", seconds=seconds, step=step, written_at=time.time(), size_bytes=size_bytes)
         self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
         if self.uploader:
             _upload(self.uploader, path)
@@ -490,7 +487,7 @@ class CheckpointSaver:
         except OSError as error:
             self._warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
         else:
-            self._metrics.checkpoints_retained(retained)
+            self._metrics.gauge(catalogue.CHECKPOINTS_RETAINED, retained)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
         """Exchange the results of the writers. The timeout of their process group limits this exchange.

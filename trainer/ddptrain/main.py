@@ -76,7 +76,8 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
     try:
         rank_info = read_rank_info(environ, options.ranks)
         metrics = open_metrics(environ, first=rank_info.is_first)
-        metrics.lost_before(lost_before(environ, started=goodput.started))
+        for cause, seconds in lost_before(environ, started=goodput.started).items():
+            metrics.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
         with contextlib.ExitStack() as resources:
             return _train(options, rank_info, environ, signals, goodput, metrics, resources)
     except TrainError as error:
@@ -94,8 +95,12 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
         else:
             traceback.print_exc()
             if isinstance(error, torch.OutOfMemoryError):
-                metrics.out_of_memory()
-                code, line = Exit.CONFIG, out_of_memory_message(error)
+                metrics.memory()  # creates the series
+                metrics.count(catalogue.DEVICE_OOMS)
+                # The first sentences of torch's error state the requested memory.
+                size = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
+                advice = "use a smaller --batch-size, or --accumulate or --recompute"
+                code, line = Exit.CONFIG, f"has too little GPU memory: {size}: {advice}"
             elif (reason := nccl_failure(error)) is not None:
                 code, line = Exit.SOFTWARE, f"cannot exchange gradients with NCCL: {reason}; NCCL_DEBUG=INFO shows more"
             else:
@@ -273,12 +278,6 @@ def _save_and_report(
 
 def _log_error(message: str) -> None:
     print(f"ddptrain: {message}", file=sys.stderr, flush=True)
-
-
-def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return a message with advice and the first sentences of torch's error, which state the requested memory."""
-    asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
-    return f"has too little GPU memory: {asked}: use a smaller --batch-size, or --accumulate or --recompute"
 
 
 def start_message(state: TrainingState) -> str:
