@@ -83,10 +83,7 @@ def _collectives(
 
 
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
-    """Return lines with the speed of the links between the nodes or, on a single node, between the ranks.
-
-    The lines are a table of all links. With more than ``MATRIX`` nodes or ranks, they are a list of the slowest links.
-    """
+    """Return a table of the links' speeds or, with more than ``MATRIX`` nodes or ranks, a list of the slowest links."""
     title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
     if len(names) > MATRIX:
         slowest = sorted(figures.items(), key=lambda item: item[1])[:MATRIX]

@@ -106,10 +106,7 @@ def _memory(nvml: Any, handle: Any) -> Part:
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """Compare the width of the link with the width of the slot.
-
-    The generation is ignored, because it is lower on an idle GPU.
-    """
+    """Compare the width of the link and of the slot. The generation is ignored, because it is lower on an idle GPU."""
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 

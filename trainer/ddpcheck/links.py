@@ -49,10 +49,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """The repeated measurements of a suspect.
-
-    Each pair in ``figures`` has the suspect's figure, and the lowest figure of the links that it is compared with.
-    """
+    """Repeated measurements of a suspect: pairs of its figure and the lowest figure that it is compared with."""
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]
@@ -81,10 +78,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure the groups in ``at_once`` one after another, and the pairs of a group in parallel.
-
-    Every rank returns the figures of all pairs.
-    """
+    """Measure the groups of pairs in turn, and the pairs of a group in parallel. Every rank returns all figures."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -98,10 +92,7 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s of the fastest exchange with ``peer``, which makes the same call.
-
-    ``first``: whether this rank sends first and sets the number of exchanges.
-    """
+    """Return the GB/s of the fastest exchange with ``peer``. The ``first`` rank sets the number of exchanges."""
     data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
     calls = data.new_full((1,), EXCHANGES[0])
 
@@ -135,12 +126,7 @@ def find_slow(
 
 
 def confirmed(again: Sequence[Again], number: int, noun: str) -> tuple[tuple[Again, ...], str]:
-    """Return the nodes or links that are slow again.
-
-    If no comparison is possible, return an empty tuple and the reason.
-
-    ``number``: how many nodes or links there are in all. ``noun``: the word for them in the reason, "nodes" or "links".
-    """
+    """Return the suspects that are slow again or, if no comparison is possible, an empty tuple and the reason."""
     slow = tuple(suspect for suspect in again if suspect.is_slow)
     if len(slow) > number / 3:
         return (), f"{len(slow)} of {number} {noun} are slower than the others: too many, so none of these is named"
@@ -148,10 +134,7 @@ def confirmed(again: Sequence[Again], number: int, noun: str) -> tuple[tuple[Aga
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return the nodes that may be slow. If no comparison is possible, return an empty tuple and the reason.
-
-    ``number``: how many nodes there are in all.
-    """
+    """Return the nodes that may be slow or, if no comparison is possible, an empty tuple and the reason."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
@@ -170,11 +153,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that may be slow, the slowest first. Links of the nodes in ``slow`` are left out.
-
-    If so many links are slow that no comparison is possible, return an empty tuple and the reason. ``number``: how many
-    nodes there are in all.
-    """
+    """Return the same for links, the slowest first. Links of the nodes in ``slow`` are left out."""
     speed = figures.__getitem__
     sound = {node: [pair for pair in figures if node in pair and not {*pair} & {*slow}] for node in range(number)}
     suspects = []

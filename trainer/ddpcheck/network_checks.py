@@ -234,10 +234,7 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes.
-
-    Warning: a clock differs by more than 2 s. Bad: it differs by more than 30 s.
-    """
+    """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes."""
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

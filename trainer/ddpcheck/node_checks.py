@@ -35,11 +35,7 @@ MIN_CORE_SHARE = 0.75
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
-    """Check the limits of shared memory, locked memory and open files.
-
-    Bad: /dev/shm has less than 64 MiB (Docker's default), or fewer than 1024 files may be open (Linux's default).
-    Warning: a limit is lower than ddprun's preflight expects.
-    """
+    """Check the limits of shared memory, locked memory and open files. ddprun's preflight expects the same."""
     shm, wanted = machine.shm_bytes(), max(machine.MIN_SHM, num_gpus * machine.SHM_PER_RANK)
     if shm is None:
         exists = Path(SHM_DIR).is_dir()

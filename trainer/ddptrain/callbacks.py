@@ -44,10 +44,7 @@ _SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
-    """Raised when an optimizer step was not taken, because its loss or gradient is not finite.
-
-    ``step`` is the number of the step, counted from 1.
-    """
+    """Raised if optimizer step ``step`` (counted from 1) was not taken, because its loss or gradient is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -168,10 +165,7 @@ class StopVote:
 
     @property
     def requested_by(self) -> int | None:
-        """The rank that received the signal, or None if this rank stops because the time of --stop-after is up.
-
-        Valid once all ranks have agreed.
-        """
+        """The rank that received the signal, or None after --stop-after. Valid once all ranks have agreed."""
         if self._timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank

@@ -37,10 +37,7 @@ SYNC_EVERY = 64 << 20  # bytes between two syncs, so that a disk that hangs is d
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a training after ``step`` steps.
-
-    The order of the samples is not stored, because it follows from the seed and the step.
-    """
+    """The state of a training after ``step`` steps. The order of the samples follows from the seed and the step."""
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -66,11 +63,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a checkpoint that one rank writes.
-
-    Each writer calls ``gather`` with a value. ``gather`` returns the list of all values to the writer of shard 0, and
-    None to the other writers.
-    """
+    """The part that one rank writes. ``gather`` returns the values of all writers to that of shard 0, and else None."""
 
     number: int
     gather: Callable[[Any], list[Any] | None]

@@ -202,10 +202,7 @@ def step_of(path: Path) -> int | None:
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first.
-
-    Checkpoints of equal accuracy are in the order of ``paths``.
-    """
+    """Return the checkpoints of known accuracy, the most accurate first, and equal ones in the given order."""
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):

@@ -186,11 +186,7 @@ class CheckpointManager:
         return uploader
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save in the middle of an epoch, after this step.
-
-        With a sharded model, each rank returns the answer of rank 0. Otherwise, a rank that does not write returns
-        False.
-        """
+        """Return whether to save after this step of an epoch. Sharded ranks return the answer of rank 0."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)
@@ -216,10 +212,7 @@ class CheckpointManager:
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
-        """Save a checkpoint of the last step, and return its path. Raises TrainError if it cannot be saved.
-
-        With ``--epochs 0``, save nothing, and return the path of the checkpoint that was loaded.
-        """
+        """Save the last step, and return its path. Save nothing with ``--epochs 0``. Raises TrainError."""
         if not self._epochs:
             return self._resumed
         problem, path = "", self._path(step)

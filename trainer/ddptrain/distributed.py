@@ -349,19 +349,13 @@ def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether the rendezvous or a collective timed out.
-
-    Neither torch nor gloo has an error type for a time-out, so this function reads the first line of the error's text.
-    """
+    """Return whether the rendezvous or a collective timed out. Neither torch nor gloo has an error type for this."""
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether another rank exited or did not answer.
-
-    gloo has no error type of its own. The text of its RuntimeError contains the path of a gloo source file.
-    """
+    """Return whether another rank exited or did not answer. gloo's RuntimeError names a source file of gloo."""
     if isinstance(error, dist.DistError):
         return nccl_failure(error) is None
     return isinstance(error, RuntimeError) and "gloo/" in str(error)
@@ -387,10 +381,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the number of torch's threads.
-
-    If ``deterministic`` is set, use one thread and deterministic algorithms, and ignore OMP_NUM_THREADS.
-    """
+    """Set the number of torch's threads. Deterministic algorithms use one thread, and ignore OMP_NUM_THREADS."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)

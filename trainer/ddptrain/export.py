@@ -97,10 +97,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of the run in ``source``, or None if ``source`` is not a run's folder.
-
-    A resumed run uses the checkpoint directory of the first run.
-    """
+    """Return the checkpoint directory of a run's folder, which may be that of an earlier run, else None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

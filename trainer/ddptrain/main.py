@@ -67,10 +67,7 @@ _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
-    """Train, and return the exit code. An expected error is printed as one line.
-
-    ``started`` is the value of time.monotonic() when the process was started.
-    """
+    """Train, and return the exit code. ``started``: the value of time.monotonic() when the process was started."""
     rank_info, metrics = RankInfo(), Metrics()
     goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
     try:
@@ -300,10 +297,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return a message about the step at which the training resumes.
-
-    ``epochs_before`` is the number of epochs of the training that wrote the checkpoint, or None if unknown.
-    """
+    """Return a message about the step at which the training resumes. ``epochs_before`` is None if unknown."""
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -349,10 +343,7 @@ def summary_message(
 
 
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
-    """Return a message about how the ranks' time was used, and about rank 0's peak memory.
-
-    ``spent_s`` has one entry per rank: its lost seconds, keyed by cause, and its productive seconds ("productive").
-    """
+    """Return how the ranks used their time (``spent_s``: seconds of each rank by cause), and the peak memory."""
     total_s = {cause: sum(rank_s[cause] for rank_s in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")
     names = {"startup": "start-up", "checkpoint": "checkpoints"}

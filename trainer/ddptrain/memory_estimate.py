@@ -133,10 +133,7 @@ def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
 
 
 def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
-    """Return the estimate as a text, with its calculation.
-
-    ``options`` are ddptrain's options for this training, without the batch size, or None if ddptrain cannot run it.
-    """
+    """Return the estimate as a text. ``options`` of ddptrain lack the batch size, or are None if it cannot run this."""
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
     for name, size, how in case.rows():
         lines.append(f"  {name:15} {'?' if size is None else _gib(size):>11}   {how}")
@@ -338,10 +335,7 @@ def gpu_memory(device: "torch.device | None" = None) -> float | None:
 
 
 def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:
-    """Return the bytes that autograd saves for the backward pass, not counting the parameters.
-
-    The model and the batch are on the meta device, so nothing is computed.
-    """
+    """Return the bytes that autograd saves for the backward pass, not counting the parameters."""
     import torch
 
     from ddptrain import compat

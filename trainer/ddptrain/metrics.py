@@ -41,10 +41,7 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series with the value 0.
-
-        ``count`` creates the series of phases and of communication later, with their first value.
-        """
+        """Create a metric's series with the value 0. ``count`` creates those of phases and of communication."""
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
@@ -71,11 +68,7 @@ class Metrics:
             series.observe(value)
 
     def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
-        """Set the number of steps and the labels of the training.
-
-        ``labels`` are the backend that exchanges the gradients, the device, the model and the dataset.
-        ``flops_per_sample`` is the number of operations per sample in a training step, or 0 if it is unknown.
-        """
+        """Set the number of steps and the labels. ``flops_per_sample`` of a training step is 0 if it is unknown."""
         self._flops_per_sample = flops_per_sample
         self.gauge(catalogue.STEPS_PLANNED, num_steps)
         if (series := self._series.get((catalogue.TRAINING_INFO.name,))) is not None:
@@ -108,10 +101,7 @@ class Metrics:
         self.gauge(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Record durations since this process started.
-
-        These are the seconds of each phase, the seconds of productive steps, and the seconds lost to each cause.
-        """
+        """Record the seconds of each phase, of productive steps, and lost to each cause, since this process started."""
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -126,11 +116,7 @@ class Metrics:
         return more
 
     def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds, keyed by "productive" and by the causes of lost time.
-
-        The seconds of earlier processes are included, because their files remain in the folder. Without a folder, the
-        result is empty.
-        """
+        """Return this rank's seconds, also of earlier processes, by cause of lost time, and the "productive" ones."""
         if not self.enabled:
             return {}
         from prometheus_client import CollectorRegistry

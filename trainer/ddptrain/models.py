@@ -66,19 +66,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers that are sharded one by one.
-
-    These are the layers that have parameters and are in one of the model's nn.Sequentials.
-    """
+    """Return the layers that are sharded one by one: those with parameters in one of the model's nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width.
-
-    Its backward pass is deterministic on CUDA, unlike the backward pass of AdaptiveAvgPool2d(1).
-    """
+    """The mean over height and width, whose backward pass is deterministic on CUDA, unlike AdaptiveAvgPool2d(1)."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""

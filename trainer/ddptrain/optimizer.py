@@ -16,10 +16,7 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return the optimizer. It is fused if torch supports that for these weights.
-
-    Norms and biases get no weight decay, because it would not regularise them.
-    """
+    """Return the optimizer. Norms and biases get no weight decay, because it would not regularise them."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {

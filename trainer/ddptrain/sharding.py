@@ -113,10 +113,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter or buffer that a tensor in the state of ``part`` belongs to, or None if there is none.
-
-    ``path`` is the path of the tensor in the state.
-    """
+    """Return the parameter or buffer to which the tensor at ``path`` in the state of ``part`` belongs, or None."""
     if isinstance(part, torch.optim.Optimizer):
         parameters = [parameter for group in part.param_groups for parameter in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None

@@ -39,10 +39,7 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The quality of a model's predictions on the test set.
-
-    A prediction is the class of an image or a byte of a text.
-    """
+    """The quality of predictions on the test set. A prediction is the class of an image or a byte of a text."""
 
     num_correct: int
     num_predicted: int
@@ -305,10 +302,7 @@ class RankFinding:
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Compute the failed step again, and return the error that ends the training. Every rank must call this.
-
-    The error is the same on every rank. It states what was not finite, and on which ranks.
-    """
+    """Repeat the failed step, and return the error with the ranks that failed. Every rank must call this."""
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
     if not mine.loss_finite or mine.gradient_finite is False:
