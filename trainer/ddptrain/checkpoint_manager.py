@@ -1,6 +1,6 @@
 """Saves checkpoints in the background, and selects and loads the checkpoint to resume from.
 
-Rank 0 reads and writes the checkpoints. In a sharded training, several ranks write, each of them one shard.
+Rank 0 reads and writes the checkpoints. In a sharded training, each rank reads its rows, and several write a shard.
 """
 
 import contextlib

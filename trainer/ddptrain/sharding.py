@@ -41,11 +41,11 @@ class Sharding:
         for module in (*blocks_of(model), model):
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         model.to_empty(device=self.world.device)
-        values = None if weights is None else weights.state_dict()
+        device, values = self.world.device, None if weights is None else weights.state_dict()
         for name, own in model.state_dict().items():  # one at a time, to save memory
-            value = torch.empty(own.shape, dtype=own.dtype) if values is None else values[name]
+            value = torch.empty(own.shape, dtype=own.dtype, device=device) if values is None else values[name]
             if isinstance(own, DTensor):
-                own.copy_(distribute_tensor(value.to(self.world.device), own.device_mesh, own.placements))
+                own.copy_(distribute_tensor(value.to(device), own.device_mesh, own.placements))
             else:
                 own.copy_(broadcast_state(self.world.rank_info, value))
 
