@@ -22,6 +22,7 @@ from ddpctl.execution import executor
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
+from ddprun.files.process_discovery import is_locked
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAKE_NODE = Path(__file__).parents[1] / "fake_node"
@@ -105,7 +106,7 @@ class World:
         if state == "starting":
             self.wait_for(lambda: self.has(0, "node.json") and self.has(1, "node.json"))
         elif state in ("succeeded", "failed", "lost"):
-            self.wait_for(lambda: self.has(0, "events.jsonl") and not self.processes())
+            self.wait_for(lambda: self.has(0, "events.jsonl") and self.is_over())
         else:
             self.wait_for(lambda: self.has(0, "node.json", '"training"') and self.has(1, "node.json", '"training"'))
             if state != "running":
@@ -115,7 +116,7 @@ class World:
             stopped = "outcome.json" if state == "stopped" else "node.json"
             self.wait_for(lambda: self.has(1, stopped, "stop") and self.has(0, stopped, "stop"))
         if state == "stopped":
-            self.wait_for(lambda: not self.processes())
+            self.wait_for(self.is_over)
 
     def stop_nodes(self) -> None:
         for pid in self.node_pids():
@@ -149,6 +150,10 @@ class World:
                     lines[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         # A server of tests/forks.py that a test has started serves later tests as well.
         return {pid: line for pid, line in lines.items() if "tests/forks.py" not in line}
+
+    def is_over(self) -> bool:
+        """Return whether nothing of the run is left. A process that exits loses its environment before its lock."""
+        return not self.processes() and not any(is_locked(self.node_dir(node)) for node in (0, 1))
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
