@@ -54,7 +54,7 @@ def processes_of(run: str) -> dict[int, str]:
 def is_over(run: str) -> bool:
     """Return whether nothing of a run is left. A process that exits loses its environment before its node's lock."""
     folders = Path(os.environ["DDPCTL_STATE_DIR"], run).glob("node-*")
-    return not processes_of(run) and not any(is_locked(folder) for folder in folders)
+    return not any(is_locked(folder) for folder in folders) and not processes_of(run)
 
 
 def node_log(tmp_path: Path, run: str, node: int = 0) -> str:
