@@ -1,6 +1,5 @@
 """Launches, follows, stops and pulls runs. These functions are the steps of ddpctl's subcommands."""
 
-import fcntl
 import getpass
 import json
 import math
@@ -38,6 +37,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
 from ddpctl.targets import LogQuery, Lookup, StopSignal, Submission
 from ddpctl.text import one_line, plain
+from ddpwire import locks
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
@@ -512,10 +512,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
     verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it") from None
+        if locks.lock(lock.fileno(), Path(lock.name)) is locks.Lock.BUSY:
+            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it")
         missing = context.executor.perform(verb)
     if missing:
         raise UnavailableError("\n".join([f"some files could not be fetched into {folder}", *missing]))
