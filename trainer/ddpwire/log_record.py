@@ -17,9 +17,10 @@ from typing import Any
 
 from ddpwire.events import EVENTS, EVENTS_BEFORE
 from ddpwire.history import HISTORY
-from ddpwire.run_files import ENVIRONMENT, read_regular, write_atomic
+from ddpwire.run_files import ENVIRONMENT, NODE_LOG, OUTCOME, read_regular, write_atomic
 
-FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT)
+FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT, OUTCOME)
+_WHOLE = (ENVIRONMENT, OUTCOME, NODE_LOG)  # files that a newer text replaces
 _PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
@@ -54,7 +55,7 @@ def _half(name: str, text: str) -> str:
     if name == HISTORY:
         head, *rows = text.splitlines(keepends=True)
         return "".join((head, *rows[-1::-2][::-1])) if len(rows) > 1 else ""
-    if name == ENVIRONMENT:  # one JSON object, of which a half is of no use
+    if name in _WHOLE:  # one JSON object, of which a half is of no use
         return text if len(text) < MOST_BYTES // 2 else ""
     lines = text.splitlines(keepends=True)
     return "".join(lines[(len(lines) + 1) // 2 :])
@@ -96,8 +97,9 @@ def keep(node_dir: Path, texts: Mapping[str, str]) -> None:
     """Add the lines of ``texts`` to a node's files. The events and the history of an earlier pod remain."""
     node_dir.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        lines = _read(node_dir / name).splitlines(keepends=True) if name != ENVIRONMENT else []
-        write_atomic(node_dir / name, "".join(dict.fromkeys((*lines, *text.splitlines(keepends=True)))).encode())
+        if name not in _WHOLE:
+            text = "".join(dict.fromkeys((_read(node_dir / name) + text).splitlines(keepends=True)))
+        write_atomic(node_dir / name, text.encode())
 
 
 def _read(path: Path) -> str:

@@ -40,6 +40,7 @@ from ddpctl.text import one_line, plain
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
+    NODE_LOG,
     TARGETS,
     MetricsTarget,
     is_targets_file_of,
@@ -360,7 +361,6 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
         return end
     target = target_of(run)
     run_store.note_stop(run, "you (ddpctl stop)")
-    context.executor.perform(target.keep(run))
     if not kill:
         if before and before.state in ("pending", "suspended"):
             when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
@@ -407,7 +407,6 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 def clear(run: Run) -> Verb[None]:
     """Remove the jobs, pods and processes that an ended run has left on its machines."""
-    yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
 
@@ -511,6 +510,8 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
+    if state.ended and any(Path(run.folder).glob(f"node-*/{NODE_LOG}")):  # saved before the nodes were deleted
+        state = replace(state, has_logs=True)
     by, outcome = run_store.stopped_by(run), state.outcome
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, recorded, run_of
 
@@ -170,7 +171,7 @@ AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector 
 
 def test_stop_deletes_the_job_and_all_that_belongs_to_it_and_waits_for_its_grace() -> None:
     asked, gone = perform(TARGET.stop(RUN, signal="TERM"), {})
-    assert lines(asked) == [DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
+    assert lines(asked) == [LIST_PODS, DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
     assert gone
 
 
@@ -178,13 +179,42 @@ def test_stop_with_kill_deletes_the_pods_and_reports_those_that_remain() -> None
     asked, gone = perform(TARGET.stop(RUN, signal="KILL"), {GET_PODS: RESTARTED})
     selected = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
     pods = f"{KUBECTL} delete pods {selected} --grace-period=1"
-    assert lines(asked) == [DELETE_JOB, pods, DELETE_REST, f"{AWAIT} --timeout=30s", LIST_PODS]
+    assert lines(matching(asked, " delete ")) == [DELETE_JOB, pods, DELETE_REST]
+    assert lines(asked[-2:]) == [f"{AWAIT} --timeout=30s", LIST_PODS]
     assert not gone
 
 
 def test_stop_without_waiting_does_not_wait() -> None:
     asked, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
-    assert (lines(asked), gone) == ([DELETE_JOB, DELETE_REST, LIST_PODS], False)
+    assert (matching(asked, " wait "), gone) == ([], False)
+
+
+def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_have_ended() -> None:
+    answers = {GET_PODS: RUNNING, " logs ": Output(returncode=0, stdout="2026-11-20T09:00:00.1Z [node0] ready\n")}
+    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    logs = matching(asked, " logs ")
+    follow = [line.endswith("--timestamps --follow") for line in lines(logs)]
+    assert follow == [False, False, True, True]
+    assert [command.timeout_s for command in logs] == [15.0, 15.0, 70.0, 70.0]
+    steps = [asked.index(logs[1]), asked.index(only(asked, DELETE_JOB)), asked.index(logs[2])]
+    assert steps == sorted(steps)
+    saved = json.loads(matching(asked, "kubernetes.files")[-1].stdin or "")
+    assert saved["nodes"]["1"] == {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"}
+
+
+def test_stop_reports_the_logs_that_are_lost() -> None:
+    lost = Output(returncode=1, stderr='Error from server: Get "https://10.0.0.7:10250": dial tcp: i/o timeout\n')
+    answers = {GET_PODS: RUNNING, "logs digits-otter-worker-1": lost}
+    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    assert_names(asked[-1].say, "node 1", "i/o timeout")
+    assert "node 0" not in asked[-1].say
+
+
+def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
+    path = "/state/digits-otter/node-1/node.log"
+    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {"ls ": Output(returncode=2, stdout=f"{path}\n")})
+    assert asked[-1].argv[-2:] == ("5", path)
+    assert asked[-1].mode == "stream"
 
 
 def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> None:
@@ -201,18 +231,17 @@ def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
 
 
 def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
-    asked, messages = [], []
+    asked: list[Command] = []
+    messages: list[str] = []
 
     class Recorder:
-        def perform(self, verb: Any) -> bool:
-            (command,) = next(verb)
-            asked.append(shell_line(command))
-            return True
+        def perform(self, verb: Any) -> Any:
+            return perform(verb, {}, asked)[1]
 
     recorder: Any = Recorder()
     stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
     stopper()
-    assert asked == [DELETE_JOB]
+    assert DELETE_JOB in lines(asked)
     (message,) = messages
     assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 

@@ -19,7 +19,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
-from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
+from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_files, save_logs, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
     Kubectl,
     check,
@@ -172,7 +172,6 @@ class KubernetesTarget(Target):
         """
         if any(n >= run.job.max_nodes for n in query.nodes) or any(r >= run.job.world_size for r in query.ranks):
             raise no_such_log(run)
-        kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
             task = Task(
@@ -187,18 +186,14 @@ class KubernetesTarget(Target):
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)
-        tail: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
-        tail += ("--timestamps",) if query.timestamps else ()
-        commands = []
-        for node, pod in pods.items():
-            if query.nodes and node not in query.nodes:
-                continue
-            argv = (*kubectl.argv, "logs", pod["metadata"]["name"], "--container", workload.container, *tail)
-            for one in pod["status"].get("containerStatuses", ()):
-                if one["name"] == workload.container and one["restartCount"]:
-                    commands.append((*argv, "--previous"))
-                if one["name"] == workload.container and one["state"].keys() & {"running", "terminated"}:
-                    commands.append(argv)
+        options: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
+        options += ("--timestamps",) if query.timestamps else ()
+        nodes = query.nodes or range(run.job.max_nodes)
+        commands = [argv for node in nodes if node in pods for argv in log_commands(run, pods[node], *options)]
+        if not commands:  # the logs that stop has saved
+            end = "+1" if query.tail is None else str(query.tail)
+            text = 'tail -n "$1" -- "$2"' + ("" if query.timestamps else " | cut -d ' ' -f 2-")
+            commands = [("sh", "-c", text, "sh", end, path) for path in (yield from saved_logs(run, nodes))]
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
             raise NoInputError(f"run '{run.name}' has no readable log: {state.message}")
@@ -210,13 +205,6 @@ class KubernetesTarget(Target):
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, kubectl_of(run.handle), pods))
 
-    def keep(self, run: Run) -> Verb[None]:
-        """Save the nodes' events and history in the run's local folder. Errors are ignored."""
-        with suppress(DdpctlError):
-            pods = (yield from self._pods(run)) if run.handle else {}
-            if pods:
-                yield from keep_files(run, kubectl_of(run.handle), pods)
-
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the run's files from its running pods. If no pod runs, copy them from its PersistentVolumeClaim."""
         if not run.handle:
@@ -227,6 +215,7 @@ class KubernetesTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job and all objects that belong to it. Its pods then have their grace period to save.
 
+        The logs, events and outcomes of the pods are saved before, and again when the pods have ended.
         An object with the run's name but another uid is not deleted, because it belongs to another launch.
         """
         kubectl = kubectl_of(run.handle) if run.handle else (yield from find_cluster(self.options))
@@ -241,6 +230,13 @@ class KubernetesTarget(Target):
             made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
+        pods: dict[int, Any] = {}
+        errors: dict[int, str] = {}
+        with suppress(DdpctlError):
+            pods = (yield from self._pods(run)) if run.handle else {}
+        if pods:
+            yield from save_files(run, kubectl, pods)
+            errors = yield from save_logs(run, pods)
         jobs = yield tuple(
             kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
             for workload in found
@@ -250,18 +246,24 @@ class KubernetesTarget(Target):
             check(*jobs)
         if signal == "KILL":
             reader = [(reader_name(run.name, run.uid),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
-            pods = [("--selector", selector), *reader]
-            check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
+            every = [("--selector", selector), *reader]
+            check(
+                *(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in every))
+            )
         beside = [",".join(companions)] if companions else []
         deleted = yield tuple(
             kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
         )
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
+        last_errors = yield from save_logs(run, pods, end_s=wait_s)
+        lost = (
+            f"node {node}: its log is lost: {one_line(last_errors[node])}" for node in errors if node in last_errors
+        )
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", selector, f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
-        (left,) = yield (kubectl.get("pods", "--selector", selector),)
+        (left,) = yield (replace(kubectl.get("pods", "--selector", selector), say="\n".join(lost)),)
         check(left)
         return not items(left)
 
