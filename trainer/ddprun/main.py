@@ -39,13 +39,15 @@ from ddprun.settings import launchers, node_config, options
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import machine
 from ddprun.system.errors import NodeError, node_error
+from ddprun.system.restart_policy import pod_exit_code
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import NodeState, Outcome, rank_log, timed_log
+from ddpwire.run_files import NodeState, Outcome, rank_log, termination_message, timed_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
+TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
 HARMLESS_THREADS = ("clock", "copies", "history", "metrics", "resolver")
 
 
@@ -78,6 +80,9 @@ class NodeExit:
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
         for line in log_record.pack(path) if config.retries_network else ():  # only the log of a pod remains
             self.console.log(line)
+        if config.retries_network:
+            with contextlib.suppress(OSError):
+                TERMINATION_LOG.write_text(termination_message(outcome))
         if outcome.code:
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
@@ -87,7 +92,7 @@ class NodeExit:
         elif config.run_dir is None:
             shutil.rmtree(path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
-        os._exit(outcome.code)
+        os._exit(pod_exit_code(outcome) if config.retries_network else outcome.code)
 
 
 def main() -> NoReturn:

@@ -20,6 +20,7 @@ from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
+from ddpwire.run_files import Outcome, read_outcome, termination_message
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()
@@ -70,6 +71,36 @@ def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
     assert (state.has_logs, state.has_files) == (True, False)
     _, state = status({GET_JOB: job}, run=KEPT)
     assert (state.has_logs, state.has_files) == (False, True)
+
+
+def with_outcomes(output: Output, outcome: Outcome, **metadata: Any) -> Output:
+    """The answer, in which each container has ended with this outcome."""
+    answer = json.loads(output.stdout)
+    for pod in answer["items"]:
+        pod["metadata"] |= metadata
+        for container in pod["status"]["containerStatuses"]:
+            container["state"] = {"terminated": {"exitCode": 75, "message": termination_message(outcome)}}
+    return replace(output, stdout=json.dumps(answer))
+
+
+def test_the_cause_of_a_failed_job_is_its_outcome_even_while_pods_are_deleted() -> None:
+    message = "rank 1 on node 0 ran out of memory and was killed: 2 GiB. A restart did not help"
+    outcome = Outcome(code=137, cause="oom", message=message, node=0, rank=1, attempt=2)
+    job, pods = (as_run(f"{kind}/failed-exitcode", "digits-otter", "failcode") for kind in ("jobs", "pods"))
+    deleted = {"deletionTimestamp": "2026-11-20T09:01:00Z", "deletionGracePeriodSeconds": 60}
+    _, state = status({GET_JOB: job, GET_PODS: with_outcomes(pods, outcome, **deleted)})
+    assert (state.state, state.code, state.outcome) == ("failed", 137, outcome)
+    assert_names(state.message, "rank 1 on node 0", "2 GiB")
+
+
+def test_a_termination_message_has_room_for_a_long_outcome() -> None:
+    long = Outcome(code=75, cause="gave_up", message='the Wörter "x\\y" ' * 500, node=1, rank=3, step=7)
+    text = termination_message(long)
+    assert len(text.encode()) <= 4096
+    outcome = read_outcome(text)
+    assert (outcome.code, outcome.rank, outcome.step) == (75, 3, 7)
+    assert long.message.startswith(outcome.message)
+    assert len(outcome.message) > 1000
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def _pytorch_pod(draft: Draft) -> Object:
 
 def _pytorch_job(draft: Draft) -> Object:
     options, job = draft.options, draft.plan.job
-    restart = "OnFailure" if options.restart == "auto" else options.restart
+    restart = "ExitCode" if options.restart == "auto" else options.restart
     pod = _pytorch_pod(draft)
 
     def replicas(number: int) -> Object:

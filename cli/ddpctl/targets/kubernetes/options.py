@@ -118,9 +118,9 @@ class KubernetesOptions:
     ] = False
     restart: Annotated[
         Literal["auto", "OnFailure", "ExitCode", "Never"],
-        Doc("OnFailure: a failed container restarts in its pod; ExitCode: an exit code below 128 ends the job, "
-            "any other replaces the pod; Never: the first failure ends the job; auto: OnFailure for a pytorchjob, "
-            "else ExitCode."),
+        Doc("ExitCode: an exit code below 128 ends the job, any other replaces the pod; OnFailure: a failed "
+            "container restarts in its pod, even after an error of the script; Never: the first failure ends the "
+            "job; auto: ExitCode."),
     ] = "auto"  # fmt: skip
     failures: Annotated[
         int, Doc("Number of failures per node after which the job fails (backoffLimit is this number times the number "

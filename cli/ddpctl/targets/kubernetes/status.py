@@ -18,6 +18,7 @@ from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
 from ddpwire.exits import Exit
+from ddpwire.run_files import Outcome, read_outcome
 
 Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
@@ -65,6 +66,7 @@ class PodReport:
     restarts: int = 0
     ill: bool = False  # whether there is a problem that a user should know
     unexplained: bool = False  # whether only its events can explain the state
+    outcome: Outcome | None = None  # that of its ddprun, if it has ended
 
 
 def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
@@ -76,12 +78,14 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
 
     def result(phase: Phase, words: str, **rest: Any) -> PodReport:
         code = (state.get("terminated") or last or {}).get("exitCode")
-        return PodReport(name=name, phase=phase, words=one_line(words), code=code, restarts=restarts, **rest)
+        outcome = _outcome(state.get("terminated", {}))
+        about = one_line(words)
+        return PodReport(name=name, phase=phase, words=about, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
         return result("failed", _evicted(status.get("message", "")), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
-        return _ending(pod, now, result)
+        return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
         unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
@@ -99,9 +103,11 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
     return _not_started(pod, result)
 
 
-def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
+def _ending(pod: Object, ended: Object | None, now: float, result: Callable[..., PodReport]) -> PodReport:
     # The timestamp is not the time of the deletion, but the end of the pod's grace period.
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
+    if ended and ended["exitCode"]:
+        return result("stopping", f"has ended, and is being deleted: {_ended(ended)}")
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
@@ -205,9 +211,19 @@ def _ended(ended: Object) -> str:
         return "killed, out of memory: increase memory, or use a smaller batch or fewer workers"
     if code is None:
         return "without a message"
+    if outcome := _outcome(ended):
+        return f"exit code {outcome.code}: {_short(outcome.message)}"
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
     reason = _short(lines[-1]) if lines else _EXITS.get(code, "the script's own" if code < 128 else "a signal")
     return f"exit code {code}: {reason}"
+
+
+def _outcome(ended: Object) -> Outcome | None:
+    """Return the outcome that ddprun has written into a container's termination message, or None."""
+    try:
+        return read_outcome(ended.get("message", ""))
+    except ValueError:
+        return None
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
@@ -304,8 +320,11 @@ def fold(
     if "Succeeded" in true or "Complete" in true:
         return result("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
     if "Failed" in true:
-        code = next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
-        return result("failed", _why_failed(workload, true["Failed"], by_pod), code, remains=True)
+        outcomes = [pod.outcome for pod in by_pod.values() if pod.outcome and pod.outcome.code]
+        outcome = min(outcomes, key=lambda one: one.cause == "node_lost", default=None)
+        code = outcome.code if outcome else next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
+        status = result("failed", _why_failed(workload, true["Failed"], by_pod, outcome), code, remains=True)
+        return replace(status, outcome=outcome)
     return result(*_going(workload, job, by_pod, events, run))
 
 
@@ -361,12 +380,14 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     return f"{_counted(pods, run)}{again}"
 
 
-def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodReport]) -> str:
+def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodReport], outcome: Outcome | None) -> str:
     reason = condition.get("message", "")
     if "backoff limit" in reason:
         reason = "its pods failed more often than backoffLimit allows, and were deleted with their logs"
     elif "because" in reason:
         reason = "a pod failed"
+    if outcome:
+        return f"{reason}: {outcome.message}"
     for pod in sorted(pods.values(), key=lambda pod: pod.code in (None, 0)):
         if pod.phase == "failed" or pod.code:
             return f"{reason}: {pod.name}: {pod.words}"
