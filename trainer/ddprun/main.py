@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun.files import run_identity
+from ddprun.files import process_discovery, run_identity
 from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.health.folder_watch import FolderWatch
 from ddprun.metrics.recovery import Downtime
@@ -43,7 +43,7 @@ from ddprun.system.restart_policy import pod_exit_code
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import NodeState, Outcome, rank_log, termination_message, timed_log
+from ddpwire.run_files import NodeState, Outcome, node_name, rank_log, termination_message, timed_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
@@ -119,6 +119,7 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
+        wait_for_folder(config)
         folder = claim_node_dir(config, state)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
@@ -206,6 +207,22 @@ def number_node(config: NodeConfig) -> NodeConfig:
     if config.node_rank != node_config.UNNUMBERED:
         return config
     return joining.settle_number(config, log, lambda: preload_torch(config, log))
+
+
+def wait_for_folder(config: NodeConfig) -> None:
+    """In a pod, wait until the pod that it replaces has ended. Raises NodeError.
+
+    That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the folder on a shared disk.
+    """
+    if not (config.is_replaced and config.run_dir):
+        return
+    folder = config.run_dir / node_name(config.node_rank)
+    why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
+    log = partial(print, "ddprun:", file=sys.stderr, flush=True)
+    wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    while process_discovery.is_locked(folder):
+        if wait.is_over((config.node_rank,), why):
+            raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
