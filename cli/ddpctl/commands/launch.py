@@ -30,7 +30,7 @@ File = Annotated[
 
 def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
     """Return an option that an environment variable can also set. For example, DDPCTL_NODES sets --nodes."""
-    variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
+    variable = f"DDPCTL_{flag.removeprefix('--').replace('-', '_').upper()}"
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
 
@@ -74,6 +74,9 @@ class Flags:
     port: Annotated[
         str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free port].")
     ] = None
+    max_restarts: Annotated[
+        str | None, _option("--max-restarts", metavar="N", help="Largest number of restarts after a failure.")
+    ] = None
     image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
     workload: Annotated[
         str | None,
@@ -101,7 +104,15 @@ class Flags:
     ] = None
 
 
-JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # fields of JobSpec, which parses their text
+JOB_FLAGS = (
+    "nodes",
+    "gpus",
+    "ranks",
+    "device",
+    "port",
+    "max_restarts",
+    "image",
+)  # fields of JobSpec, which parses their text
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -234,11 +245,33 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.job.launch_plan import unused_gpus
+    from ddpctl.job.launch_plan import unexpanded, unused_gpus
     from ddpctl.job.secrets import exposed, exposed_arguments
 
-    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job), unused_gpus(request.job))):
+    for warning in filter(
+        None, (check(request.job) for check in (exposed, exposed_arguments, unused_gpus, unexpanded))
+    ):
         print(f"ddpctl: {warning}", file=sys.stderr)
+
+
+def _in_place_of_a_launcher(flags: Flags) -> Flags:
+    """Return the flags that a command of another launcher after ``--`` stands for. Raises UsageError."""
+    from ddpctl.job.other_launchers import translate
+
+    translation = translate(flags.program or ())
+    if translation is None:
+        return flags
+    values: dict[str, Any] = {
+        flag.removeprefix("--").replace("-", "_"): value for flag, value in translation.flags.items()
+    }
+    for name, value in values.items():
+        given = getattr(flags, name)
+        if given not in (None, value):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {given}: {translation.launcher} has {value}: give the number once")
+    print(f"ddpctl: {translation}", file=sys.stderr)
+    variables = [f"{name}={value}" for name, value in translation.env.items()]
+    return replace(flags, program=list(translation.program), env=[*variables, *(flags.env or ())], **values)
 
 
 def overrides(flags: Flags) -> dict[str, Any]:
@@ -273,10 +306,11 @@ def request_of_flags(flags: Flags) -> "Request":
     from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
-    found = config.find_file(flags.file, Path.cwd())
+    flags = _in_place_of_a_launcher(flags)
+    path = config.find_file(flags.file, Path.cwd())
     kind, why = targets.default_kind(os.environ)
     settings = config.load(
-        file=found,
+        file=path,
         profile=flags.profile,
         target=flags.target,
         overrides=overrides(flags),
@@ -301,6 +335,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
+    flags = _in_place_of_a_launcher(flags)
     given = {key: value for key, value in overrides(flags).items() if value is not None}
     env = {**run.job.env, **given.pop("env", {})}
     given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies

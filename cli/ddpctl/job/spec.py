@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Le
 
+from ddpctl.errors import UsageError
+from ddpctl.job.other_launchers import translate
 from ddpctl.text import either
 from ddpwire import names
 from ddpwire.version import __version__
@@ -256,7 +258,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that no argument contains NUL, and that the script or module has a name. Raises ValueError."""
+    """Check that no argument contains NUL, and that a script or module is named, no launcher. Raises ValueError."""
     if any("\0" in word for word in command):
         raise ValueError("a NUL byte is not allowed")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
@@ -264,6 +266,12 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError("the script's name is empty")
     if program == ("-m",):
         raise ValueError("-m needs the name of a module")
+    try:
+        translation = translate(command)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    if translation:
+        raise ValueError(str(translation))
     return command
 
 

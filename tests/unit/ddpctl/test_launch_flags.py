@@ -32,6 +32,7 @@ FLAGS = [
     ("env", "--env A=1 -e B=x=y", "job.env", {"A": "1", "B": "x=y"}),
     ("name", "--name resnet-50", "name", "resnet-50"),
     ("port", "--port 29512", "job.port", 29512),
+    ("max_restarts", "--max-restarts 3", "job.max_restarts", 3),
     ("image", "--image r/i:1 -t boxes", "job.image", "r/i:1"),
     ("workload", "-t lab --kind trainjob", "options.workload", "trainjob"),
     ("replace_lost", "-t lab --replace-lost", "options.replace_lost", True),

@@ -4,6 +4,8 @@
 variables, and removes those that would mislead the script.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +139,9 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
+    programs = str(Path(sys.executable).parent)  # such as ninja, in an environment that is not activated
+    if programs not in base.get("PATH", os.defpath).split(os.pathsep):
+        env["PATH"] = os.pathsep.join((programs, base.get("PATH") or os.defpath))
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
     if interface:
