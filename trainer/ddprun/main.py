@@ -43,7 +43,7 @@ from ddprun.system.restart_policy import pod_exit_code
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import NodeState, Outcome, node_name, rank_log, termination_message, timed_log
+from ddpwire.run_files import CHECKPOINTS, NodeState, Outcome, node_name, rank_log, termination_message, timed_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
@@ -78,7 +78,7 @@ class NodeExit:
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
-        for line in log_record.pack(path) if config.retries_network else ():  # only the log of a pod remains
+        for line in log_record.pack(path, seconds) if config.retries_network else ():  # only the log of a pod remains
             self.console.log(line)
         if config.retries_network:
             with contextlib.suppress(OSError):
@@ -150,6 +150,7 @@ def main() -> NoReturn:
         if config.deadline is not None:
             stop = partial(signals.stop, "the run's deadline is near")
             node_config.watch_deadline(config.deadline, grace_s=config.grace_s, request_stop=stop, log=console.log)
+        make_checkpoint_dir(config)
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
@@ -223,6 +224,13 @@ def wait_for_folder(config: NodeConfig) -> None:
     while process_discovery.is_locked(folder):
         if wait.is_over((config.node_rank,), why):
             raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
+
+
+def make_checkpoint_dir(config: NodeConfig) -> None:
+    """Create the folder that DDP_CHECKPOINT_DIR names. Errors are ignored: a script that saves nothing needs none."""
+    if config.run_dir:
+        with contextlib.suppress(OSError):
+            Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:

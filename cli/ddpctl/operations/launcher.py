@@ -518,7 +518,10 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
         at = outcome if outcome and outcome.rank is not None and outcome.code not in STOPPED else None
         who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
-        return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        stopped = replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        if state.ended and run.handle:
+            run_store.note_end(run, stopped)
+        return stopped
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state
     if launch.going:

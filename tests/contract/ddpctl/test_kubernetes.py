@@ -86,8 +86,10 @@ def test_suspended_pods_save_and_a_resumed_run_has_new_ones(cluster: Kubernetes)
     cluster.wait_for(lambda: not {*pods} & {*cluster.node_pids()})
     cluster.wait_for(lambda: cluster.has(0, "node.json", '"training"') and cluster.has(1, "node.json", '"training"'))
     assert cluster.state() == "running"
-    patches = [call.rsplit(" ", 1)[1] for call in cluster.calls() if call.startswith("patch pytorchjobs")]
-    assert patches == ['{"spec":{"runPolicy":{"suspend":true}}}', '{"spec":{"runPolicy":{"suspend":false}}}']
+    patches = [call.partition("--patch ")[2] for call in cluster.calls() if call.startswith("patch pytorchjobs")]
+    assert [json.loads(patch)["spec"] for patch in patches] == [
+        {"runPolicy": {"suspend": suspended}} for suspended in (True, False)
+    ]
     assert cluster.ddpctl("stop", "night").returncode == 0
 
 
@@ -145,6 +147,13 @@ def test_logs_and_outcome_outlive_a_stop(cluster: Kubernetes, *, kill: bool) -> 
         assert logs.stdout.count("stopped by SIGTERM") == 2  # the last line of each node
         outcomes = [json.loads((cluster.runs / f"night/node-{node}/outcome.json").read_text()) for node in (0, 1)]
         assert [outcome["code"] for outcome in outcomes] == [143, 143]
+
+
+def test_a_stopped_run_stays_stopped_while_the_cluster_does_not_answer(still: Kubernetes) -> None:
+    assert still.launch("wait").returncode == 0
+    assert still.ddpctl("stop", "night").returncode == 0
+    (still.cluster / "away").write_text("0")
+    assert still.state() == "stopped"
 
 
 @pytest.mark.parametrize(("number", "code"), [("TERM", 143), ("HUP", 143), ("KILL", -9)])

@@ -381,17 +381,63 @@ def test_a_master_is_node_0() -> None:
     assert only(asked, EXEC).argv[6] == "digits-otter-worker-0"
 
 
-def test_suspend_and_resume_patch_the_job() -> None:
+@pytest.mark.parametrize(
+    ("workload", "again", "resource", "patch"),
+    [
+        ("pytorchjob", False, "pytorchjobs.kubeflow.org", {"runPolicy": {"suspend": True}}),
+        ("job", True, "jobs.batch", {"suspend": False}),
+    ],
+)
+def test_suspend_and_resume_patch_the_job(workload: str, resource: str, patch: dict[str, Any], *, again: bool) -> None:
     assert "suspend" in TARGET.capabilities
-    (suspend,), _ = perform(TARGET.suspend(RUN, again=False), {" patch ": recorded("misc/patch-suspend")})
-    assert shell_line(suspend) == (
-        f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge "
-        '--patch \'{"spec":{"runPolicy":{"suspend":true}}}\''
-    )
-    (resume,), _ = perform(TARGET.suspend(run_of(workload="job"), again=True), {})
-    assert shell_line(resume) == (
-        f'{KUBECTL} patch jobs.batch digits-otter --type=merge --patch \'{{"spec":{{"suspend":false}}}}\''
-    )
+    asked, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
+    command = asked[-1]
+    assert command.argv[6:10] == ("patch", resource, "digits-otter", "--type=merge")
+    note = {"annotations": {"ddpctl.suspended": None if again else "true"}}
+    assert json.loads(command.argv[-1]) == {"metadata": note, "spec": patch}
+
+
+def in_queue(**annotations: str) -> Output:
+    """A suspended job that has the label of a queue of Kueue."""
+    output = as_run("jobs/suspended", "digits-otter", "susp1")
+    answer = json.loads(output.stdout)
+    for job in answer.get("items", [answer]):
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+        job["metadata"]["annotations"] = annotations
+        job["spec"]["runPolicy"]["suspend"] = True
+    return replace(output, stdout=json.dumps(answer))
+
+
+def test_a_job_that_its_queue_has_suspended_is_pending_and_is_not_resumed_past_the_queue() -> None:
+    _, state = status({GET_JOB: in_queue()})
+    assert state.state == "pending"
+    assert_names(state.message, "gpus")
+    asked: list[Command] = []
+    with pytest.raises(ConfigError) as error:
+        perform(TARGET.suspend(RUN, again=True), {GET_JOB: in_queue()}, asked)
+    assert_names(error.value, "gpus")
+    assert matching(asked, " patch ") == []
+
+
+def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
+    job = in_queue(**{"ddpctl.suspended": "true"})
+    assert status({GET_JOB: job})[1].state == "suspended"
+    asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
+    assert len(matching(asked, " patch ")) == 1
+
+
+def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
+    outcome = Outcome(code=3, cause="error", message="rank 1 on node 0 exited with 3", node=0, rank=1)
+    pods = as_run("pods/running", "digits-otter", "running")
+    job = as_run("jobs/failed-exitcode", "digits-otter", "failcode")
+    ended = with_outcomes(pods, outcome)
+    _, state = status({GET_JOB: job, GET_PODS: ended})
+    assert state.state == "failed"
+    assert [report.note for report in state.nodes] == [
+        f"digits-otter-worker-{node}: exit code 3: {outcome.message}" for node in (0, 1)
+    ]
+    _, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: ended})
+    assert [report.note == f"digits-otter-worker-{node}: exit code 3" for node, report in enumerate(state.nodes)]
 
 
 def test_suspend_of_a_job_that_is_gone_names_the_launch_that_resumes_it() -> None:

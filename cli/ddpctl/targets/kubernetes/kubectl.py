@@ -137,7 +137,8 @@ _REFUSED: Explanations = {
     r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
     r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
     r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: no operator for it is installed; use --kind job",
+        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: either no operator for it is installed (use "
+        "--kind job), or the API server has just started (try again)",
     r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
     r"no PriorityClass with name (\S+) was found":
         "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",

@@ -17,6 +17,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 KUEUE = "kueue.x-k8s.io/queue-name"
+SUSPENDED = "ddpctl.suspended"  # annotates a job that ddpctl, and no queue, has suspended
 _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -76,12 +77,19 @@ class Workload:
     resource: str  # its name for kubectl
     api: str  # the path of its API group on the API server
     container: str  # the name that the operator expects of the container
-    suspend: str  # a merge patch, with %s for true or false
     job: Callable[[Draft], Object]
     before: Callable[[Draft], tuple[Object, ...]]  # the objects that must exist before the job
     pod: Callable[[Draft], Object]  # the pod template
     node: Callable[[Mapping[str, Any], bool], int]  # (a pod's metadata, whether there is a Master) → number of its node
+    policy: str | None = None  # the field of its spec that has the field ``suspend``
     cascade: str = "foreground"  # for kubectl delete; foreground: the job exists until its pods have ended
+
+
+def suspension(workload: Workload, *, again: bool) -> Object:
+    """Return the merge patch that suspends a job, or resumes it if ``again``."""
+    spec = {"suspend": not again}
+    note = {"annotations": {SUSPENDED: None if again else "true"}}
+    return {"metadata": note, "spec": {workload.policy: spec} if workload.policy else spec}
 
 
 def metadata_of(draft: Draft) -> Object:
@@ -236,7 +244,7 @@ WORKLOADS: Mapping[str, Workload] = {
             resource="pytorchjobs.kubeflow.org",
             api="/apis/kubeflow.org/v1",
             container="pytorch",
-            suspend='{"spec":{"runPolicy":{"suspend":%s}}}',
+            policy="runPolicy",
             job=_pytorch_job,
             before=lambda _: (),
             pod=_pytorch_pod,
@@ -249,7 +257,6 @@ WORKLOADS: Mapping[str, Workload] = {
             resource="trainjobs.trainer.kubeflow.org",
             api="/apis/trainer.kubeflow.org/v1alpha1",
             container="node",
-            suspend='{"spec":{"suspend":%s}}',
             job=_train_job,
             before=lambda draft: (_training_runtime(draft),),
             pod=_train_pod,
@@ -265,7 +272,6 @@ WORKLOADS: Mapping[str, Workload] = {
             resource="jobs.batch",
             api="/apis/batch/v1",
             container="main",
-            suspend='{"spec":{"suspend":%s}}',
             job=_indexed_job,
             before=lambda draft: (service(draft),),
             pod=_job_pod,

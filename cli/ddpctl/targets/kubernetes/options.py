@@ -149,8 +149,9 @@ class KubernetesOptions:
         KEY,
     ] = "nvidia.com/gpu"
     request_cpus: Annotated[
-        int | None, Doc("CPU cores to request. null: the job's cpus, which are also the limit, else one per rank."),
-        Ge(1), Le(1024),
+        float | None, Doc("CPU cores to request, such as 0.5. null: the job's cpus, which are also the limit, else one "
+            "per rank."),
+        Ge(0.001), Le(1024),
     ] = None  # fmt: skip
     request_memory: Annotated[
         str | None, Doc("Memory to request. null: the job's memory, which is also the limit, else 2Gi per rank."),
@@ -307,8 +308,9 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
 def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
     if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
         yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
-    for name, size in (("cpus", int), ("memory", size_bytes)):
+    for name, size in (("cpus", float), ("memory", size_bytes)):
         reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
+        reserve = int(reserve) if isinstance(reserve, float) and reserve.is_integer() else reserve
         if reserve and not limit:
             yield f"target.request_{name}", f"a request needs a limit: set the job's {name} as well"
         elif reserve and size(reserve) > size(limit):

@@ -217,7 +217,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
     """Return the resources that a pod requests, and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
-        "cpu": str(options.request_cpus or job.cpus or job.gpus),
+        "cpu": f"{options.request_cpus or job.cpus or job.gpus:g}",
         "memory": options.request_memory or job.memory or f"{2 * job.gpus}Gi",
     }
     if options.scratch:

@@ -14,7 +14,7 @@ from ddpctl.command import NOT_FOUND, Output
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
-from ddpctl.targets.kubernetes.manifests import Workload
+from ddpctl.targets.kubernetes.manifests import KUEUE, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
 from ddpwire.exits import Exit
@@ -34,7 +34,8 @@ _UNSCHEDULABLE: Explanations = {
     r"unbound immediate PersistentVolumeClaims":
         "a claim has no volume yet: kubectl describe pvc shows why (no StorageClass, no volume of that size)",
     r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
-        "no machine has enough free {m[1]}: wait, or request less",
+        lambda m: f"no machine has enough free {m[1]}: wait, or request less"
+        + (", or launch with --device cpu" if "gpu" in m[1] else ""),
     r"didn't match Pod's node affinity/selector":
         "no machine has the labels of node_selector: kubectl get nodes --show-labels",
     r"untolerated taint \{([^}:]+)":
@@ -69,8 +70,10 @@ class PodReport:
     outcome: Outcome | None = None  # that of its ddprun, if it has ended
 
 
-def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
-    """Return the state of a pod at the time ``now`` (in seconds since the epoch)."""
+def report(
+    pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0, *, final: bool = False
+) -> PodReport:
+    """Return the state of a pod at the time ``now`` (in seconds since the epoch). ``final``: its job has ended."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
     state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
@@ -94,7 +97,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
         ended = state["terminated"]
         if ended["exitCode"] == 0:
             return result("succeeded", "done")
-        if status.get("phase") == "Failed":
+        if final or status.get("phase") == "Failed":
             return result("failed", _ended(ended), ill=True)
         return result("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
@@ -264,6 +267,14 @@ def has_ended(job: Object | None) -> bool:
     return job is None or bool({"Succeeded", "Complete", "Failed"} & conditions(job).keys())
 
 
+def waits_in_queue(job: Object) -> str:
+    """Return the queue of Kueue that has suspended a job. Return an empty text if no queue has, or if ddpctl has."""
+    metadata, spec = job["metadata"], job.get("spec", {})
+    is_suspended = spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")
+    is_ours = SUSPENDED in metadata.get("annotations", {})
+    return str(metadata.get("labels", {}).get(KUEUE, "")) if is_suspended and not is_ours else ""
+
+
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
     """Return the pod of each node. If a node has several pods, return the newest one."""
     found: dict[int, Object] = {}
@@ -292,7 +303,7 @@ def fold(
     by_pod = {}
     for node, pod in newest_pods(workload, pods, master=master).items():
         own = [event for event in events if event["involvedObject"]["name"] == pod["metadata"]["name"]]
-        by_pod[node] = report(pod, workload.container, own, now)
+        by_pod[node] = report(pod, workload.container, own, now, final=has_ended(job))
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
     def result(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
@@ -332,6 +343,8 @@ def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
     spec = job.get("spec", {})
+    if (queue := waits_in_queue(job)) and not pods:
+        return "pending", f"it is waiting for its queue '{queue}' to admit it"
     if "Suspended" in conditions(job):
         text = "it is suspended and has no pods, but its checkpoints are kept; continue it with ddpctl resume"
         return "suspended", f"{text} {run.name}"

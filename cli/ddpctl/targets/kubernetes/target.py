@@ -34,7 +34,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     workload_of,
 )
 from ddpctl.targets.kubernetes.log_follower import Task
-from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
+from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload, suspension
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     WORKSPACE,
@@ -57,7 +57,7 @@ from ddpctl.targets.kubernetes.pod import (
     reader_name,
     selector_of,
 )
-from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
@@ -92,7 +92,7 @@ class KubernetesTarget(Target):
         if workload.word == "trainjob":
             lines.append(
                 "# If Trainer's webhook refuses the TrainJob because the webhook does not see the runtime yet, apply "
-                "this file again."
+                "this file again. In a kustomization, set sortOptions: {order: fifo}, or the TrainJob comes first."
             )
         return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
@@ -289,7 +289,11 @@ class KubernetesTarget(Target):
         """
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
-        kinds, patch = (workload.resource,), workload.suspend % ("false" if again else "true")
+        kinds, patch = (workload.resource,), json.dumps(suspension(workload, again=again))
+        if again:
+            (answer,) = yield (kubectl.get(f"{workload.resource}/{run.name}"),)
+            if queue := next(map(waits_in_queue, items(answer)), ""):
+                raise ConfigError(f"run '{run.name}' is waiting in the queue '{queue}', which starts it")
         if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
             raise gone
         (done,) = yield (kubectl.run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
@@ -395,6 +399,7 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
     if files:
         size = sum(len(text.encode()) for text in files.values())
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
+        yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
         yield (
             f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
@@ -405,7 +410,9 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
 
 def _of_checkpoints(draft: Draft) -> Iterator[str]:
     if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        yield f"checkpoints are deleted with their pod: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
+        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
+        more = apart if draft.plan.job.max_nodes > 1 else ""
+        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
 
 
 def _of_pods(draft: Draft) -> Iterator[str]:
