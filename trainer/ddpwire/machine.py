@@ -18,6 +18,7 @@ T = TypeVar("T")
 MAX_PORT = 65535
 GIB, MIB = 1 << 30, 1 << 20
 INFINIBAND = Path("/sys/class/infiniband")  # has an entry for each card
+INFINIBAND_DEVICES = Path("/dev/infiniband")
 SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
 MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
 MIN_OPEN_FILES = 1024
@@ -122,6 +123,27 @@ def resource_limit(which: int) -> int | None:
 def has_infiniband() -> bool:
     """Return whether this machine has an InfiniBand card."""
     return any(INFINIBAND.glob("*"))
+
+
+def infiniband_error() -> str:
+    """Return why NCCL cannot use the machine's InfiniBand cards. Return an empty text if it can, or if there are none.
+
+    A container sees all cards in /sys, but it can open only those devices that its runtime has given to it.
+    """
+    if not has_infiniband():
+        return ""
+    from ctypes.util import find_library  # starts a process
+
+    devices = sorted(INFINIBAND_DEVICES.glob("uverbs*"))
+    if not devices:
+        return f"there is no {INFINIBAND_DEVICES}, although the machine has InfiniBand"
+    for device in devices:
+        try:
+            os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+            return "" if find_library("ibverbs") else "libibverbs is not installed"
+        except OSError as error:
+            reason = f"{device} cannot be opened ({error.strerror})"
+    return reason
 
 
 def shm_bytes() -> int | None:

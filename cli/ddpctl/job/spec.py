@@ -257,6 +257,14 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return secrets
 
 
+RuntimeArgs = Annotated[
+    tuple[str, ...],
+    Doc("More options for the container runtime, each as --NAME=VALUE."),
+    # The runtime would take a word without -- for the name of the image.
+    matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line"),
+]
+
+
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no argument contains NUL, and that a script or module is named, no launcher. Raises ValueError."""
     if any("\0" in word for word in command):
