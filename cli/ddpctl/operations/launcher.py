@@ -519,7 +519,7 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
         who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
         stopped = replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
-        if state.ended and run.handle:
+        if run.handle:
             run_store.note_end(run, stopped)
         return stopped
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
