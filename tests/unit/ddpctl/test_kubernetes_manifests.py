@@ -34,12 +34,11 @@ JOBS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "queued": {"queue": "team", "keep": "7d", "priority_class": "high", "labels": {"team": "vision", "x.y/z": ""}},
-    "gang": {"gang": True, "queue": "team", "scheduler": "scheduler-plugins-scheduler"},
+    "gang": {"gang": True, "queue": "team", "pod": {"spec": {"schedulerName": "scheduler-plugins-scheduler"}}},
     "placed": {
-        "node_selector": {"gpu.example.com/kind": "h200"},
+        "pod": {"spec": {"nodeSelector": {"gpu.example.com/kind": "h200"}}},
         "tolerations": ("dedicated=gpu:NoSchedule", "spot"),
         "spread": "require",
-        "together": "topology.kubernetes.io/zone",
         "lost_node": 0,
     },
     "amd": {"gpu_resource": "amd.com/gpu", "image_pull_secrets": ("registry",), "pull": "Always"},

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.status import report
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpwire.run_files import Outcome, read_outcome, termination_message
 
@@ -424,6 +426,41 @@ def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
     assert status({GET_JOB: job})[1].state == "suspended"
     asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
     assert len(matching(asked, " patch ")) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "after_s", "fact"),
+    [
+        ((0, 0), 3, "in 7 s"),
+        ((1, 2), 3, "in 77 s"),
+        ((40, 0), 3, "in 597 s"),
+        ((0, 0), 60, "is replacing"),
+        ((), 3, ""),
+    ],
+)
+def test_status_shows_when_the_job_controller_replaces_a_pod(
+    counts: tuple[int, ...], after_s: float, fact: str
+) -> None:
+    names = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
+    pod = {
+        "metadata": {
+            "name": "night-1-x",
+            "annotations": dict(zip(names, map(str, counts), strict=False)),
+            "deletionTimestamp": "2026-11-20T09:01:00Z",
+        },
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [
+                {"name": "main", "state": {"terminated": {"exitCode": 143, "finishedAt": "2026-11-20T09:00:00Z"}}}
+            ],
+        },
+    }
+    now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
+    words = report(pod, "main", now=now).words
+    assert (fact in words) if fact else "replac" not in words
+    del pod["metadata"]["deletionTimestamp"]
+    words = report(pod, "main", now=now).words
+    assert (fact in words) if fact else "replac" not in words
 
 
 def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:

@@ -6,7 +6,7 @@ needs. The operator sets some of these variables, and the manifest sets the othe
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGABRT, SIGHUP
 from typing import Any
 
@@ -21,6 +21,7 @@ SUSPENDED = "ddpctl.suspended"  # annotates a job that ddpctl, and no queue, has
 _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
+JOIN_TIMEOUT_S = 1200.0  # of a Job, whose new pods may be delayed for 10 minutes, and must then be scheduled
 TRAINJOB_PORT = 29500  # the operator always sets this port, even if the job asks for another
 
 # Exit codes after which a pod is replaced (docs/restarts.md). SIGABRT may come from NCCL's watchdog. All other codes,
@@ -150,14 +151,22 @@ def _job_pod(draft: Draft) -> Object:
         names.NODE_MASTER_PORT: str(draft.port),
     }
     port = ("rendezvous", draft.port)
-    pod = template(draft, container="main", port=port, place=variables(place), restart=_job_restart(draft))
+    pod = template(_patient(draft), container="main", port=port, place=variables(place), restart=_job_restart(draft))
     pod["spec"]["subdomain"] = draft.name
     return pod
 
 
 def _train_pod(draft: Draft) -> Object:
     port = ("rendezvous", TRAINJOB_PORT)
-    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # operator sets place
+    return template(
+        _patient(draft), container="node", port=port, place=[], restart=_job_restart(draft)
+    )  # operator sets place
+
+
+def _patient(draft: Draft) -> Draft:
+    """Return the draft of a job whose nodes wait for a new pod for longer than Kubernetes delays it."""
+    job = draft.plan.job
+    return replace(draft, plan=replace(draft.plan, job=replace(job, join_timeout=job.join_timeout or JOIN_TIMEOUT_S)))
 
 
 def _job_restart(draft: Draft) -> str:
@@ -167,19 +176,22 @@ def _job_restart(draft: Draft) -> str:
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
     """Return the fields that all Jobs have: the pod template, and the rules for failed pods.
 
-    An eviction or deletion of a pod does not count as a failure.
+    The eviction of a pod does not count as a failure, but its deletion does. With a limit for each index, the delays
+    between failed pods (status.DELAY_S) are counted for each node. Otherwise the failures of all nodes add up.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "NotIn", "values": list(RETRIED)},
-            "onPodConditions": [],  # required by the schema of Kubernetes 1.27
+            "onPodConditions": [],  # required by the schema of Kubernetes 1.28
         },
     ]
-    judged = draft.options.restart in ("auto", "ExitCode")
+    judged, restarts_containers = draft.options.restart in ("auto", "ExitCode"), draft.options.restart == "OnFailure"
+    per_node = 0 if draft.options.restart == "Never" else draft.options.failures
     return {
         "backoffLimit": backoff_limit(draft),
+        **({} if restarts_containers else {"backoffLimitPerIndex": per_node, "maxFailedIndexes": 0}),
         **({"podFailurePolicy": {"rules": rules}} if judged else {}),
         "template": pod,
     }
@@ -268,7 +280,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             word="job",
             kind="Job",
-            operator="Kubernetes 1.27 or later, and no operator",
+            operator="Kubernetes 1.28 or later, and no operator",
             resource="jobs.batch",
             api="/apis/batch/v1",
             container="main",

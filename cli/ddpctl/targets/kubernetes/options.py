@@ -148,15 +148,6 @@ class KubernetesOptions:
         Doc("The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."),
         KEY,
     ] = "nvidia.com/gpu"
-    request_cpus: Annotated[
-        float | None, Doc("CPU cores to request, such as 0.5. null: the job's cpus, which are also the limit, else one "
-            "per rank."),
-        Ge(0.001), Le(1024),
-    ] = None  # fmt: skip
-    request_memory: Annotated[
-        str | None, Doc("Memory to request. null: the job's memory, which is also the limit, else 2Gi per rank."),
-        Rule(check_size),
-    ] = None  # fmt: skip
     pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
     image_pull_secrets: Annotated[
         tuple[str, ...], Doc("Secrets in the namespace with the registry's credentials."), OBJECT_NAME
@@ -173,9 +164,6 @@ class KubernetesOptions:
             "exactly. Empty: the files are in the image."),
         Rule(check_globs),
     ] = DEFAULT_PROJECT  # fmt: skip
-    node_selector: Annotated[Mapping[str, str], Doc("Labels that a machine must have."), Rule(check_labels)] = field(
-        default_factory=dict
-    )
     tolerations: Annotated[
         tuple[str, ...],
         Doc("Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."),
@@ -195,11 +183,6 @@ class KubernetesOptions:
         Literal["prefer", "require", "none"],
         Doc("Whether each node of the run gets a separate machine: prefer, require or none."),
     ] = "prefer"
-    together: Annotated[
-        str | None,
-        Doc("A topology label, such as topology.kubernetes.io/zone: all nodes prefer machines with the same value."),
-        KEY,
-    ] = None
     priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), OBJECT_NAME] = None
     queue: Annotated[str | None, Doc("The queue for Kueue (as its label) and for the gang scheduler."), OBJECT_NAME] = (
         None
@@ -209,7 +192,6 @@ class KubernetesOptions:
         Doc("Schedule all pods at once or none. Needs an operator with a gang scheduler (--gang-scheduler-name); "
             "without one this has no effect, and no message says so."),
     ] = False  # fmt: skip
-    scheduler: Annotated[str | None, Doc("The scheduler of the pods. null: the cluster's default."), OBJECT_NAME] = None
     profile: Annotated[
         Literal["restricted", "rdma"],
         Doc("restricted: as Pod Security's level restricted requires; rdma: with an InfiniBand device, as root "
@@ -228,12 +210,17 @@ class KubernetesOptions:
         Doc("More labels for the job and its pods, such as a team or a cost center."),
         Rule(check_labels),
     ] = field(default_factory=dict)
+    pod: Annotated[
+        Mapping[str, Any],
+        Doc("A strategic merge patch of the pod template, with metadata and spec, for whatever no other option sets: "
+            "annotations, nodeSelector, runtimeClassName, volumes. The container of the ranks is called main."),
+    ] = field(default_factory=dict)  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """For each setting that would make the job fail, yield its key and an error message."""
         if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
             yield "job.name", problem
-        yield from _of_sizes(job, self)
+        yield from _of_sizes(job)
         yield from _of_mounts(job)
         yield from _of_workload(job, self)
         yield from _of_variables(job, self)
@@ -305,17 +292,9 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
     )
 
 
-def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+def _of_sizes(job: JobSpec) -> Iterator[tuple[str, str]]:
     if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
         yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
-    for name, size in (("cpus", float), ("memory", size_bytes)):
-        reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
-        reserve = int(reserve) if isinstance(reserve, float) and reserve.is_integer() else reserve
-        if reserve and not limit:
-            yield f"target.request_{name}", f"a request needs a limit: set the job's {name} as well"
-        elif reserve and size(reserve) > size(limit):
-            wrong = f"{reserve} is more than the job's {name} ({limit}), which is the limit"
-            yield f"target.request_{name}", f"{wrong}: Kubernetes would create no pod"
 
 
 def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:

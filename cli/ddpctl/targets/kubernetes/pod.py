@@ -11,6 +11,7 @@ import yaml
 
 from ddpctl.job.launch_plan import Plan, ddprun_args, program
 from ddpctl.job.spec import JobSpec, size_bytes
+from ddpctl.targets.kubernetes import pod_patch
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,
@@ -37,6 +38,7 @@ PORT = 23456  # the operators' default, if the job sets none
 SCRATCH = "1Gi"  # the disk space that a pod requests
 SAVE_S = 30  # added to the ranks' grace period, for ddprun itself and for a checkpoint that is still being written
 READER_LIVES_S = 6 * 3600
+PLACEMENT = ("affinity", "imagePullSecrets", "nodeSelector", "schedulerName", "tolerations")  # of the pod reader, too
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -148,7 +150,7 @@ def template(
         "prometheus.io/port": str(options.metrics_port),
         "prometheus.io/path": "/metrics",
     }
-    return {
+    result = {
         "metadata": {"labels": draft.labels, "annotations": scraped},
         "spec": drop_empty(
             {
@@ -164,6 +166,7 @@ def template(
             }
         ),
     }
+    return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
@@ -174,6 +177,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
         "name": name,
         "image": job.image,
         "imagePullPolicy": options.pull,
+        "command": ["ddprun"],
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
         "workingDir": WORKSPACE,
         "env": [*place, *_environment(draft)],
@@ -217,8 +221,8 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
     """Return the resources that a pod requests, and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
-        "cpu": f"{options.request_cpus or job.cpus or job.gpus:g}",
-        "memory": options.request_memory or job.memory or f"{2 * job.gpus}Gi",
+        "cpu": str(job.cpus or job.gpus),
+        "memory": job.memory or f"{2 * job.gpus}Gi",
     }
     if options.scratch:
         limits[_DISK] = options.scratch
@@ -327,7 +331,8 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "containers": [container],
         "volumes": [volume(name, mount) for name, mount in claims],
     }
-    return manifest("v1", "Pod", metadata, spec=drop_empty(spec))
+    placed = {key: value for key, value in options.pod.get("spec", {}).items() if key in PLACEMENT}
+    return manifest("v1", "Pod", metadata, spec=pod_patch.merge(drop_empty(spec), placed))
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
@@ -346,15 +351,10 @@ def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: li
         "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
         **on_run,
     }
-    term = {"weight": 100, "podAffinityTerm": {"topologyKey": options.together, **on_run}}
-    affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
     return drop_empty(
         {
-            "schedulerName": options.scheduler,
             "priorityClassName": options.priority_class,
-            "nodeSelector": dict(options.node_selector),
             "tolerations": [*tolerations, *map(toleration, options.tolerations)],
-            "affinity": affinity if options.together else {},
             "topologySpreadConstraints": [] if options.spread == "none" else [spread],
         }
     )

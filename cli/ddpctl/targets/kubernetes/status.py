@@ -24,6 +24,10 @@ Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
 LONGEST = 240  # the maximum length of a message from the cluster
 YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
+# The delay before the Job controller replaces a failed pod, and its maximum. It doubles with each failure of the node,
+# also with evictions (pkg/controller/job/backoff_utils.go and job_controller.go of Kubernetes 1.29 to 1.34).
+DELAY_S, MOST_DELAY_S = 10, 600
+_FAILURES = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
 OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs, or its machine does not answer
 # Meanings of exit codes
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
@@ -37,7 +41,7 @@ _UNSCHEDULABLE: Explanations = {
         lambda m: f"no machine has enough free {m[1]}: wait, or request less"
         + (", or launch with --device cpu" if "gpu" in m[1] else ""),
     r"didn't match Pod's node affinity/selector":
-        "no machine has the labels of node_selector: kubectl get nodes --show-labels",
+        "no machine has the labels of the nodeSelector in pod: kubectl get nodes --show-labels",
     r"untolerated taint \{([^}:]+)":
         "every machine has the taint {m[1]}: add it to tolerations",
     r"didn't match pod topology spread constraints":
@@ -98,7 +102,7 @@ def report(
         if ended["exitCode"] == 0:
             return result("succeeded", "done")
         if final or status.get("phase") == "Failed":
-            return result("failed", _ended(ended), ill=True)
+            return result("failed", _ended(ended) + ("" if final else _delay(pod, ended, now)), ill=True)
         return result("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
         again = f", restarted {_times(restarts)}, the last time after: {_ended(last)}" if restarts and last else ""
@@ -110,7 +114,9 @@ def _ending(pod: Object, ended: Object | None, now: float, result: Callable[...,
     # The timestamp is not the time of the deletion, but the end of the pod's grace period.
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if ended and ended["exitCode"]:
-        return result("stopping", f"has ended, and is being deleted: {_ended(ended)}")
+        return result(
+            "stopping", f"has ended, and is being deleted: {_ended(ended)}{_delay(pod, ended, now)}", ill=True
+        )
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
@@ -129,6 +135,16 @@ def is_lost(pod: Object, now: float) -> bool:
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
     limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine was away for lost_node seconds
     return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
+
+
+def _delay(pod: Object, ended: Object, now: float) -> str:
+    """Return in how many seconds the Job controller replaces a failed pod, or an empty text if that is unknown."""
+    counts = [pod["metadata"].get("annotations", {}).get(name, "0") for name in _FAILURES]
+    if _FAILURES[0] not in pod["metadata"].get("annotations", {}) or not all(map(str.isdecimal, counts)):
+        return ""
+    delay_s = min(DELAY_S * 2 ** min(sum(map(int, counts)), 10), MOST_DELAY_S)
+    left_s = datetime.fromisoformat(ended["finishedAt"]).timestamp() + delay_s - now
+    return f"; Kubernetes replaces the pod in {left_s:.0f} s" if left_s > 0 else "; Kubernetes is replacing the pod"
 
 
 def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
@@ -153,7 +169,7 @@ def _unscheduled(message: str) -> str:
 
 
 def _evicted(message: str) -> str:
-    advice = ": request_memory reserves what it needs" if "low on resource" in message else ""
+    advice = ": reserve what it needs with the job's memory" if "low on resource" in message else ""
     if "emptydir" in message.lower():
         advice = ": write less there, or mount a claim"
     return f"evicted: {_short(message)}{advice}"
@@ -396,7 +412,8 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
 def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodReport], outcome: Outcome | None) -> str:
     reason = condition.get("message", "")
     if "backoff limit" in reason:
-        reason = "its pods failed more often than backoffLimit allows, and were deleted with their logs"
+        gone = "" if pods else ", and were deleted with their logs"  # the training-operator before 1.9.4 does this
+        reason = f"its pods failed more often than backoffLimit allows{gone}"
     elif "because" in reason:
         reason = "a pod failed"
     if outcome:

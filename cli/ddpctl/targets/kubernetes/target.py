@@ -57,7 +57,15 @@ from ddpctl.targets.kubernetes.pod import (
     reader_name,
     selector_of,
 )
-from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
+from ddpctl.targets.kubernetes.status import (
+    DELAY_S,
+    MOST_DELAY_S,
+    YOUNG_S,
+    fold,
+    newest_pods,
+    unexplained,
+    waits_in_queue,
+)
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
@@ -465,7 +473,15 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     where = f"a {workload.kind} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
-    notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out)))
+    delays = (
+        ""
+        if workload.word == "pytorchjob"
+        else (
+            f"Kubernetes delays a node's new pod by {DELAY_S} s, and by twice as much after each of its failures, up "
+            f"to {MOST_DELAY_S} s"
+        )
+    )
+    notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out), delays))
     return kubectl, workload, draft, needed, "\n".join(notes)
 
 
