@@ -119,7 +119,7 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
-        wait_for_folder(config)
+        prepare_folders(config)
         folder = claim_node_dir(config, state)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
@@ -150,7 +150,6 @@ def main() -> NoReturn:
         if config.deadline is not None:
             stop = partial(signals.stop, "the run's deadline is near")
             node_config.watch_deadline(config.deadline, grace_s=config.grace_s, request_stop=stop, log=console.log)
-        make_checkpoint_dir(config)
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
@@ -210,27 +209,22 @@ def number_node(config: NodeConfig) -> NodeConfig:
     return joining.settle_number(config, log, lambda: preload_torch(config, log))
 
 
-def wait_for_folder(config: NodeConfig) -> None:
-    """In a pod, wait until the pod that it replaces has ended. Raises NodeError.
+def prepare_folders(config: NodeConfig) -> None:
+    """Create the folder of the checkpoints. In a pod, first wait until the pod that it replaces has ended.
 
-    That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the folder on a shared disk.
+    That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the node's folder on a shared
+    disk. Raises NodeError.
     """
-    if not (config.is_replaced and config.run_dir):
+    if not config.run_dir:
         return
-    folder = config.run_dir / node_name(config.node_rank)
+    folder, log = config.run_dir / node_name(config.node_rank), partial(print, "ddprun:", file=sys.stderr, flush=True)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
-    log = partial(print, "ddprun:", file=sys.stderr, flush=True)
     wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
-    while process_discovery.is_locked(folder):
+    while config.is_replaced and process_discovery.is_locked(folder):
         if wait.is_over((config.node_rank,), why):
             raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
-
-
-def make_checkpoint_dir(config: NodeConfig) -> None:
-    """Create the folder that DDP_CHECKPOINT_DIR names. Errors are ignored: a script that saves nothing needs none."""
-    if config.run_dir:
-        with contextlib.suppress(OSError):
-            Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # a script that saves nothing needs no folder
+        Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:

@@ -247,6 +247,8 @@ _ELSEWHERE = {
     "script": "command",
     "environment": "env",
     "volumes": "mounts",
+    **dict.fromkeys(("affinity", "annotations", "env_secrets", "image_pull_secrets", "node_selector"), "pod"),
+    **dict.fromkeys(("priority_class", "pull", "request_cpus", "request_memory", "scheduler", "spread"), "pod"),
 }
 
 FILE_NAME = "ddpctl.yaml"

@@ -42,7 +42,7 @@ def test_every_pod_has_its_node_rank_and_settings(
     configs = [read(pod) for pod in pods]
     assert [config.node_rank for config in configs] == [0, 1, 2]
     assert master in pods[0].names
-    join_timeout_s = 600.0 if word == "pytorchjob" else 1200.0  # the Job controller delays new pods
+    join_timeout_s = 600.0 if word == "pytorchjob" else 1200.0  # a Job delays new pods
     for config in configs:
         assert (config.master_addr, config.master_port, config.local_world_size) == (master, port, 4)
         assert (config.min_nodes, config.max_nodes) == (job.min_nodes, 3)

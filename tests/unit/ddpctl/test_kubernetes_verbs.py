@@ -62,7 +62,7 @@ def test_status_asks_for_events_where_pods_do_not_explain_their_state() -> None:
         "--ignore-not-found -o json"
     ]
     assert state.state == "rendezvous"
-    assert "requests.nvidia.com/gpu: 2 requested, 2 used, 2 allowed" in state.message
+    assert_names(state.message, "requested: requests.nvidia.com/gpu=2", "limited: requests.nvidia.com/gpu=2")
 
 
 def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:

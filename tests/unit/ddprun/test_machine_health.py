@@ -68,8 +68,8 @@ def test_infiniband_that_the_container_cannot_open_has_a_reason(tmp_path, monkey
     assert wire_machine.infiniband_error() == ""
     (cards / "mlx5_0").mkdir(parents=True)
     assert str(devices) in wire_machine.infiniband_error()
-    (devices / "uverbs0").mkdir(parents=True)  # it exists, and cannot be opened for writing
-    assert "uverbs0" in wire_machine.infiniband_error()
+    devices.mkdir()
+    assert str(devices) in wire_machine.infiniband_error()
     (devices / "uverbs1").touch()
     assert wire_machine.infiniband_error() == ""
     monkeypatch.setattr("ctypes.util.find_library", lambda _: None)

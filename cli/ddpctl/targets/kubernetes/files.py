@@ -105,11 +105,13 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
     return ()
 
 
-def save_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Save the files for ``timeline`` and ``report`` in the run's local folder."""
-    seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods, timeout_s=STOP_S)
-    nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
-    yield (_save(run, nodes, {one.node: one.placed for one in seen}),)
+def save_nodes(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[dict[int, str]]:
+    """Save the logs, and the files for ``timeline`` and ``report``, in the run's local folder. See ``save_logs``."""
+    if pods:
+        seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods, timeout_s=STOP_S)
+        nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
+        yield (_save(run, nodes, {one.node: one.placed for one in seen}),)
+    return (yield from save_logs(run, pods))
 
 
 def save_logs(run: Run, pods: Pods, *, end_s: float | None = None) -> Verb[dict[int, str]]:
@@ -121,11 +123,8 @@ def save_logs(run: Run, pods: Pods, *, end_s: float | None = None) -> Verb[dict[
     asked = [(node, argv) for node, pod in pods.items() for argv in log_commands(run, pod, "--timestamps")]
     if not asked:
         return {}
-    follow, say = (
-        ((), "")
-        if end_s is None
-        else (("--follow",), f"saving the logs until all pods have ended ({end_s:g} s at most)")
-    )
+    follow = () if end_s is None else ("--follow",)
+    say = f"saving the logs until all pods have ended ({end_s:g} s at most)" if end_s else ""
     commands = (
         Command(argv=argv if "--previous" in argv else (*argv, *follow), timeout_s=end_s or STOP_S, say=say)
         for _, argv in asked

@@ -6,7 +6,7 @@ needs. The operator sets some of these variables, and the manifest sets the othe
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import SIGABRT, SIGHUP
 from typing import Any
 
@@ -21,7 +21,6 @@ SUSPENDED = "ddpctl.suspended"  # annotates a job that ddpctl, and no queue, has
 _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-JOIN_TIMEOUT_S = 1200.0  # of a Job, whose new pods may be delayed for 10 minutes, and must then be scheduled
 TRAINJOB_PORT = 29500  # the operator always sets this port, even if the job asks for another
 
 # Exit codes after which a pod is replaced (docs/restarts.md). SIGABRT may come from NCCL's watchdog. All other codes,
@@ -126,7 +125,7 @@ def _pytorch_job(draft: Draft) -> Object:
         return {"replicas": number, "restartPolicy": restart, "template": pod}
 
     workers = job.max_nodes - options.master
-    gang = drop_empty({"minAvailable": job.min_nodes, "queue": options.queue, "priorityClass": options.priority_class})
+    gang = drop_empty({"minAvailable": job.min_nodes, "queue": options.queue})
     policy = {
         "cleanPodPolicy": options.clean_pods,
         "backoffLimit": backoff_limit(draft),
@@ -151,22 +150,14 @@ def _job_pod(draft: Draft) -> Object:
         names.NODE_MASTER_PORT: str(draft.port),
     }
     port = ("rendezvous", draft.port)
-    pod = template(_patient(draft), container="main", port=port, place=variables(place), restart=_job_restart(draft))
+    pod = template(draft, container="main", port=port, place=variables(place), restart=_job_restart(draft))
     pod["spec"]["subdomain"] = draft.name
     return pod
 
 
 def _train_pod(draft: Draft) -> Object:
     port = ("rendezvous", TRAINJOB_PORT)
-    return template(
-        _patient(draft), container="node", port=port, place=[], restart=_job_restart(draft)
-    )  # operator sets place
-
-
-def _patient(draft: Draft) -> Draft:
-    """Return the draft of a job whose nodes wait for a new pod for longer than Kubernetes delays it."""
-    job = draft.plan.job
-    return replace(draft, plan=replace(draft.plan, job=replace(job, join_timeout=job.join_timeout or JOIN_TIMEOUT_S)))
+    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # operator sets place
 
 
 def _job_restart(draft: Draft) -> str:
@@ -187,11 +178,11 @@ def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
             "onPodConditions": [],  # required by the schema of Kubernetes 1.28
         },
     ]
-    judged, restarts_containers = draft.options.restart in ("auto", "ExitCode"), draft.options.restart == "OnFailure"
-    per_node = 0 if draft.options.restart == "Never" else draft.options.failures
+    judged = draft.options.restart in ("auto", "ExitCode")
+    per_node = {"backoffLimitPerIndex": draft.options.failures if judged else 0, "maxFailedIndexes": 0}
     return {
         "backoffLimit": backoff_limit(draft),
-        **({} if restarts_containers else {"backoffLimitPerIndex": per_node, "maxFailedIndexes": 0}),
+        **(per_node if draft.options.restart != "OnFailure" else {}),
         **({"podFailurePolicy": {"rules": rules}} if judged else {}),
         "template": pod,
     }

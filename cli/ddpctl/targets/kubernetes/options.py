@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, matching, size_bytes
+from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, check_time, matching, size_bytes
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -56,18 +56,6 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
         if value and not re.fullmatch(_LABEL_NAME, value):
             raise ValueError(f"the value of {key}: letters, digits, '-', '_' and '.', at most 63 characters")
     return labels
-
-
-def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
-    """Check that each entry of a table has the form ``VARIABLE: SECRET/KEY``. Raises ValueError."""
-    check_env(table)
-    for variable, place in table.items():
-        secret, slash, key = place.partition("/")
-        if not slash or not is_object_name(secret) or not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", key):
-            raise ValueError(
-                f"{variable}: expected SECRET/KEY, the name of a Secret in the namespace and one of its keys"
-            )
-    return table
 
 
 def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,15 +136,6 @@ class KubernetesOptions:
         Doc("The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."),
         KEY,
     ] = "nvidia.com/gpu"
-    pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
-    image_pull_secrets: Annotated[
-        tuple[str, ...], Doc("Secrets in the namespace with the registry's credentials."), OBJECT_NAME
-    ] = ()
-    env_secrets: Annotated[
-        Mapping[str, str],
-        Doc("Variables whose values come from Secrets in the namespace, each as VARIABLE: SECRET/KEY."),
-        Rule(check_env_secrets),
-    ] = field(default_factory=dict)
     project: Annotated[
         tuple[str, ...],
         Doc("Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is "
@@ -179,11 +158,6 @@ class KubernetesOptions:
             "the pod's grace period, so that it is replaced. Use it only if such machines are really gone. "
             "--replace-lost sets it too."),
     ] = False  # fmt: skip
-    spread: Annotated[
-        Literal["prefer", "require", "none"],
-        Doc("Whether each node of the run gets a separate machine: prefer, require or none."),
-    ] = "prefer"
-    priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), OBJECT_NAME] = None
     queue: Annotated[str | None, Doc("The queue for Kueue (as its label) and for the gang scheduler."), OBJECT_NAME] = (
         None
     )
@@ -223,7 +197,7 @@ class KubernetesOptions:
         yield from _of_sizes(job)
         yield from _of_mounts(job)
         yield from _of_workload(job, self)
-        yield from _of_variables(job, self)
+        yield from _of_variables(job)
         theirs = ("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")
         for key in self.labels:
             if key in _LABELS or key.startswith(theirs):
@@ -341,10 +315,7 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
         yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: change one of the two"
 
 
-def _of_variables(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    for name in options.env_secrets:
-        if name in job.env or name in job.secrets:
-            yield "target.env_secrets", f"{name} is in the job's {'env' if name in job.env else 'secrets'} as well"
+def _of_variables(job: JobSpec) -> Iterator[tuple[str, str]]:
     for name in job.secrets:
         if name in job.env:
             yield "job.secrets", f"{name} is in env as well: remove it from one of the two"

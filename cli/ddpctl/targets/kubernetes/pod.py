@@ -159,7 +159,6 @@ def template(
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": math.ceil(job.grace) + SAVE_S,
                 "securityContext": _pod_security(options),
-                "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
                 **placement(options, draft.selector, taken=list(scarce(job, options))),
                 "containers": [_container(draft, container, port, place)],
                 "volumes": [item for item, _ in _volumes(draft)],
@@ -176,7 +175,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
     return {
         "name": name,
         "image": job.image,
-        "imagePullPolicy": options.pull,
+        "imagePullPolicy": "IfNotPresent",
         "command": ["ddprun"],
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
         "workingDir": WORKSPACE,
@@ -208,13 +207,8 @@ def _environment(draft: Draft) -> list[Object]:
         "HOME": "/tmp",  # noqa: S108 -- the container's only folder that every user may write to
         **job.env,
     }
-    kept = {name: (draft.name, name) for name in job.secrets}
-    kept |= {name: tuple(place.split("/", 1)) for name, place in options.env_secrets.items()}  # type: ignore[misc]
-    secrets = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, (secret, key) in kept.items()
-    ]
-    return [*variables({k: v for k, v in values.items() if k not in kept}), *secrets]
+    secrets = [{"name": name, "valueFrom": {"secretKeyRef": {"name": draft.name, "key": name}}} for name in job.secrets]
+    return [*variables({name: value for name, value in values.items() if name not in job.secrets}), *secrets]
 
 
 def resources(job: JobSpec, options: KubernetesOptions) -> Object:
@@ -313,7 +307,6 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
     container = {
         "name": "reader",
         "image": job.image,
-        "imagePullPolicy": options.pull,
         "command": ["sleep", str(READER_LIVES_S)],
         "env": variables({names.RUN_DIR: f"{RUNS}/{run}", names.CHECKPOINT_DIR: checkpoints}),
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
@@ -326,7 +319,6 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": _pod_security(options),
-        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
         "tolerations": [toleration(text) for text in options.tolerations],
         "containers": [container],
         "volumes": [volume(name, mount) for name, mount in claims],
@@ -348,13 +340,12 @@ def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: li
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
+        "whenUnsatisfiable": "ScheduleAnyway",
         **on_run,
     }
     return drop_empty(
         {
-            "priorityClassName": options.priority_class,
             "tolerations": [*tolerations, *map(toleration, options.tolerations)],
-            "topologySpreadConstraints": [] if options.spread == "none" else [spread],
+            "topologySpreadConstraints": [spread],
         }
     )

@@ -27,6 +27,9 @@ YOUNG_S = 10.0  # how long a launch may take between writing its record and crea
 # The delay before the Job controller replaces a failed pod, and its maximum. It doubles with each failure of the node,
 # also with evictions (pkg/controller/job/backoff_utils.go and job_controller.go of Kubernetes 1.29 to 1.34).
 DELAY_S, MOST_DELAY_S = 10, 600
+DELAYS = (
+    f"Kubernetes delays a node's new pod by {DELAY_S} s, then twice as much after each failure, up to {MOST_DELAY_S} s"
+)
 _FAILURES = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
 OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs, or its machine does not answer
 # Meanings of exit codes
@@ -45,7 +48,7 @@ _UNSCHEDULABLE: Explanations = {
     r"untolerated taint \{([^}:]+)":
         "every machine has the taint {m[1]}: add it to tolerations",
     r"didn't match pod topology spread constraints":
-        "there are fewer free machines than nodes: set spread to 'prefer' to allow two nodes on one machine",
+        "there are fewer free machines than nodes: add machines, or allow two nodes on one machine",
 }  # fmt: skip
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
@@ -56,7 +59,7 @@ _UNPULLED: Explanations = {
     r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
     r"not found|manifest unknown": "the registry has no such image or tag",
     r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
-        "the registry needs a password: add the Secret with the password to image_pull_secrets",
+        "the registry needs a password: add the Secret with the password to imagePullSecrets in pod",
 }  # fmt: skip
 
 
@@ -114,9 +117,7 @@ def _ending(pod: Object, ended: Object | None, now: float, result: Callable[...,
     # The timestamp is not the time of the deletion, but the end of the pod's grace period.
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if ended and ended["exitCode"]:
-        return result(
-            "stopping", f"has ended, and is being deleted: {_ended(ended)}{_delay(pod, ended, now)}", ill=True
-        )
+        return result("stopping", f"is being deleted after {_ended(ended)}{_delay(pod, ended, now)}", ill=True)
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
@@ -139,8 +140,9 @@ def is_lost(pod: Object, now: float) -> bool:
 
 def _delay(pod: Object, ended: Object, now: float) -> str:
     """Return in how many seconds the Job controller replaces a failed pod, or an empty text if that is unknown."""
-    counts = [pod["metadata"].get("annotations", {}).get(name, "0") for name in _FAILURES]
-    if _FAILURES[0] not in pod["metadata"].get("annotations", {}) or not all(map(str.isdecimal, counts)):
+    notes = pod["metadata"].get("annotations", {})
+    counts = [notes.get(name, "0") for name in _FAILURES]
+    if _FAILURES[0] not in notes or not all(map(str.isdecimal, counts)):
         return ""
     delay_s = min(DELAY_S * 2 ** min(sum(map(int, counts)), 10), MOST_DELAY_S)
     left_s = datetime.fromisoformat(ended["finishedAt"]).timestamp() + delay_s - now
@@ -183,7 +185,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
             return f"the image {image} cannot be pulled{_unpulled(message, events)}"
         case "ErrImageNeverPull":
-            return f"the image {image} is not on the machine, and pull is Never: load it, or set pull: IfNotPresent"
+            return f"the image {image} is not on the machine, and imagePullPolicy is Never: load it there"
         case "InvalidImageName":
             return f"{image} is not an image name: set image"
         case "CrashLoopBackOff":

@@ -19,7 +19,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
-from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_files, save_logs, saved_logs
+from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_logs, save_nodes, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
     Kubectl,
     check,
@@ -57,15 +57,7 @@ from ddpctl.targets.kubernetes.pod import (
     reader_name,
     selector_of,
 )
-from ddpctl.targets.kubernetes.status import (
-    DELAY_S,
-    MOST_DELAY_S,
-    YOUNG_S,
-    fold,
-    newest_pods,
-    unexplained,
-    waits_in_queue,
-)
+from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
@@ -238,13 +230,10 @@ class KubernetesTarget(Target):
             made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
-        pods: dict[int, Any] = {}
-        errors: dict[int, str] = {}
+        nodes: dict[int, Any] = {}
         with suppress(DdpctlError):
-            pods = (yield from self._pods(run)) if run.handle else {}
-        if pods:
-            yield from save_files(run, kubectl, pods)
-            errors = yield from save_logs(run, pods)
+            nodes = (yield from self._pods(run)) if run.handle else {}
+        errors = yield from save_nodes(run, kubectl, nodes)
         jobs = yield tuple(
             kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
             for workload in found
@@ -254,20 +243,16 @@ class KubernetesTarget(Target):
             check(*jobs)
         if signal == "KILL":
             reader = [(reader_name(run.name, run.uid),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
-            every = [("--selector", selector), *reader]
-            check(
-                *(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in every))
-            )
+            pods = [("--selector", selector), *reader]
+            check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
         beside = [",".join(companions)] if companions else []
         deleted = yield tuple(
             kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
         )
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
-        last_errors = yield from save_logs(run, pods, end_s=wait_s)
-        lost = (
-            f"node {node}: its log is lost: {one_line(last_errors[node])}" for node in errors if node in last_errors
-        )
+        last = yield from save_logs(run, nodes, end_s=wait_s)
+        lost = [f"node {node}: its log is lost: {one_line(last[node])}" for node in errors if node in last]
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", selector, f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
@@ -389,11 +374,9 @@ def _needs(draft: Draft) -> Iterator[str]:
             modes = "access mode ReadOnlyMany or ReadWriteMany" if mount.read_only else "access mode ReadWriteMany"
             mode = f", with {modes}" if job.max_nodes > 1 else ""
             yield f"the PersistentVolumeClaim '{mount.source}' (at {mount.path}){mode}"
-    secrets = [*options.image_pull_secrets, *(place.split("/", 1)[0] for place in options.env_secrets.values())]
     named = {
-        "Secret": [*secrets, *(mount.source for mount in mounts if mount.kind == "secret")],
+        "Secret": [mount.source for mount in mounts if mount.kind == "secret"],
         "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
-        "PriorityClass": [options.priority_class] if options.priority_class else [],
         "queue": [options.queue] if options.queue else [],
     }
     for kind, found in named.items():
@@ -473,14 +456,7 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     where = f"a {workload.kind} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
-    delays = (
-        ""
-        if workload.word == "pytorchjob"
-        else (
-            f"Kubernetes delays a node's new pod by {DELAY_S} s, and by twice as much after each of its failures, up "
-            f"to {MOST_DELAY_S} s"
-        )
-    )
+    delays = "" if workload.word == "pytorchjob" else DELAYS
     notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out), delays))
     return kubectl, workload, draft, needed, "\n".join(notes)
 
