@@ -27,6 +27,7 @@ def test_in_a_pod_a_hopeless_run_ends_below_128(runs, words, code, of_pod):
     """A PyTorchJob replaces a pod that ends with 128 or more, as often as it takes."""
     node = runs.start("act.py", words, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (node.end(), node.outcome().code) == (of_pod, code)
+    assert (runs.run_dir / "checkpoints").is_dir()  # DDP_CHECKPOINT_DIR, which the target did not create
 
 
 @pytest.mark.parametrize("program", [["gone.py"], ["-m", "gone_entirely.part"]], ids=["script", "module"])
