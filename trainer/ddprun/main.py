@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun.files import run_identity
+from ddprun.files import process_discovery, run_identity
 from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.files.runtime_dir import RuntimeDir
 from ddprun.health.folder_watch import GIVE_UP_AFTER_S, FolderWatch
@@ -41,15 +41,26 @@ from ddprun.settings.node_config import NodeConfig
 from ddprun.system import machine, processes
 from ddprun.system.errors import NodeError, node_error
 from ddprun.system.file_writer import FileWriter
+from ddprun.system.restart_policy import pod_exit_code
 from ddpwire import locks, log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import LOCK, NodeState, Outcome, rank_log, timed_log
+from ddpwire.run_files import (
+    CHECKPOINTS,
+    LOCK,
+    NodeState,
+    Outcome,
+    node_name,
+    rank_log,
+    termination_message,
+    timed_log,
+)  # fmt: skip
 
 DRAIN_S = 5.0
 POLL_S = 0.05
 LAST_DRAIN_S = 0.5  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
+TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
 
 
@@ -83,8 +94,8 @@ class NodeExit:
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
-        for line in log_record.pack(path) if config.retries_network else ():  # only the log of a pod remains
-            self.console.log(line)
+        if config.retries_network:
+            self._tell_kubernetes(outcome, seconds)
         if outcome.code:
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
@@ -97,7 +108,14 @@ class NodeExit:
         if not self.folder.has_locks:
             locks.disown(path / LOCK)
         self.console.drain(DRAIN_S)
-        os._exit(outcome.code)
+        os._exit(pod_exit_code(outcome) if config.retries_network else outcome.code)
+
+    def _tell_kubernetes(self, outcome: Outcome, seconds: float) -> None:
+        """Write the record of the node into its log, and the outcome into the pod's status: nothing else remains."""
+        for line in log_record.pack(self.folder.path, seconds):
+            self.console.log(line)
+        with contextlib.suppress(OSError):  # outside of a container, there is no such file
+            TERMINATION_LOG.write_text(termination_message(outcome))
 
 
 def main() -> NoReturn:
@@ -124,6 +142,7 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
+        prepare_folders(config)
         files = FileWriter(fork=True)
         folder = claim_node_dir(config, state, files)
     except NodeError as error:
@@ -225,6 +244,24 @@ def number_node(config: NodeConfig) -> NodeConfig:
     if config.node_rank != node_config.UNNUMBERED:
         return config
     return joining.settle_number(config, log, lambda: preload_torch(config, log))
+
+
+def prepare_folders(config: NodeConfig) -> None:
+    """Create the folder of the checkpoints. In a pod, first wait until the pod that it replaces has ended.
+
+    That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the node's folder on a shared
+    disk. Raises NodeError.
+    """
+    if not config.run_dir:
+        return
+    folder, log = config.run_dir / node_name(config.node_rank), partial(print, "ddprun:", file=sys.stderr, flush=True)
+    why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
+    wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    while config.is_replaced and process_discovery.is_locked(folder):
+        if wait.is_over((config.node_rank,), why):
+            raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
+    with contextlib.suppress(OSError):  # a script that saves nothing needs no folder
+        Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:

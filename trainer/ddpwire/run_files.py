@@ -41,7 +41,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
@@ -334,6 +334,13 @@ class Outcome:
     def write(self, node_dir: Path) -> None:
         """Write the outcome into a node's folder. Raises OSError."""
         _write_json(node_dir / OUTCOME, self)
+
+
+def termination_message(outcome: Outcome) -> str:
+    """Return the outcome as JSON, as the termination message of a container, of which Kubernetes keeps 4096 bytes."""
+    while len((text := json.dumps(asdict(outcome), ensure_ascii=False)).encode()) > 4096:
+        outcome = replace(outcome, message=outcome.message[: len(outcome.message) * 3 // 4])
+    return text
 
 
 def read_outcome(text: str) -> Outcome:

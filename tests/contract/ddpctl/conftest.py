@@ -27,6 +27,6 @@ def world(
     yield make
     for one in worlds:
         try:
-            one.wait_for(lambda one=one: not one.processes(), timeout_s=10)  # type: ignore[misc]
+            one.wait_for(one.is_over, timeout_s=10)
         finally:
             one.close()

@@ -214,10 +214,18 @@ def test_a_refusal_that_was_not_recorded(output: str, fact: str) -> None:
     assert fact in str(refusal_of(Output(returncode=0, stdout=f"Kernel push error: {output}\n")))
 
 
-def test_a_push_without_the_client_starts_nothing() -> None:
-    reason = refusal_of(NO_CLIENT)
+@pytest.mark.parametrize(
+    ("output", "fact"),
+    [
+        (NO_CLIENT, "pip install kaggle six"),
+        (Output(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'six'\n"), "pip install six"),
+    ],
+    ids=["no client", "no module"],
+)
+def test_a_push_without_a_working_client_starts_nothing(output: Output, fact: str) -> None:
+    reason = refusal_of(output)
     assert type(reason) is UnavailableError
-    assert "pip install kaggle" in str(reason)
+    assert fact in str(reason)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def rank_environment(
     ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
+    if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
+        base = {**base, CUDA_VISIBLE_DEVICES: ""}
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
         names.RANK: str(rank),

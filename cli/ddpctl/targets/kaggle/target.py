@@ -385,6 +385,8 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (NoInputError, "the notebook does not exist or is not yours; it may have been deleted on the website"),
     r"unrecognized arguments|invalid choice":
         (UnavailableError, "this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)"),
+    r"No module named '([\w-]+)'":  # kaggle 2.2.5 imports six without requiring it
+        (UnavailableError, "the kaggle client lacks a module: pip install {}"),
 }  # fmt: skip
 
 
@@ -397,7 +399,7 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     if output.returncode == 0 and pushed is None:
         return None
     if output.returncode == NOT_FOUND:
-        return UnavailableError("the kaggle client is not installed: run pip install kaggle, then kaggle auth login")
+        return UnavailableError("there is no kaggle client: run pip install kaggle six, then kaggle auth login")
     if output.returncode == TIMED_OUT:
         return UnavailableError(f"cannot {doing}: Kaggle's client: {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"

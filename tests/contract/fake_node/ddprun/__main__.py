@@ -194,7 +194,7 @@ class Node:
         outcome.write(self.folder)
         if self.targets:
             self.targets.unlink(missing_ok=True)
-        for line in log_record.pack(self.folder) if names.NODE_REPLACED in self.environ else ():
+        for line in log_record.pack(self.folder, 3600) if names.NODE_REPLACED in self.environ else ():
             self.log(line)
         self.log(outcome.message)
         sys.stdout.flush()
