@@ -22,8 +22,10 @@ from typing import TypeVar
 from ddptrain.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
+    DataFile,
     OtherFormat,
     UnusableCheckpoint,
+    check_files,
     create_file,
     data_files,
     finish_write,
@@ -200,21 +202,18 @@ def step_of(path: Path) -> int | None:
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first.
-
-    Checkpoints of equal accuracy are in the order of ``paths``.
-    """
+    """Return the checkpoints of known accuracy, the most accurate first, and equal ones in the given order."""
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
             if (accuracy := read_manifest(path).accuracy) is not None:
                 known.append((accuracy, path))
-    return [path for _, path in sorted(known, key=lambda one: -one[0])]
+    return [path for _, path in sorted(known, key=lambda item: -item[0])]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint, verified against its manifest and its name. Raises UnusableCheckpoint and OSError."""
-    checkpoint = read_again(lambda: load_checkpoint(path))
+def read_checkpoint(path: Path, check: Callable[[Sequence[DataFile]], object] = check_files) -> Checkpoint:
+    """Return a checkpoint, verified against its manifest and its name. See `load_checkpoint`."""
+    checkpoint = read_again(lambda: load_checkpoint(path, check))
     if step_of(path) not in (None, checkpoint.step):
         raise CorruptCheckpoint("corrupt", f"its name does not match its step {checkpoint.step}")
     return checkpoint

@@ -66,19 +66,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers that are sharded one by one.
-
-    These are the layers that have parameters and are in one of the model's nn.Sequentials.
-    """
+    """Return the layers that are sharded one by one: those with parameters in one of the model's nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width.
-
-    Its backward pass is deterministic on CUDA, unlike the backward pass of AdaptiveAvgPool2d(1).
-    """
+    """The mean over height and width, whose backward pass is deterministic on CUDA, unlike AdaptiveAvgPool2d(1)."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -321,7 +315,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]
-    if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
+    if not isinstance(values, dict) or not values or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise TrainError(Exit.DATA, f"--pretrained {path} contains no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
 

@@ -245,10 +245,12 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.job.launch_plan import unused_gpus
+    from ddpctl.job.launch_plan import unexpanded, unused_gpus
     from ddpctl.job.secrets import exposed, exposed_arguments
 
-    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job), unused_gpus(request.job))):
+    for warning in filter(
+        None, (check(request.job) for check in (exposed, exposed_arguments, unused_gpus, unexpanded))
+    ):
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 

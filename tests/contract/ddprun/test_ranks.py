@@ -98,6 +98,18 @@ def test_real_ranks_share_the_cores_out(runs):
         assert f"rank {rank} on cores {format_ranges(own)}" in lines
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_nproc_per_node_auto_counts_the_cores_of_the_affinity_as_torchrun_does(runs):
+    runs.executed, cores = True, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        node = runs.start("environment.py", "WORLD_SIZE", options=("--nproc-per-node", "auto"))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert node.end() == 0
+    assert json.loads(node.log(0)) == {"WORLD_SIZE": "1"}
+
+
 def test_ddprun_forks_unless_it_is_told_to_execute_or_a_fork_would_be_another_program(runs, tmp_path):
     (tmp_path / "script.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
     for options, hidden in (((), ""), (("--exec",), ""), ((), "queue.py")):

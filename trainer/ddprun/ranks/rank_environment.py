@@ -4,6 +4,8 @@
 variables, and removes those that would mislead the script.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +98,8 @@ def rank_environment(
     or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
+    if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
+        base = {**base, CUDA_VISIBLE_DEVICES: ""}
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
         names.RANK: str(rank),
@@ -137,6 +141,9 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
+    programs = str(Path(sys.executable).parent)  # such as ninja, in an environment that is not activated
+    if programs not in base.get("PATH", os.defpath).split(os.pathsep):
+        env["PATH"] = os.pathsep.join((programs, base.get("PATH") or os.defpath))
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
     if interface:

@@ -147,6 +147,15 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     return settings
 
 
+def spans_machines(environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm started this ddprun in a step of several nodes, so that no node 0 is at a loopback address.
+
+    ``hostname --ip-address``, from which many batch scripts take the address, prints 127.0.1.1 on Debian.
+    """
+    in_step = slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) < SLURM_NO_SRUN
+    return in_step and slurm_number(environ, "SLURM_STEP_NUM_NODES", 1) > 1
+
+
 def slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return the number in a variable of Slurm, or ``default`` if it is not set. Raises NodeError."""
     text = environ.get(name) or str(default)
