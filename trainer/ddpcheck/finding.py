@@ -34,6 +34,11 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "libraries": ("the same on all nodes", "install the same build on all nodes"),
     SHM_DIR: ("1 GiB, and 256 MiB a GPU", "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"),
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),
+    "InfiniBand": (
+        "its devices and libibverbs in the container",
+        "Kubernetes: profile: rdma; Slurm, SSH: runtime_args --device=/dev/infiniband; image: apt install libibverbs1 "
+        "ibverbs-providers",
+    ),
     "open files": ("1024, and 4 a rank of the run", "ulimit -n, or LimitNOFILE of the service that starts the node"),
     "disk": ("a file can be written, 2 GiB free, 10 MB/s", "delete files, or set another checkpoint_dir"),
     "interfaces": ("each in a subnet of its own", "disable one, or name one in NCCL_SOCKET_IFNAME"),

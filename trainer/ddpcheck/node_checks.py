@@ -43,10 +43,13 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
     else:
         yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
     locked = machine.resource_limit(resource.RLIMIT_MEMLOCK)
-    few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < machine.MIN_MEMLOCK
-    few = few and machine.has_infiniband()
+    uses_infiniband = num_gpus > 0 and num_nodes > 1 and machine.has_infiniband()
+    few = uses_infiniband and locked is not None and locked < machine.MIN_MEMLOCK
     value = "unlimited" if locked is None else f"{locked // 1024} KiB"
     yield Finding("memlock", "warning" if few else "ok", value)
+    if uses_infiniband:
+        error = machine.infiniband_error()
+        yield Finding("InfiniBand", "warning" if error else "ok", error or "can be opened")
     files, need = machine.resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * machine.OPEN_FILES_PER_RANK
     short = files is not None and files < need
     bad = files is not None and files < machine.MIN_OPEN_FILES

@@ -5,13 +5,11 @@ Only rank 0 locks the directory and deletes checkpoints.
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import socket
 import stat
-import struct
 import sys
 import time
 import weakref
@@ -35,6 +33,7 @@ from ddptrain.checkpoint import (
 )
 from ddptrain.distributed import RankInfo, agree, broadcast
 from ddptrain.errors import TrainError, config_error
+from ddpwire import locks
 from ddpwire.exits import Exit
 
 T = TypeVar("T")
@@ -123,7 +122,9 @@ class CheckpointDirectory:
             raise OSError(errno.EINVAL, f"{LOCK} is not a regular file")
         deadline = time.monotonic() + LOCK_WAIT_S
         try:
-            while not try_lock(lock):
+            while (state := locks.lock_for_all_hosts(lock, self.folder / LOCK)) is not locks.Lock.TAKEN:
+                if state is locks.Lock.UNSUPPORTED:
+                    raise OSError(errno.ENOTSUP, "the file system has no locks")
                 if time.monotonic() > deadline:
                     holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
                     raise TrainError(
@@ -167,26 +168,6 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
     finally:
         if rank_info.is_first:
             token.unlink(missing_ok=True)
-
-
-def try_lock(descriptor: int) -> bool:
-    """Lock a file. Return False if another process has locked it. Raises OSError if locks are not supported.
-
-    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)). It remains when another descriptor of the file is closed.
-    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. A lock of one kind also
-    blocks a lock of the other kind.
-    """
-    whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
-    try:
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
-        except (AttributeError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.EAGAIN, errno.EACCES):
-                raise
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H height, W width.
 """
 
 import difflib
-import fcntl
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
 from ddptrain.errors import TrainError, config_error
 from ddptrain.gpt import GPT
+from ddpwire import locks
 from ddpwire.exits import Exit
 
 Norm = Callable[[int], nn.Module]
@@ -269,7 +269,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locks.lock(lock.fileno(), Path(lock.name), wait_s=None)  # without locks, two may download: each renames
             if not path.exists():
                 _download(_weights_url(options.name), path)
     except OSError as error:

@@ -150,7 +150,7 @@ class Executor:
         if any(command.host or (command.transfer and command.transfer.rsync_to) for command in commands):
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
-        numbers = count()
+        numbers, before = count(), frozenset(self._children)
         groups = batches(commands)
         pool = ThreadPoolExecutor(min(len(groups), _MAX_PARALLEL))
         futures = [
@@ -171,7 +171,7 @@ class Executor:
                     _handle_interrupt(on_interrupt, error)
         except BaseException:
             self._remote.close()  # commands that wait for an answer will not get one
-            for process in tuple(self._children):
+            for process in self._children - before:  # not the streamed command that was interrupted
                 _kill_session(process)
             raise
         finally:

@@ -1,6 +1,5 @@
 """Launches, follows, stops and pulls runs. These functions are the steps of ddpctl's subcommands."""
 
-import fcntl
 import getpass
 import json
 import math
@@ -38,9 +37,11 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
 from ddpctl.targets import LogQuery, Lookup, StopSignal, Submission
 from ddpctl.text import one_line, plain
+from ddpwire import locks
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
+    NODE_LOG,
     TARGETS,
     MetricsTarget,
     is_targets_file_of,
@@ -419,7 +420,6 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
     except UnavailableError:
         context.executor.perform(target.stop(run, signal="KILL"))  # what can be found
         raise
-    context.executor.perform(target.keep(run))
     if not kill:
         if before and before.state in ("pending", "suspended"):
             when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
@@ -466,7 +466,6 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 def clear(run: Run) -> Verb[None]:
     """Remove the jobs, pods and processes that an ended run has left on its machines."""
-    yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
 
@@ -512,10 +511,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
     verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it") from None
+        if locks.lock(lock.fileno(), Path(lock.name)) is locks.Lock.BUSY:
+            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it")
         missing = context.executor.perform(verb)
     if missing:
         raise UnavailableError("\n".join([f"some files could not be fetched into {folder}", *missing]))
@@ -586,13 +583,18 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
+    if state.ended and any(Path(run.folder).glob(f"node-*/{NODE_LOG}")):  # saved before the nodes were deleted
+        state = replace(state, has_logs=True)
     by, outcome = run_store.stopped_by(run), state.outcome
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):
         at = outcome if outcome and outcome.rank is not None and outcome.code not in STOPPED else None
         who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
-        return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        stopped = replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        if run.handle:
+            run_store.note_end(run, stopped)
+        return stopped
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state
     if launch.going:

@@ -195,6 +195,7 @@ class Target(ABC):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Stop a run. Return whether all its processes and objects are gone.
 
+        Logs, events and outcomes that are deleted together with the nodes are first saved in the run's local folder.
         After INT or TERM, the ranks have the run's grace period to save. KILL ends them at once. INT needs the
         capability "interrupt". ``wait``: whether to wait until the run has ended.
         """
@@ -265,13 +266,6 @@ class Target(ABC):
     def remove_outside(self) -> str:
         """Return shell code for a machine of ``roots``. It removes files that ended runs have outside their folders."""
         return ""
-
-    def keep(self, run: Run) -> Verb[None]:
-        """Save the files for ``timeline`` and ``report`` if they would otherwise be deleted together with the nodes.
-
-        Raises no DdpctlError.
-        """
-        yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the files of a run to the local folder ``into``. Return a line about each thing that is missing.

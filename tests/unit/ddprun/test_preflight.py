@@ -30,8 +30,9 @@ def environment_of_a_rank(base, *flags):
     worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
     config = node_config.read_config(options.parse([*flags, "train.py"]), {}, lambda _: 1)
     return rank_environment.rank_environment(
-        group, worker, config, Path("m"), base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
-    )
+        group, worker, config, Path("m"), base, attempt=1, steps_before=None, runtime=Path("r"), lost="", threads=1,
+        interface="eth0",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [(), ("--virtual-local-rank",)])

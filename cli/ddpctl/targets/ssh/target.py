@@ -512,6 +512,7 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
             user=owner or fact.get("id"),
             run_dir=run_dir,
             gpus=gpus,
+            runtime_args=options.runtime_args,
             network=options.network,
             project=None if options.project == "none" else there(folder),
             checkpoints=None if own else checkpoints,
