@@ -77,14 +77,12 @@ def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Itera
         other = {key: build.get(key, "none") for key in keys if build.get(key, "none") != usual.get(key)}
         wrong = other.keys() & usual.keys()
         patch = wrong == {"driver"} and other["driver"].split(".")[0] == usual["driver"].split(".")[0]
-        said = [
-            f"{key} {_short(value)}, elsewhere {' or '.join(_short(one) for one, _ in counts[key] if one != value)}"
-            for key, value in other.items()
-        ]
-        said = said or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
+        usual_values = {key: [_short(value) for value, _ in counts[key] if value != other[key]] for key in other}
+        differences = [f"{key} {_short(other[key])}, elsewhere {' or '.join(usual_values[key])}" for key in other]
+        differences = differences or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
         unsure = " (it is not known which nodes are right)" if other.keys() - wrong else ""
         status: Status = "ok" if not other else "bad" if wrong and not patch else "warning"
-        yield Finding(check, status, ", ".join(said) + unsure, node)
+        yield Finding(check, status, ", ".join(differences) + unsure, node)
 
 
 def _short(value: str) -> str:

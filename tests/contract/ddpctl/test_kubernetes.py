@@ -37,7 +37,7 @@ def interrupt(cluster: Kubernetes, *words: str, call: int, edge: str, number: st
     cluster.kill_at(call, edge, number)
     process = cluster.start(*words)
     process.communicate(timeout=60)
-    cluster.wait_for(lambda: not cluster.processes())
+    cluster.wait_for(cluster.is_over)
     cluster.kill_at(0, "", "")
     return process.returncode
 
@@ -171,7 +171,7 @@ def test_a_log_follower_ends_with_its_ddpctl(still: Kubernetes, number: str, cod
     for process in started:
         process.communicate(timeout=60)  # nobody holds the pipe open
     assert [process.returncode for process in started] == [code, code]
-    still.wait_for(lambda: not still.processes())
+    still.wait_for(still.is_over)
     assert still.objects() == ([] if number == "TERM" else ["networkpolicy.night", "pytorchjob.night", "secret.night"])
 
 

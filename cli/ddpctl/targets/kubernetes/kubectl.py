@@ -50,7 +50,7 @@ class Kubectl:
         """Return the command that creates the objects in a YAML text. ``dry_run``: the cluster only checks them."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
-        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
+        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>", starts=not dry_run)
 
     def get(self, what: str, *rest: str) -> Command:
         """Return the command that prints objects as JSON, or prints nothing if there are no such objects."""
@@ -229,8 +229,8 @@ def _serves(workload: Workload, answer: Output) -> bool:
 
 def is_absent(answer: Output) -> bool:
     """Return whether a command failed because the cluster has no such object or API."""
-    absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
-    return answer.returncode != 0 and absent
+    absent = "NotFound|could not find the requested resource|the server doesn't have a resource type"
+    return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
 
 
 def misses_runtime(answer: Output) -> bool:

@@ -17,7 +17,7 @@ from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
 from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_logs, save_nodes, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
@@ -126,12 +126,25 @@ class KubernetesTarget(Target):
             except DdpctlError:
                 raise error from None
             if isinstance(error, UnavailableError):  # the cluster may have created the job
+                error.fields["submission"] = None
                 raise
             raise NotStartedError(error) from None
         handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
         handle["logs"] = f"ddpctl logs {draft.name}"
         table = () if is_signed else (UNSIGNED,)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the job by its name and the uid of its launch."""
+        kubectl, label = (yield from find_cluster(self.options)), "-o=jsonpath={.metadata.labels}"
+        for workload in WORKLOADS.values():
+            (answer,) = yield (kubectl.run("get", workload.resource, run.name, "--ignore-not-found", label),)
+            if answer.returncode and not is_absent(answer):
+                return Lookup(state="unknown", message=str(error_of(answer)))
+            if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
+                handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+                return Lookup(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
+        return Lookup(state="absent")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from its job and its pods.

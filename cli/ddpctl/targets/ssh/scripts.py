@@ -78,7 +78,8 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
     if load:
         query = "uuid,utilization.gpu,memory.used,memory.total"
         lines += [
-            'say load "$(cut -d " " -f 1 /proc/loadavg) $(nproc)"',
+            # OMP_NUM_THREADS and OMP_THREAD_LIMIT, which many profiles set, change what nproc prints.
+            'say load "$(cut -d " " -f 1 /proc/loadavg) $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"',
             f"{smi} --query-gpu={query} --format=csv,noheader,nounits 2>/dev/null | "
             'while read -r line; do say use "$line"; done',
         ]
@@ -120,18 +121,18 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     if script and folder.startswith(("/", "~")):
         lines.append(f"if cd {path_word(folder)} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     if checkpoints:
-        read = "sed -n 's/^ \"step\": \\([0-9]*\\),$/\\1/p'"
         lines += [
             f"if cd {path_word(checkpoints)} 2>/dev/null; then name=$(ls | sort | tail -n 1)",
             f'if [ -n "$name" ] && {{ [ -e {COPY} ] || [ ! -e {COPY_PART} ]; }}; then say checkpoint "$name"; fi',
-            f'say step "$({read} {COPY} 2>/dev/null)"; say announced "$({read} {COPY_PART} 2>/dev/null)"; fi',
+            f"say copy \"$(cat {COPY} 2>/dev/null | tr -d '\\n')\"",
+            f"say announced \"$(cat {COPY_PART} 2>/dev/null | tr -d '\\n')\"; fi",
         ]
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
 def start_node(
     options: SshOptions, run: str, node: int, launch: str, *, gpus: Sequence[str], checkpoints: str, secret: str,
-    owner: str | None = None,
+    owner: str | None = None, uid: str = "",
 ) -> str:  # fmt: skip
     """Return a script that starts a node, or fails if another run has one of its GPUs.
 
@@ -146,7 +147,7 @@ def start_node(
 set -eu
 mkdir -p {node_path(home, run, node)} {path_word(checkpoints)} || exit {Exit.CANNOT_WRITE:d}
 (umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})
-{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime)}{launch}"""
+{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime, uid=uid)}{launch}"""
 
 
 def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_file: str) -> str:
