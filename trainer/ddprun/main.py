@@ -54,7 +54,7 @@ from ddpwire.run_files import (
     rank_log,
     termination_message,
     timed_log,
-)
+)  # fmt: skip
 
 DRAIN_S = 5.0
 POLL_S = 0.05
@@ -95,7 +95,7 @@ class NodeExit:
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
         if config.retries_network:
-            self._report_in_pod(outcome, seconds)
+            self._tell_kubernetes(outcome, seconds)
         if outcome.code:
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
@@ -110,11 +110,11 @@ class NodeExit:
         self.console.drain(DRAIN_S)
         os._exit(pod_exit_code(outcome) if config.retries_network else outcome.code)
 
-    def _report_in_pod(self, outcome: Outcome, seconds: float) -> None:
-        """Write what remains of a pod: its log and its termination message."""
+    def _tell_kubernetes(self, outcome: Outcome, seconds: float) -> None:
+        """Write the record of the node into its log, and the outcome into the pod's status: nothing else remains."""
         for line in log_record.pack(self.folder.path, seconds):
             self.console.log(line)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # outside of a container, there is no such file
             TERMINATION_LOG.write_text(termination_message(outcome))
 
 
