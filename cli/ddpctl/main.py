@@ -98,20 +98,12 @@ def _message_of(error: OSError) -> tuple[str, Exit]:
     return f"cannot write the output: {error.strerror}", Exit.CANNOT_WRITE
 
 
-# The beginning of an option of torchrun → what to use instead.
-_TORCHRUN = {
-    "--nproc": "use --gpus",
-    "--nnodes": "use --nodes",
-    "--max-restarts": "leave it out, because killed ranks start again anyway (max_restarts in ddpctl.yaml)",
-    "--master-port": "use --port",
-    **dict.fromkeys(("--node-rank", "--master-addr", "--rdzv", "--standalone"), "leave it out, because ddpctl sets it"),
-}
-
-
 def _hint(option: str) -> str:
     """Return the hint for an option that ``launch`` does not have."""
-    word = option.replace("_", "-")
-    if advice := next((advice for beginning, advice in _TORCHRUN.items() if word.startswith(beginning)), ""):
+    from ddpctl.job.other_launchers import TORCHRUN, meaning_of
+
+    if meaning := meaning_of(option, TORCHRUN):
+        advice = f"use {meaning}" if meaning.startswith("--") else "leave it out, because ddpctl sets it"
         return f". {option} is an option of torchrun: {advice}"
     return ". Write -- before your script and its options, for example ddpctl launch -- train.py --lr 0.1"
 

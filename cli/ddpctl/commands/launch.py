@@ -30,7 +30,7 @@ File = Annotated[
 
 def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
     """Return an option that an environment variable can also set. For example, DDPCTL_NODES sets --nodes."""
-    variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
+    variable = f"DDPCTL_{flag.removeprefix('--').replace('-', '_').upper()}"
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
 
@@ -63,7 +63,11 @@ class Flags:
     ] = None
     device: Annotated[
         str | None,
-        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs. Without GPUs, auto uses the CPU."),
+        _option(
+            "--device",
+            metavar="auto|cuda|cpu",
+            help="cuda requires GPUs. Without GPUs, auto uses the CPU (not on Kubernetes).",
+        ),
     ] = None
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for all ranks. May be repeated.")
@@ -73,6 +77,15 @@ class Flags:
     ] = None
     port: Annotated[
         str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free port].")
+    ] = None
+    max_restarts: Annotated[
+        str | None, _option("--max-restarts", metavar="N", help="Largest number of restarts after a failure.")
+    ] = None
+    cpus: Annotated[str | None, _option("--cpus", metavar="C", help="CPU cores per node.")] = None
+    memory: Annotated[str | None, _option("--memory", metavar="SIZE", help="Memory per node, such as 64Gi.")] = None
+    mount: Annotated[
+        list[str] | None,
+        typer.Option("--mount", metavar="SOURCE:PATH[:ro]", help="A folder for all nodes. May be repeated."),
     ] = None
     image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
     workload: Annotated[
@@ -101,7 +114,17 @@ class Flags:
     ] = None
 
 
-JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # fields of JobSpec, which parses their text
+JOB_FLAGS = (
+    "nodes",
+    "gpus",
+    "ranks",
+    "device",
+    "port",
+    "max_restarts",
+    "cpus",
+    "memory",
+    "image",
+)  # fields of JobSpec, which parses their text
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -234,11 +257,33 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.job.launch_plan import unused_gpus
+    from ddpctl.job.launch_plan import unexpanded, unused_gpus
     from ddpctl.job.secrets import exposed, exposed_arguments
 
-    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job), unused_gpus(request.job))):
+    for warning in filter(
+        None, (check(request.job) for check in (exposed, exposed_arguments, unused_gpus, unexpanded))
+    ):
         print(f"ddpctl: {warning}", file=sys.stderr)
+
+
+def _in_place_of_a_launcher(flags: Flags) -> Flags:
+    """Return the flags that a command of another launcher after ``--`` stands for. Raises UsageError."""
+    from ddpctl.job.other_launchers import translate
+
+    translation = translate(flags.program or ())
+    if translation is None:
+        return flags
+    values: dict[str, Any] = {
+        flag.removeprefix("--").replace("-", "_"): value for flag, value in translation.flags.items()
+    }
+    for name, value in values.items():
+        given = getattr(flags, name)
+        if given not in (None, value):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {given}: {translation.launcher} has {value}: give the number once")
+    print(f"ddpctl: {translation}", file=sys.stderr)
+    variables = [f"{name}={value}" for name, value in translation.env.items()]
+    return replace(flags, program=list(translation.program), env=[*variables, *(flags.env or ())], **values)
 
 
 def overrides(flags: Flags) -> dict[str, Any]:
@@ -250,7 +295,8 @@ def overrides(flags: Flags) -> dict[str, Any]:
             raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
         variables[key] = value
     given: dict[str, Any] = {name: getattr(flags, name) for name in JOB_FLAGS}
-    return given | {"env": variables or None, "command": tuple(flags.program) if flags.program else None}
+    program, mounts = tuple(flags.program or ()) or None, tuple(flags.mount or ()) or None
+    return given | {"env": variables or None, "mounts": mounts, "command": program}
 
 
 def target_flags(flags: Flags) -> "TargetFlags":
@@ -273,10 +319,11 @@ def request_of_flags(flags: Flags) -> "Request":
     from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
-    found = config.find_file(flags.file, Path.cwd())
+    flags = _in_place_of_a_launcher(flags)
+    path = config.find_file(flags.file, Path.cwd())
     kind, why = targets.default_kind(os.environ)
     settings = config.load(
-        file=found,
+        file=path,
         profile=flags.profile,
         target=flags.target,
         overrides=overrides(flags),
@@ -301,6 +348,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     from ddpctl.operations.launcher import Request
 
     _check_name(flags.name)
+    flags = _in_place_of_a_launcher(flags)
     given = {key: value for key, value in overrides(flags).items() if value is not None}
     env = {**run.job.env, **given.pop("env", {})}
     given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies

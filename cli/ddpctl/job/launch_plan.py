@@ -1,6 +1,7 @@
 """Determines the environment and the arguments of ddprun on each node of a run, for all targets."""
 
 import itertools
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -94,6 +95,14 @@ def unused_gpus(job: JobSpec) -> str:
         return ""
     used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
     return f"ddptrain uses one GPU per rank, so it uses only {used}; to use all of them, do not set ranks"
+
+
+def unexpanded(job: JobSpec) -> str:
+    """Return a warning if a value of ``job.env`` refers to another variable, and otherwise an empty string."""
+    names = [name for name, value in job.env.items() if re.search(r"\$(\{)?[A-Za-z_]\w*(?(1)\})", value)]
+    if not names:
+        return ""
+    return f"env: {', '.join(names)}: no shell expands the $: write the whole value"
 
 
 def command_line(job: JobSpec) -> str:

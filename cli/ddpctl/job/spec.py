@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Le
 
+from ddpctl.errors import UsageError
+from ddpctl.job.other_launchers import translate
 from ddpctl.text import either
 from ddpwire import names
 from ddpwire.version import __version__
@@ -54,7 +56,7 @@ def matching(pattern: str, allowed: str) -> Rule:
     return Rule(check, pattern)
 
 
-Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records"]
+Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records", "object"]
 _KINDS: dict[Any, Kind] = {
     str: "text",
     int: "whole number",
@@ -62,12 +64,14 @@ _KINDS: dict[Any, Kind] = {
     bool: "truth value",
     tuple[str, ...]: "list",
     Mapping[str, str]: "table",
+    Mapping[str, Any]: "object",
 }
 _KIND_WORDS = {
     "truth value": "true or false",
     "list": "list of strings",
     "table": "names and their text",
     "records": "list",
+    "object": "keys and values",
 }
 
 
@@ -112,6 +116,8 @@ class Field:
                 return isinstance(value, list | tuple) and all(isinstance(one, item) for one in value)
             case "table":
                 return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+            case "object":
+                return isinstance(value, Mapping)
             case "number":
                 return type(value) in (int, float) and math.isfinite(value)
             case "whole number":
@@ -255,8 +261,16 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return secrets
 
 
+RuntimeArgs = Annotated[
+    tuple[str, ...],
+    Doc("More options for the container runtime, each as --NAME=VALUE."),
+    # The runtime would take a word without -- for the name of the image.
+    matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line"),
+]
+
+
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that no argument contains NUL, and that the script or module has a name. Raises ValueError."""
+    """Check that no argument contains NUL, and that a script or module is named, no launcher. Raises ValueError."""
     if any("\0" in word for word in command):
         raise ValueError("a NUL byte is not allowed")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
@@ -264,6 +278,12 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError("the script's name is empty")
     if program == ("-m",):
         raise ValueError("-m needs the name of a module")
+    try:
+        translation = translate(command)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    if translation:
+        raise ValueError(str(translation))
     return command
 
 

@@ -32,6 +32,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     node = runs.start("say.py", "--epochs", "3")
     assert node.end() == 0
+    runtime = json.loads((node.folder / "node.json").read_text())["runtime"]
     for rank in (0, 1):
         first, *rest = node.log(rank).split("\n")
         program = json.loads(first)
@@ -67,12 +68,12 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
             "DDP_CHECKPOINT_DIR": str(runs.run_dir / "checkpoints"),
             "DDP_DEVICE": "cpu",
             "DDP_ATTEMPT": "1",
-            "DDP_HEARTBEAT_FILE": str(node.folder / "heartbeat" / f"rank-{rank}"),
+            "DDP_HEARTBEAT_FILE": f"{runtime}/heartbeat/rank-{rank}",
             "DDP_EVENTS_FILE": str(node.folder / "events.jsonl"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "=lo",
-            "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),
+            "PROMETHEUS_MULTIPROC_DIR": f"{runtime}/metrics/rank-{rank}",
         }
         lines = ["a line in two parts", "x" * 200_000, *(f"line {n}" for n in range(2_000)), "no newline at the end"]
         assert sorted(rest) == sorted(lines)

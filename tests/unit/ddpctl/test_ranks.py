@@ -13,7 +13,7 @@ from tests.unit.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError
-from ddpctl.job.launch_plan import Plan, unused_gpus
+from ddpctl.job.launch_plan import Plan, unexpanded, unused_gpus
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kaggle.options import KaggleOptions
 from ddpctl.targets.kaggle.target import KaggleTarget
@@ -127,3 +127,12 @@ def test_ranks_that_do_not_divide_the_gpus(
 
 def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
     assert "1 of the 4 GPUs" in unused_gpus(replace(JOB, ranks=1, command=()))
+
+
+@pytest.mark.parametrize(
+    ("value", "warns"),
+    [("/x:$LD_LIBRARY_PATH", True), ("${HOME}/lib", True), ("a$", False), ("$5", False), ("$", False)],
+)
+def test_a_value_that_refers_to_another_variable_is_named(value: str, *, warns: bool) -> None:
+    warning = unexpanded(replace(JOB, env={"LD_LIBRARY_PATH": value, "OTHER": "1"}))
+    assert ("LD_LIBRARY_PATH" in warning, "OTHER" in warning) == (warns, False)

@@ -1,6 +1,8 @@
 """The nodes meet: what differs is refused with both values, clocks are compared, --check-only shows it all."""
 
 import hashlib
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,8 +30,9 @@ def environment_of_a_rank(base, *flags):
     worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
     config = node_config.read_config(options.parse([*flags, "train.py"]), {}, lambda _: 1)
     return rank_environment.rank_environment(
-        group, worker, config, Path("m"), base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
-    )
+        group, worker, config, Path("m"), base, attempt=1, steps_before=None, runtime=Path("r"), lost="", threads=1,
+        interface="eth0",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [(), ("--virtual-local-rank",)])
@@ -48,6 +51,13 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
 
     assert interfaces({"NCCL_SOCKET_IFNAME": "ib0"}) == ("eth0", "ib0")
     assert interfaces({}) == ("eth0", "=eth0")
+
+
+def test_a_rank_finds_the_programs_of_its_python_environment():
+    programs = str(Path(sys.executable).parent)
+    assert environment_of_a_rank({"PATH": "/usr/bin"})["PATH"] == f"{programs}:/usr/bin"
+    assert environment_of_a_rank({})["PATH"] == f"{programs}:{os.defpath}"
+    assert environment_of_a_rank({"PATH": f"/usr/bin:{programs}"})["PATH"] == f"/usr/bin:{programs}"
 
 
 def test_a_difference_names_both_values():

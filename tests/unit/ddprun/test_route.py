@@ -89,6 +89,23 @@ def test_a_name_of_the_loopback_is_refused_on_several_machines(monkeypatch, addr
     assert (route.address, route.own) == (address, "127.0.0.1")
 
 
+@pytest.mark.parametrize("address", ["127.0.1.1", "localhost"])
+@pytest.mark.parametrize("meeting", ["--master-addr", "--rdzv-backend c10d --rdzv-endpoint"])
+def test_a_loopback_address_is_refused_in_a_slurm_step_of_several_nodes(address, meeting):
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NNODES": "2"}
+    argv = ["--nnodes", "2", *meeting.split(), address]
+    begin = time.monotonic()
+    with pytest.raises(NodeError) as caught:
+        find(read(*argv, SLURM_NODEID="1", **step))
+    assert caught.value.outcome.code == 78
+    assert address in caught.value.message
+    assert time.monotonic() - begin < preflight.RETRY_S  # no wait for a node that cannot join
+    one_node = {**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "1"}
+    assert read("--nnodes", "1", "--master-addr", address, **one_node).on_one_machine
+    assert not read(*argv, SLURM_NODEID="1", **step).on_one_machine
+    find(read(*argv, SLURM_NODEID="1", DDP_NODES_HERE="2", **step))  # ddpctl's own, on one machine
+
+
 def test_an_address_of_another_machine_is_refused(monkeypatch):
     monkeypatch.setattr(network, "local_addresses", lambda: "10.0.0.3 (eth0)")
     monkeypatch.setattr(network, "source_address", lambda _: "127.0.0.1")

@@ -154,8 +154,9 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
 
 
 def _loopback_message(host: str, address: str) -> str:
-    here = f"the name '{host}' resolves to {address}, which other machines cannot reach"
-    if address == "127.0.1.1":
+    here = f"node 0's address is {address}" if host == address else f"the name '{host}' resolves to {address}"
+    here += ", which other machines cannot reach"
+    if address == "127.0.1.1" != host:
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
     advice = "give node 0's address on the network as --master-addr"
     return f"{here}: {advice}; this machine has {network.local_addresses()}"

@@ -16,6 +16,8 @@ TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+
 SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  # torch.multiprocessing.spawn
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
 NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  # the errors of breakpoint() and input()
+OF_RANK = re.compile(re.escape(HEADER) + r"( \(RANK \d+\))?$")  # torch.distributed.checkpoint adds the rank
+USAGE_ERROR = re.compile(r"(\S+: e|E)rror: ")  # of argparse and of click, which exit with 2
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 
@@ -27,13 +29,14 @@ def last_lines(path: Path, num_lines: int, start: int) -> list[str]:
         return []
 
 
-def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_order: bool = True) -> str:
+def last_error(node_dir: Path, rank: int, status: int, start: int = 0, in_order: bool = True) -> str:
     """Return the error that ended a rank with ``status``, in one line, or an empty string if it is unknown.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
     file. The file contains no error if the script called sys.exit with a number. If no error is found there, and the
-    rank exited with 1 (as after an uncaught exception), the error is the last traceback in the log. Only the log after
-    byte ``start`` is searched, because the attempt begins there.
+    rank exited with 1 (as after an uncaught exception), the error is the last traceback in the log. If it exited with
+    2, the error is that of the parser of its arguments, in the log's last line. Only the log after byte ``start`` is
+    searched, because the attempt begins there.
 
     If lines follow the traceback, or the script called sys.exit, the script may have caught the exception. Then the
     text says that the error comes from the log. The log is used only if its lines are ``in_order``, which means that
@@ -42,15 +45,18 @@ def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_ord
     message = read_error(node_dir / rank_error(rank))
     if message:
         return _shorten(first_words(message.splitlines()))
-    if status != 1 or not in_order:
+    if status not in (1, 2) or not in_order:
         return ""
     log = last_lines(node_dir / rank_log(rank), NUM_TRACEBACK_LINES, start)
     lines = [re.sub(r"^(\[rank\d+\]: ?)+", "", line) for line in log]  # torch's prefix
-    found = find_exception(lines)
-    if found is None:
+    if status == 2:
+        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        return _shorten(last_line) if USAGE_ERROR.match(last_line) else ""
+    start_of_error = find_exception(lines)
+    if start_of_error is None:
         return ""
-    error = first_words(lines[found:])
-    later = [line for line in lines[found + 1 :] if line.strip() and not line[0].isspace()]
+    error = first_words(lines[start_of_error:])
+    later = [line for line in lines[start_of_error + 1 :] if line.strip() and not line[0].isspace()]
     if len(later) > MAX_LINES_AFTER:
         return ""
     ended_it = message is None and not later
@@ -78,7 +84,7 @@ def first_words(lines: Sequence[str]) -> str:
     words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
     if not words:
         return ""
-    header = next((number for number, line in enumerate(lines) if line.endswith(HEADER)), len(lines))
+    header = next((number for number, line in enumerate(lines) if OF_RANK.search(line)), len(lines))
     inner = next((number for number in range(header, len(lines)) if EXCEPTION.match(lines[number])), None)
     if inner is not None and any(SPAWNED.search(word) for word in words[:2]):
         return first_words(lines[inner:])

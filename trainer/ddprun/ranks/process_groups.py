@@ -10,12 +10,13 @@ import contextlib
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
 
 from ddprun.ranks.rank_server import serve
 from ddprun.system import compat
@@ -39,6 +40,8 @@ class RankPlace:
     store_port: str
     run_id: str  # torch elastic's; if the script starts an agent itself, that agent has another id
     claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
+    attempt: int
+    own_groups: list[str] = field(default_factory=list)  # the rank's claims in ddprun's store, one for each group
 
     def watch(self) -> None:
         """Check each process group before the group is created.
@@ -57,11 +60,26 @@ class RankPlace:
         module.start_processes = start_processes  # torch.multiprocessing.spawn calls it, too
         importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
 
-    def check(self, url: object, rank: object, world_size: object) -> None:
-        """Claim the place in a new process group. Raises RuntimeError if another rank of this node has claimed it."""
+    def check(self, url: object, rank: object, world_size: object) -> object:
+        """Claim the place in a new process group, and return the URL at which its ranks meet.
+
+        Raises RuntimeError if another rank of this node has claimed the place.
+        """
         parts = urlsplit(url) if isinstance(url, str) else None
-        if parts is None or parts.scheme not in ("env", "tcp"):
-            return
+        if parts and parts.scheme == "file" and self.attempt > 1:
+            return self._new_file(parts)
+        if parts and parts.scheme in ("env", "tcp"):
+            self._claim_place(parts, rank, world_size)
+        return url
+
+    def _new_file(self, parts: SplitResult) -> str:
+        """Return the URL of a file for this attempt. The file of the attempt before is full of that attempt's keys."""
+        path = f"{parts.path}.{os.environ.get(names.RUN_ID)}.attempt-{self.attempt}"
+        if self.rank == "0":
+            print(f"ddprun: an earlier attempt has left {parts.path}: the ranks meet in {path}", file=sys.stderr)
+        return urlunsplit(parts._replace(path=path))
+
+    def _claim_place(self, parts: SplitResult, rank: object, world_size: object) -> None:
         environ = os.environ
         script_chooses = environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ  # who serves the store
         if script_chooses or environ.get(RUN_ID) != self.run_id:
@@ -72,9 +90,12 @@ class RankPlace:
             for key, given, variable in (("rank", rank, names.RANK), ("world_size", world_size, names.WORLD_SIZE))
         )
         is_own_store = address.rpartition(":")[2] != self.store_port
-        # In ddprun's store, groups of size 1 do not conflict, and ranks may exchange their places later.
-        is_sole_place = is_own_store or (size != "1" and os.getpid() != self.pid)
-        if is_sole_place and (other := self._claim(f"{place} of {size} at {address}")):
+        claim = f"{place} of {size} at {address}"
+        if not is_own_store and os.getpid() == self.pid and size != "1":
+            claim += f" in group {len(self.own_groups)}"  # ranks may exchange their places in a later group
+            self.own_groups.append(claim)
+        # In ddprun's store, groups of size 1 do not conflict.
+        if (is_own_store or size != "1") and (other := self._claim(claim)):
             raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
         environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves the store, the group's rank 0 must
         if is_own_store:
@@ -128,6 +149,7 @@ def watch_process_groups(env: Mapping[str, str]) -> None:
             store_port=env[names.MASTER_PORT],
             run_id=env[RUN_ID],
             claims=Path(env[HEARTBEAT_FILE]).parent,
+            attempt=int(env[names.ATTEMPT]),
         ).watch()
 
 

@@ -4,6 +4,8 @@
 variables, and removes those that would mislead the script.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,7 @@ def rank_environment(
     *,
     attempt: int,
     steps_before: int | None,
+    runtime: Path,
     lost: str,
     threads: int,
     interface: str | None,
@@ -91,9 +94,9 @@ def rank_environment(
     """Return a rank's environment, made from ``base``, which is ddprun's own environment.
 
     ``worker`` is the rank in torch elastic's ``group``. The group has the address and the port of the attempt's store.
-    ``steps_before`` is the highest step of all previous attempts. ``lost`` is the time since ranks last trained, in the
-    format of names.LOST_BEFORE. The ranks use both for their goodput. ``interface`` is the network interface to node 0,
-    or the loopback interface if all nodes are on this machine.
+    ``steps_before`` is the highest step of all previous attempts. ``runtime`` is the node's runtime folder. ``lost`` is
+    the time since ranks last trained, in the format of names.LOST_BEFORE. The ranks use both for their goodput.
+    ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
@@ -122,8 +125,8 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
         names.RUN_ID: config.run_id,
         names.ATTEMPT: str(attempt),
-        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(rank)),
-        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(rank)),
+        names.PROMETHEUS_MULTIPROC_DIR: str(runtime / rank_metrics(rank)),
+        HEARTBEAT_FILE: str(runtime / rank_heartbeat(rank)),
         EVENTS_FILE: str(node_dir / EVENTS),
         names.ERROR_FILE: str(node_dir / rank_error(rank)),
         names.LOST_BEFORE: lost,
@@ -139,6 +142,9 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
+    programs = str(Path(sys.executable).parent)  # such as ninja, in an environment that is not activated
+    if programs not in base.get("PATH", os.defpath).split(os.pathsep):
+        env["PATH"] = os.pathsep.join((programs, base.get("PATH") or os.defpath))
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
     if interface:

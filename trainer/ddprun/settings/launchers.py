@@ -61,7 +61,7 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return 600.0
+        return 1200.0 if "JOB_COMPLETION_INDEX" in environ else 600.0  # a Job delays new pods by up to 600 s
     return 300.0 if "SLURM_JOB_ID" in environ else 60.0
 
 
@@ -145,6 +145,15 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
         if nodes:  # without a list, as in some containers, the batch script has set the address
             settings["master_addr"] = ("SLURM_NODELIST", first_host(nodes))
     return settings
+
+
+def spans_machines(environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm started this ddprun in a step of several nodes, so that no node 0 is at a loopback address.
+
+    ``hostname --ip-address``, from which many batch scripts take the address, prints 127.0.1.1 on Debian.
+    """
+    in_step = slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) < SLURM_NO_SRUN
+    return in_step and slurm_number(environ, "SLURM_STEP_NUM_NODES", 1) > 1
 
 
 def slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -139,10 +139,12 @@ class NodeConfig:
     launcher: str
     by_hand: bool  # no launcher is known, so each node may have its own terminal window
     pushgateway: str | None  # the Pushgateway that gets the outcome, if any
+    on_one_machine: bool  # all nodes are simulated on this machine
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
     slurm_job: str | None  # the id of the Slurm job, or None outside Slurm
+    slurm_step: str  # the id of its step; empty outside srun
     num_requeues: int  # how often Slurm has requeued this job
     retries_network: bool  # names and networks may become available later (Kubernetes)
     is_replaced: bool  # a controller replaces a node that ends, and the other nodes wait for its replacement
@@ -174,11 +176,6 @@ class NodeConfig:
         """Return the prefix of a rank's lines on the console."""
         return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
 
-    @property
-    def on_one_machine(self) -> bool:
-        """Return whether all nodes are simulated on this machine."""
-        return machine.is_loopback(self.master_addr)
-
 
 def read_config(
     options: argparse.Namespace,
@@ -198,7 +195,8 @@ def read_config(
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)
-    default_s = launchers.join_timeout_s(environ, on_one_machine=machine.is_loopback(master_addr))
+    on_one_machine = machine.is_loopback(master_addr) and not launchers.spans_machines(environ)
+    default_s = launchers.join_timeout_s(environ, on_one_machine=on_one_machine)
     timeout_from, timeout = settings.get("join_timeout", ("", None))
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
@@ -239,10 +237,12 @@ def read_config(
         by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
+        on_one_machine=on_one_machine,
         nodes_here=_whole(names.NODES_HERE, nodes_here, "a whole number of at least 1", least=1),
         lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],
         slurm_job=environ.get("SLURM_JOB_ID") or None,
+        slurm_step=environ.get("SLURM_STEP_ID", ""),
         num_requeues=launchers.slurm_number(environ, "SLURM_RESTART_COUNT", 0),
         retries_network="KUBERNETES_SERVICE_HOST" in environ,
         is_replaced=environ.get(names.NODE_REPLACED) == "1" and max_nodes > 1 and node_rank != UNNUMBERED,

@@ -71,10 +71,11 @@ def before_process_group(call: Callable[[], None]) -> bool:
     return True
 
 
-def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
+def before_rendezvous(check: Callable[[object, object, object], object]) -> None:
     """Arrange that init_process_group calls ``check`` with the URL, rank and world size before the rendezvous.
 
-    Do nothing if this version of torch lacks the function that has to be wrapped.
+    ``check`` returns the URL at which the ranks meet. Do nothing if this version of torch lacks the function that has
+    to be wrapped.
     """
     from torch.distributed import distributed_c10d
 
@@ -83,8 +84,7 @@ def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
         return
 
     def check_first(url: Any, rank: Any = -1, world_size: Any = -1, **kwargs: Any) -> Any:
-        check(url, rank, world_size)
-        return meet(url, rank, world_size, **kwargs)
+        return meet(check(url, rank, world_size), rank, world_size, **kwargs)
 
     distributed_c10d.rendezvous = check_first  # type: ignore[attr-defined]
 
