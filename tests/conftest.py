@@ -4,11 +4,11 @@ import gc
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.forks import PACKAGES
 
 GOLDEN = Path(__file__).parent / "golden"
 KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
@@ -58,7 +58,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer"))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(PACKAGES))
 
 
 @pytest.fixture(autouse=True, scope="module")

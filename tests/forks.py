@@ -28,7 +28,11 @@ import psutil
 # Read by Python at its start, or by torch at its import. A program that has other values is executed.
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
 FORKABLE = {"stdin", "stdout", "stderr", "cwd", "text"}  # options of Popen
-IMPORTED = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+# What each program imports, without prometheus_client, which reads its environment when it is imported.
+IMPORTED = (
+    *("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo"),
+    *("torch.distributed.elastic.agent.server.local_elastic_agent", "ddprun.main", "ddprun.nodectl"),
+)
 PACKAGES = [str(Path(__file__).parents[1] / folder) for folder in ("cli", "trainer")]
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000

@@ -10,19 +10,19 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.lab import Machine
+from tests import forks
 from tests.e2e.driver import wait_until
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 KEYGEN = shutil.which("ssh-keygen", path="/usr/bin:/bin")
 MISSING = None if SSHD and KEYGEN else "needs sshd and ssh-keygen (apt install openssh-server)"
-PACKAGES = os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer")))
+PACKAGES = os.pathsep.join(forks.PACKAGES)
 ROOT_MISSING = MISSING or (None if os.geteuid() == 0 and shutil.which("ip") else "needs root and iproute2")
 
 

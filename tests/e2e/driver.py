@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ddprun.files.process_discovery import is_locked
 from ddpwire.events import EVENTS, Event, read_events
 from ddpwire.run_files import NODE_LOG, OUTCOME, Outcome, read_outcome
 
@@ -48,6 +49,12 @@ def processes_of(run: str) -> dict[int, str]:
         if ours and here in environ.split(b"\0") and state != "Z" and int(folder.name) != os.getpid():
             processes[int(folder.name)] = argv.replace(b"\0", b" ").decode(errors="replace")
     return processes
+
+
+def is_over(run: str) -> bool:
+    """Return whether nothing of a run is left. A process that exits loses its environment before its node's lock."""
+    folders = Path(os.environ["DDPCTL_STATE_DIR"], run).glob("node-*")
+    return not any(is_locked(folder) for folder in folders) and not processes_of(run)
 
 
 def node_log(tmp_path: Path, run: str, node: int = 0) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import SCRIPTS, events_of, node_log, outcome_of, processes_of, start, wait_until
+from tests.e2e.driver import SCRIPTS, events_of, is_over, node_log, outcome_of, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
 
 IDLE = str(SCRIPTS / "idle.py")
@@ -70,7 +70,7 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path, victim: str) -> None:
     pid = {"ddpctl": process.pid, "ddprun": state["pid"], "rank": state["ranks"][1]["pid"]}[victim]
     os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    wait_until(lambda: not processes_of("killed"), "the run's end", timeout_s=45)
+    wait_until(lambda: is_over("killed"), "the run's end", timeout_s=45)
     assert process.returncode == (-9 if victim == "ddpctl" else 137)
     status = status_of("killed")
     if victim == "rank":

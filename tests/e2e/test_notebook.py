@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import outcome_of, processes_of, wait_until
+from tests.e2e.driver import is_over, outcome_of, processes_of, wait_until
 from tests.e2e.kernel import Kernel
 from tests.in_process import ddpctl as in_process
 
@@ -114,7 +114,7 @@ def test_an_interrupted_cell_lets_its_ranks_save_and_the_ranks_of_a_killed_kerne
     assert json.loads(in_process("status", "slow", "--json").stdout)["state"] == "stopped"
     assert {path.name for path in (tmp_path / "runs/slow/checkpoints").iterdir()} == {"0.txt", "1.txt"}
     assert "loss</text>" in answer.pictures[-1]  # of the curve
-    wait_until(lambda: not processes_of("slow"), "the ranks' end")
+    wait_until(lambda: is_over("slow"), "the ranks' end")
 
     thread = threading.Thread(target=lambda: kernel.run("launch(slow, gpus=2, name='left', grace=5)", timeout_s=5))
     with pytest.MonkeyPatch.context() as patch:
@@ -122,5 +122,5 @@ def test_an_interrupted_cell_lets_its_ranks_save_and_the_ranks_of_a_killed_kerne
         thread.start()
         wait_until(lambda: len(processes_of("left")) >= 3, "ddprun and its ranks")
         kernel.kill()
-        wait_until(lambda: not processes_of("left"), "their end")
+        wait_until(lambda: is_over("left"), "their end")
         thread.join()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests import forks
-from tests.e2e.driver import ROOT, ddpctl, events_of, node_log, outcome_of, processes_of, wait_until
+from tests.e2e.driver import ROOT, ddpctl, events_of, is_over, node_log, outcome_of, processes_of, wait_until
 from tests.in_process import ddpctl as in_process
 
 pytestmark = pytest.mark.timeout(900)
@@ -123,7 +123,7 @@ def test_shards_of_a_killed_node_resume_bit_for_bit_and_on_another_number_of_ran
     wait_until(lambda: len(list(checkpoints.glob("step-*.json"))) > 1, "two checkpoints", timeout_s=300)
     (_, second) = status_of("cut")["node_reports"]
     os.kill(second["state"]["pid"], signal.SIGKILL)
-    wait_until(lambda: not processes_of("cut"), "the other node to end", timeout_s=120)
+    wait_until(lambda: is_over("cut"), "the other node to end", timeout_s=120)
     assert outcome_of(tmp_path, "cut").code == status_of("cut")["code"] == 137
     assert len(list(checkpoints.glob("step-*.shard-1"))) == len(list(checkpoints.glob("step-*.pt")))
 

@@ -174,8 +174,11 @@ KNOWN_ERRORS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full",
      "a disk is full, or a limit such as that of inotify watches is reached"),
-    (re.compile(r"DataLoader worker \(pid \d+\) is killed by signal"), "data_loader",
+    (re.compile(r"DataLoader worker \(pid\S* [\d, ]+\) is killed by signal"), "data_loader",
      "a worker process of its data loader was killed by a signal, for example because the memory was full"),
+    # If a worker ends while it hands over a tensor, the rank gets the error of the broken connection.
+    (re.compile(r"DataLoader worker \(pid.*\) exited unexpectedly|in rebuild_storage_fd$", re.M), "data_loader",
+     "a worker process of its data loader ended, for example because the dataset called sys.exit or it was killed"),
 )  # fmt: skip
 
 

@@ -22,10 +22,11 @@ def world(
         return worlds[-1]
 
     monkeypatch.setattr(launcher, "SILENT_S", 0.0)
+    monkeypatch.setattr(launcher, "ANSWER_GAP_S", 0.2)
     monkeypatch.setattr(explain, "ANSWER_S", 2.0)
     yield make
     for one in worlds:
         try:
-            one.wait_for(lambda one=one: not one.processes(), timeout_s=10)  # type: ignore[misc]
+            one.wait_for(one.is_over, timeout_s=10)
         finally:
             one.close()

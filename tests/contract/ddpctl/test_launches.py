@@ -80,7 +80,7 @@ def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
     assert commands
     for command in commands:
         assert command in printed, command
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
 
 
 def plain(text: str, uid: str) -> str:
@@ -106,7 +106,7 @@ def test_a_resumed_run_uses_the_checkpoints_of_the_first(kind: str, world: World
     there.enter("succeeded")
     done = there.ddpctl("launch", "--detach", "--resume", "night")
     assert (done.returncode, done.stdout) == (0, "night-2\n"), done.stderr
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     first, second = (json.loads((there.runs / run / "run.json").read_text()) for run in ("night", "night-2"))
     assert second["checkpoint_dir"] == first["checkpoint_dir"]
     refused = there.ddpctl("rm", "night")
@@ -155,7 +155,7 @@ def test_ranks_that_ignore_a_stop_are_killed_by_kill(kind: str, world: Worlds) -
     there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
     done = there.ddpctl("stop", "--kill", "night")
     assert done.returncode == 0, done.stderr
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     status = there.json("status", "night")
     assert (status["state"], status["code"]) == ("stopped", 137)
 
@@ -205,7 +205,7 @@ def test_ctrl_c_lets_the_ranks_save_and_a_second_one_kills_them(kind: str, world
         there.go()
     output = launch.communicate(timeout=100)
     assert launch.returncode == 130, output
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     code = 137 if kind == "local" else 130
     assert [there.outcome(node)["code"] for node in (0, 1)] == [code, code]
     assert there.state() == "stopped"
@@ -216,7 +216,7 @@ def test_a_killed_ddpctl_ends_its_local_ranks_which_save(world: Worlds) -> None:
     launch = attached(there, "steps=1", "wait")
     launch.kill()
     launch.communicate(timeout=60)
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
     assert list((there.runs / "night/checkpoints").iterdir())
 
@@ -229,7 +229,7 @@ def test_a_job_continues_without_its_ddpctl(number: signal.Signals, world: World
     launch.communicate(timeout=60)
     assert there.state() == "training"
     there.go()
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     assert there.state() == "succeeded"
 
 
@@ -239,7 +239,7 @@ def test_sigterm_to_an_attached_launch_stops_its_job(world: Worlds) -> None:
     launch.send_signal(signal.SIGTERM)
     output = launch.communicate(timeout=100)
     assert launch.returncode == 143, output
-    there.wait_for(lambda: not there.processes())
+    there.wait_for(there.is_over)
     assert there.state() == "stopped"
 
 

@@ -143,7 +143,7 @@ def try_verbs(there: World, kind: str, state: str, verbs: Collection[str]) -> No
             and kind != "kaggle"
         ):
             assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
-        there.wait_for(lambda: not there.processes())
+        there.wait_for(there.is_over)
     finally:
         if launch is not None:
             launch.kill()

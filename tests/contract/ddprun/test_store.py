@@ -1,25 +1,40 @@
 """Values in the run's store that no ddprun of the run has written."""
 
-import contextlib
 import json
-import time
+import os
 
 import pytest
-from torch.distributed import DistNetworkError, TCPStore
+from tests import forks
 
-from ddprun.system import stores
 from ddpwire.exits import Exit
+
+# Prints the value that node 1 has written last, and writes another one: again, as the node's own heartbeat does.
+FORGE = """\
+import sys, time
+from torch.distributed import DistNetworkError, TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, wait_for_workers=False)
+print(store.get("beat/1").decode())
+try:
+    while True:
+        store.set("beat/1", sys.argv[3])
+        time.sleep(0.02)
+except DistNetworkError:
+    pass  # node 0 has ended
+"""
+
+
+def forge(nodes, value):
+    """Write a value for the heartbeat of node 1 until node 0 ends. Return the heartbeat that was there before."""
+    place = nodes[0].state().master.split(":")
+    done = forks.run(["-c", FORGE, *place, value], env=os.environ, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs):
     nodes = runs.pair("act.py")
     runs.wait_until_ready(*nodes)
-    host, port = nodes[0].state().master.split(":")
-    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    with contextlib.suppress(DistNetworkError):  # node 0 has ended
-        while nodes[0].process.poll() is None:
-            store.set("beat/1", "not json")  # again: the node's own heartbeat writes over it
-            time.sleep(0.02)
+    forge(nodes, "not json")
     assert (nodes[0].end(), nodes[0].outcome().cause) == (Exit.UNAVAILABLE, "unavailable")
     assert "beat/1" in nodes[0].outcome().message
     assert nodes[1].end() == Exit.KILLED
@@ -41,14 +56,8 @@ def test_a_run_with_a_secret_signs_and_ends_at_a_forged_value(runs, secret, monk
     monkeypatch.setenv("DDP_SECRET_FILE", str(secret))
     nodes = runs.pair("act.py")
     runs.wait_until_ready(*nodes)
-    host, port = nodes[0].state().master.split(":")
-    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    assert store.get("beat/1").startswith(stores.SIGNED)
+    assert forge(nodes, json.dumps({"at": 1, "attempt": 0, "signs": []})).startswith("hmac-sha256:")
     assert SECRET not in "".join(path.read_text(errors="replace") for path in runs.run_dir.rglob("*") if path.is_file())
-    with contextlib.suppress(DistNetworkError):
-        while nodes[0].process.poll() is None:
-            store.set("beat/1", json.dumps({"at": 1, "attempt": 0, "signs": []}))
-            time.sleep(0.02)
     assert (nodes[0].end(), nodes[0].outcome().cause) == (Exit.UNAVAILABLE, "unavailable")
     assert "beat/1" in nodes[0].outcome().message
     assert nodes[1].end() == Exit.KILLED

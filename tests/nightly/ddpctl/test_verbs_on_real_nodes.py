@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import ddpctl, processes_of, start, wait_until
+from tests.e2e.driver import ddpctl, is_over, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
 
 SCRIPT = """
@@ -88,7 +88,7 @@ def bring_into(state: str, project: Path) -> subprocess.Popen[str] | None:
             launch.send_signal(signal.SIGKILL)
             launch.communicate(timeout=60)
             (project / "hold-launch").unlink()
-            wait_until(lambda: not processes_of("night"), "the end of what it had begun")
+            wait_until(lambda: is_over("night"), "the end of what it had begun")
             return None
         return launch
     assert ddpctl("launch", "--detach", *program).returncode == 0
@@ -101,7 +101,7 @@ def bring_into(state: str, project: Path) -> subprocess.Popen[str] | None:
     elif state == "lost":
         (pid,) = [pid for pid, line in processes_of("night").items() if "ddprun --grace" in line][:1]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not processes_of("night"), "the end of its ranks")
+        wait_until(lambda: is_over("night"), "the end of its ranks")
     elif state != "training":
         stop = start("stop", "night")
         wait_until((project / "stopping").exists, "the signal")
@@ -146,7 +146,7 @@ def test_every_verb_of_a_real_run_in_this_state(state: str, project: Path, tmp_p
     assert answered == {verb: codes[STATES.index(state)] for verb, codes in CODES.items()}
     for name in ("hold-launch", "hold-ddprun"):
         (project / name).unlink(missing_ok=True)
-    wait_until(lambda: not processes_of("night"), "its end")
+    wait_until(lambda: is_over("night"), "its end")
     if launch:
         output, _ = launch.communicate(timeout=60)
         assert launch.returncode == 143, output

@@ -77,7 +77,7 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
     rank_0, *others = train(*options, size=3)
     assert [(one.code, one.err) for one in (rank_0, *others)] == [(0, "")] * 3
     epoch = newest // STEPS_PER_EPOCH + 1
-    assert_names(rank_0.out.splitlines()[1], "checkpoints/step-", f"{newest:08d}", newest + 1, "180", epoch)
+    assert_names(rank_0.out.splitlines()[1], f"checkpoints/step-{newest:08d}.pt", newest + 1, "180", epoch)
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
 
 

@@ -22,7 +22,7 @@ STEPS = 8
 TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(450))
 
 
-SCRIPT = (str(Path(__file__).parent / "sharded.py"),)
+SCRIPT = (str(Path(__file__).parents[2] / "unit/ddptrain/sharded.py"),)
 
 
 KILLED = """
@@ -148,3 +148,11 @@ def test_killed_ranks_go_on_to_the_same_weights(
     newest.write_bytes(b"torn")
     warning = f"warning: checkpoints/{newest.with_suffix('.pt').name} is skipped"
     assert warning in command(*sample).stderr.decode()
+    evaluated = train(
+        *options, "--epochs=0", size=2
+    )  # rank 1 verifies its shard, and rank 0 selects another checkpoint
+    assert [rank.code for rank in evaluated] == [0] * 2, evaluated[0].err
+    assert (
+        f"resumed from checkpoints/{sorted((tmp_path / 'checkpoints').glob('step-*.pt'))[-1].name}" in evaluated[0].out
+    )
+    assert newest.with_name(f"{newest.name}.bad").exists()

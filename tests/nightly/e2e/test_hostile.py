@@ -12,13 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, node_log, processes_of, start, wait_until
+from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, is_over, node_log, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
 
 from ddpctl.errors import CannotWriteError
 from ddpctl.job.launch_plan import title
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
+from ddprun.files.process_discovery import is_locked
 from ddprun.ranks.termination import stopped_before_start
 from ddpwire.run_files import KILLED_ON_REQUEST
 
@@ -63,7 +64,7 @@ def test_ctrl_c_reaches_a_ddprun_that_has_not_started(slow_python: str) -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert not [line for line in processes_of("late").values() if "ddprun" in line]
-    wait_until(lambda: not processes_of("late"), "the end of sleep")
+    wait_until(lambda: is_over("late"), "the end of sleep")
 
 
 @pytest.mark.parametrize("how", [(), ("--kill",)], ids=["stop", "kill"])
@@ -110,7 +111,8 @@ def test_stop_kill_ends_what_a_killed_ddprun_has_left(tmp_path: Path) -> None:
     wait_until(lambda: "idles" in node_log(tmp_path, "stray"), "the rank")
     for pid in [pid for pid, line in processes_of("stray").items() if "ddprun" in line]:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(processes_of("stray")) <= 1, "the rank's end")
+    node_dir = tmp_path / "runs/stray/node-0"
+    wait_until(lambda: len(processes_of("stray")) <= 1 and not is_locked(node_dir), "the rank's end")
     state = json.loads(ddpctl("status", "stray", "--json").stdout)
     assert (state["state"], state["code"]) == ("lost", 137)
     assert ddpctl("stop", "stray", "--kill").returncode == 0
