@@ -30,10 +30,10 @@ ELASTIC = {
 def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **others):
     """Return the settings of a node whose job has several nodes."""
     meeting = {"master_addr": master_addr, "master_port": master_port, "join_timeout_s": join_timeout_s}
-    return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
+    return {"min_nodes": nodes[0], "max_nodes": nodes[1], "on_one_machine": False, **meeting, **others}
 
 
-ALONE_ON_SLURM = {"slurm_job": "4537", "by_hand": False}
+ALONE_ON_SLURM = {"slurm_job": "4537", "slurm_step": "0", "by_hand": False}
 ON_SLURM = place("gpu07", 61001, join_timeout_s=300.0, local_world_size=4, node_rank=1, **ALONE_ON_SLURM)
 POD = {"join_timeout_s": 600.0, "retries_network": True, "by_hand": False}
 
