@@ -30,7 +30,7 @@ ELASTIC = {
 def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **others):
     """Return the settings of a node whose job has several nodes."""
     meeting = {"master_addr": master_addr, "master_port": master_port, "join_timeout_s": join_timeout_s}
-    return {"min_nodes": nodes[0], "max_nodes": nodes[1], "on_one_machine": False, **meeting, **others}
+    return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
 
 
 ALONE_ON_SLURM = {"slurm_job": "4537", "slurm_step": "0", "by_hand": False}

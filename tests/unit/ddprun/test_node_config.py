@@ -17,7 +17,7 @@ TWO = {
 ALONE = {
     "command": (sys.executable, "train.py"), "forks": sys.platform == "linux", "min_nodes": 1, "max_nodes": 1,
     "local_world_size": 1, "slurm_job": None, "slurm_step": "", "restarts_errors": False, "num_requeues": 0, "node_rank": 0,
-    "may_host": True, "on_one_machine": True, "master_addr": "127.0.0.1", "master_port": 0, "run_id": "none", "run_dir": None,
+    "may_host": True, "spans_machines": False, "master_addr": "127.0.0.1", "master_port": 0, "run_id": "none", "run_dir": None,
     "checkpoint_dir": None, "resumes": "", "checkpoint_copies": 1, "max_restarts": 1000, "numa_binding": None,
     "hang_timeout_s": 300.0, "grace_s": 30.0, "deadline": None, "join_timeout_s": 30.0, "metrics_host": None,
     "metrics_port": 0, "targets_dir": None, "launcher": "ddprun", "pushgateway": None, "nodes_here": 1,
@@ -30,7 +30,7 @@ ALONE = {
 def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **others):
     """Return the settings of a node whose job has several nodes."""
     meeting = {"master_addr": master_addr, "master_port": master_port, "join_timeout_s": join_timeout_s}
-    return {"min_nodes": nodes[0], "max_nodes": nodes[1], "on_one_machine": False, **meeting, **others}
+    return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
 
 
 def read(argv, environ, gpus=0):
