@@ -74,7 +74,7 @@ def read(argv, environ):
         (
             ["--nnodes", "3", "--master-addr", "job-0.job", "--master-port", "29500"],
             {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-            place("job-0.job", 29500, nodes=(3, 3), node_rank=2, **POD),
+            place("job-0.job", 29500, nodes=(3, 3), node_rank=2, **POD | {"join_timeout_s": 1200.0}),
         ),
         ([], {"JOB_COMPLETION_INDEX": "2"}, {}),
         ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"local_world_size": 6}),
