@@ -12,7 +12,7 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check paramiko==5.1.0 fabric==3.2.3
 cd "$folder"
-apt-get download -qq openssh-client=1:9.2p1-2+deb12u10 2>/dev/null
+apt-get download -qq -o APT::Sandbox::User=root openssh-client=1:9.2p1-2+deb12u10
 dpkg -x openssh-client_*.deb .
 usr/bin/ssh -V
 cat >config <<'END'
