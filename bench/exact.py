@@ -30,7 +30,7 @@ from typing import Any
 import measuring
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat, read_node
+from ddpwire.run_files import node_name, rank_heartbeat, read_node, runtime_files
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
@@ -241,7 +241,7 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
         deadline = time.monotonic() + TIMEOUT_S
         while kill_after is not None and run.poll() is None and time.monotonic() < deadline:
             nodes = [folder / "x" / node_name(number) for number in range(2)]
-            beat = read_beat(nodes[0] / rank_heartbeat(0)) if nodes[0].exists() else None
+            beat = next(map(read_beat, runtime_files(folder / "x", rank_heartbeat(0))), None)
             if beat and beat.step >= kill_after:
                 ranks = read_node((nodes[kill_after % 2] / "node.json").read_text()).ranks
                 os.kill(ranks[kill_after // 2 % 2].pid, signal.SIGKILL)

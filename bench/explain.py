@@ -26,6 +26,8 @@ from typing import Any
 import measuring
 from explain_cases import nodes
 
+from ddpwire.run_files import runtime_files
+
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0
 AT_ONCE = 8  # runs at the same time
@@ -137,7 +139,7 @@ def wait_until_started(run: Path, ranks_met: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = [*run.glob("node-*/outcome.json")]
-        if ended or len([*run.glob("node-*/heartbeat/rank-*.group")]) >= ranks_met:
+        if ended or len(runtime_files(run, "heartbeat/rank-*.group")) >= ranks_met:
             return
         time.sleep(0.2)
 

@@ -33,7 +33,7 @@ import measuring
 from measuring import start_python
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat, read_node
+from ddpwire.run_files import node_name, rank_heartbeat, read_node, runtime_files
 
 STEPS_PER_EPOCH = 45  # of the digits
 TIMEOUT_S = 180.0
@@ -66,7 +66,7 @@ class Run:
 
     def step(self) -> int:
         """Return the last step of rank 0 in the current attempt."""
-        beat = read_beat(self.node / rank_heartbeat(0))
+        beat = next(map(read_beat, runtime_files(self.node.parent, rank_heartbeat(0))), None)
         return beat.step if beat else 0
 
     def attempts(self) -> int:

@@ -93,17 +93,19 @@ def a_step(size: int = 2) -> dict[str, float]:
 FILL = """
 import os, sys
 from ddptrain.metrics import open_metrics
+from ddpwire import metrics as catalogue
 from ddpwire.metrics import STEP_PHASES, UNPRODUCTIVE_CAUSES
 metrics = open_metrics(os.environ, first=sys.argv[1] == "0")
 metrics.training_info(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_per_sample=9)
 metrics.step(step=1, epoch=1, samples=1, lr=0.1)
 metrics.step_duration(0.1)
-metrics.skew(1.0, 1.0)
+metrics.gauge(catalogue.STRAGGLER_SKEW, 1.0)
+metrics.gauge(catalogue.RELATIVE_SPEED, 1.0)
 metrics.memory(allocated=1, reserved=1, peak=1)
 metrics.time_spent(dict.fromkeys(STEP_PHASES, 1.0), 1.0, dict.fromkeys(UNPRODUCTIVE_CAUSES, 1.0))
 if sys.argv[1] == "0":
     metrics.epoch(loss=1.0, accuracy=1.0, grad_norm=1.0)
-    metrics.checkpoint_saved(step=1, seconds=1.0, size_bytes=1, retained=1)
+    metrics.checkpoint("save", seconds=1.0, step=1, written_at=1.0, size_bytes=1)
 metrics.flush()
 """
 
@@ -125,7 +127,7 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
             subprocess.run([sys.executable, "-c", FILL, str(number)], env=environ, check=True, timeout=120)
         registry = CollectorRegistry()
         node_metrics.NodeSeries(registry)
-        for collector in (node_metrics.RankSeries(Path(folder)), *host_metrics.collectors()):
+        for collector in (node_metrics.RankSeries(lambda: Path(folder)), *host_metrics.collectors()):
             registry.register(collector)
         url = f"http://127.0.0.1:{node_metrics.serve_registry(registry, '127.0.0.1', 0)}/metrics"
         times = []

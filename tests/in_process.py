@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
 from typer.main import get_command
+from typer.testing import CliRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,15 @@ def ddpctl(*words: str, cwd: Path | None = None, **env: str) -> Ended:
     """
     handler = signal.getsignal(signal.SIGINT)
     try:
-        with contextlib.chdir(cwd or Path.cwd()):
-            result = CliRunner().invoke(command(), words, env=env, prog_name="ddpctl")
+        with contextlib.chdir(cwd or Path.cwd()), CliRunner().isolation(env=env) as (stdout, stderr, _):
+            try:
+                command().main(args=words, prog_name="ddpctl")
+            except SystemExit as end:
+                code = end.code
+            sys.stdout.flush()
+            sys.stderr.flush()
+            written = [stream.getvalue().decode() for stream in (stdout, stderr)]
     finally:
         signal.signal(signal.SIGINT, handler)  # ddpctl's own ends the process
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return Ended(returncode=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+    assert isinstance(code, int), code
+    return Ended(returncode=code, stdout=written[0], stderr=written[1])

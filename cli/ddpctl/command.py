@@ -8,8 +8,9 @@ import re
 import shlex
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+from ddpctl.environment import READER, UNSET
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -86,6 +87,7 @@ class Command:
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
     kills_orphans: bool = False  # tty: after Ctrl-C, processes that the command left are killed
     timeout_s: float | None = 30.0  # None: no limit (stream, tty)
+    starts: bool = False  # it may start the run, so the run may exist if its reply is lost
     probe: bool = False  # it changes nothing, so a dry run runs it too
     say: str = ""  # a message to print before the command, unless it is the same as the previous message
     placeholder: str = ""  # text that stands for its stdout if a dry run does not run it
@@ -123,9 +125,9 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
-def sh(host: Host, text: str, *, timeout_s: float = 30.0, secret: bool = False) -> Command:
+def sh(host: Host, text: str, *, timeout_s: float | None = 30.0, **rest: Any) -> Command:
     """Return the command that runs a script on a host."""
-    return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, secret=secret)
+    return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, **rest)
 
 
 def once(command: Command) -> Verb[Output]:
@@ -145,6 +147,15 @@ def process_line(command: Command) -> str:
         [*(f"{name}={shlex.quote(value)}" for name, value in command.env.items()), shlex.join(command.argv)]
     )
     return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+
+
+def remote_line(command: Command) -> str:
+    """Return the command as a line for any shell of its host, with the environment of a tool."""
+    if command.argv[0] == READER:
+        return process_line(command)
+    line = shlex.join(["exec", "env", *(f"{name}={value}" for name, value in command.env.items()), *command.argv])
+    line = f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+    return shlex.join(["/bin/sh", "-c", f"{UNSET}{line}"])
 
 
 def brief(command: Command) -> str:

@@ -16,7 +16,7 @@ from tests.cluster import slurm_lab
 from tests.e2e.driver import PACED
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat
+from ddpwire.run_files import rank_heartbeat, runtime_files
 
 ROOT = Path(__file__).parents[2]
 FILE = str(ROOT / "examples" / "slurm.yaml")
@@ -95,7 +95,7 @@ class Site:
     @staticmethod
     def steps(run_dir: Path) -> int:
         """Return the last step of rank 0."""
-        beat = read_beat(run_dir / node_name(0) / rank_heartbeat(0))
+        beat = next(map(read_beat, runtime_files(run_dir, rank_heartbeat(0))), None)
         return beat.step if beat else 0
 
     def checkpoints(self, run: str) -> list[int]:

@@ -10,6 +10,8 @@ import pytest
 from explain_cases import nodes
 from tests.e2e.driver import ddpctl, wait_until
 
+from ddpwire.run_files import runtime_files
+
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),
     pytest.mark.skipif(
@@ -27,7 +29,7 @@ def explained(run: Path) -> dict[str, object]:
 def test_explain_names_the_link_between_two_nodes(tmp_path: Path) -> None:
     run = tmp_path / "site" / "run"
     with nodes.launched("link_of_ranks_is_down", tmp_path / "site") as cut:
-        wait_until(lambda: len([*run.glob("node-*/heartbeat/*.group")]) == 4, "four ranks", timeout_s=200)
+        wait_until(lambda: len(runtime_files(run, "heartbeat/*.group")) == 4, "four ranks", timeout_s=200)
         # Before their first collective, the ranks may still connect to each other, and send nothing that is lost.
         wait_until(
             lambda: re.search(r"\b[1-9]\d*\)?( are)? recorded", str(explained(run).get("sentence"))),

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from tests.cluster.prometheus_lab import MISSING, Lab, get, prometheus
 from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
-from tests.unit.ddpctl.expressions import names, plain, selectors_of
+from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, names, plain, selectors_of
 from tests.unit.repository.test_dashboards import expressions
 
-from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts
 from ddpctl.monitoring.stack import DASHBOARDS
 from ddpwire.metrics import CATALOGUE
 
@@ -91,7 +90,7 @@ def check_expressions(lab: Lab) -> None:
     assert ["increase(ddp_restarts_total" in expr for expr in empty] == [True]  # the lines across the panels
     for rule in RECORDINGS:
         assert lab.query(rule.name), f"{rule.name} has no data"
-    for alert in alerts(Limits()):
+    for alert in ALERTS.values():
         lab.query(alert.expr)  # a condition: with data while it is true
         for part in selectors_of(alert.expr):
             assert lab.query(part), f"{alert.name}: {part} has no data"

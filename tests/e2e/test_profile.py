@@ -8,13 +8,15 @@ from typing import Any
 from tests.e2e.driver import SCRIPTS, ddpctl, wait_until
 from tests.in_process import ddpctl as in_process
 
+from ddpwire.run_files import runtime_files
+
 
 def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -> None:
     slow = str(SCRIPTS / "uneven.py")
     assert ddpctl("launch", "--detach", "--nodes", "2", "--ranks", "2", "--gpus", "2", "--device", "cpu",
                   "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
     try:
-        wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
+        wait_until(lambda: runtime_files(tmp_path / "runs/uneven", "heartbeat/rank-3.group"), "a group", timeout_s=200)
         result: dict[str, Any] = {}
 
         def is_named() -> bool:

@@ -11,7 +11,9 @@ def main() -> None:
     """Run one check. Rank 0 prints the result as JSON or, with ``--record``, as lines that ddpctl reads."""
     parser = argparse.ArgumentParser(prog="ddpcheck", description=__doc__)
     parser.add_argument("check", choices=("bench", "doctor"))
-    parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], help="bytes, as 4096,65536")
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(size) for size in text.split(",")], help="bytes, as 4096,65536"
+    )
     parser.add_argument("--record", action="store_true", help="print the result for programs")
     options = parser.parse_args()
     if result := import_module(f"ddpcheck.{options.check}").main(options.sizes):

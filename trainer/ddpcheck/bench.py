@@ -36,7 +36,7 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
     for line in ("", *link_lines(figures, names), *notes, ""):
         say(line)
-    findings += [sentence(one, names) for one in slow]
+    findings += [sentence(link, names) for link in slow]
     for line in findings or ["every result is right; no link and no node is named"]:
         say(line)
     ranks.barrier()
@@ -52,9 +52,9 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
         "nodes": [ranks.hosts[ranks.nodes.index(node)] for node in sorted({*ranks.nodes})],
         "collectives": [asdict(row) for row in rows],
         "members": names,
-        "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
-        "slow": [one.members for one in slow],
-        "suspects": [asdict(one) for one in again],
+        "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda link: link[2])[:MAX_LINKS],
+        "slow": [link.members for link in slow],
+        "suspects": [asdict(suspect) for suspect in again],
     }
 
 
@@ -83,13 +83,10 @@ def _collectives(
 
 
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
-    """Return lines with the speed of the links between the nodes or, on a single node, between the ranks.
-
-    The lines are a table of all links. With more than ``MATRIX`` nodes or ranks, they are a list of the slowest links.
-    """
+    """Return a table of the links' speeds or, with more than ``MATRIX`` nodes or ranks, a list of the slowest links."""
     title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
     if len(names) > MATRIX:
-        slowest = sorted(figures.items(), key=lambda one: one[1])[:MATRIX]
+        slowest = sorted(figures.items(), key=lambda item: item[1])[:MATRIX]
         return [f"{title}; the slowest:", *(f"  {value:>8.3g}  {names[a]} - {names[b]}" for (a, b), value in slowest)]
     lines = [title]
     for a, name in enumerate(names):
@@ -103,7 +100,7 @@ def sentence(slow: links.Again, names: Sequence[str]) -> str:
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
         return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"
-    a, b = (names[one] for one in slow.members)
+    a, b = (names[member] for member in slow.members)
     return f"the link between {a} and {b} is slow: {own} GB/s, while each of them reaches {beside} with another"
 
 

@@ -72,7 +72,7 @@ def main(_: object) -> dict[str, Any] | None:
             reports[node.node] = _read_report(text)
     store.set("over", "")
     late = sorted({*range(max(count, 1))} - {node.node for node in nodes})
-    found = [
+    findings = [
         *judge(nodes, reports),
         *(Finding("answer", "bad", f"no answer within {MEET_S:g} s", node) for node in late),
     ]
@@ -82,7 +82,7 @@ def main(_: object) -> dict[str, Any] | None:
             *({"node": node.node, "host": node.host, "address": node.address} for node in nodes),
             *({"node": node, "host": "unknown", "address": "unknown"} for node in late),
         ],
-        "results": [asdict(finding) | advice[finding.check] for finding in found],
+        "results": [asdict(finding) | advice[finding.check] for finding in findings],
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -102,12 +102,12 @@ def _look(store: Store, number: int, count: int) -> list[Node]:
     _put(store, f"tried/{number}", "")
     offset = clock.offset_s(store) if number else 0.0
     uses_gpus = os.environ.get(names.DEVICE) != "cpu"
-    found, kinds = gpu_checks.look() if uses_gpus else (gpu_checks.not_looked_at("the job is for CPUs"), {})
+    findings, kinds = gpu_checks.look() if uses_gpus else (gpu_checks.not_looked_at("the job is for CPUs"), {})
     num_gpus = torch.cuda.device_count() if uses_gpus else 0
     if "driver" in kinds and not num_gpus:
-        found.append(Finding("GPU matmul", "warning", "the driver has GPUs, and torch sees none: a build for CPUs?"))
-    found += node_checks.check_limits(num_gpus=num_gpus, num_nodes=count)
-    found += (
+        findings.append(Finding("GPU matmul", "warning", "the driver has GPUs, and torch sees none: a build for CPUs?"))
+    findings += node_checks.check_limits(num_gpus=num_gpus, num_nodes=count)
+    findings += (
         node_checks.check_disk(os.environ),
         node_checks.check_interfaces(address),
         node_checks.check_containers(os.environ, num_gpus=num_gpus),
@@ -117,12 +117,12 @@ def _look(store: Store, number: int, count: int) -> list[Node]:
         if other.machine == machine and other.node < number:
             _wait(store, f"measured/{other.node}", TURN_S)
     speed = node_checks.measure_cpu()
-    found.append(node_checks.check_cpu(speed))
+    findings.append(node_checks.check_cpu(speed))
     speeds, gpu_findings = _speeds(speed, num_gpus)
-    found += gpu_findings
+    findings += gpu_findings
     _put(store, f"measured/{number}", "")
     report = Report(
-        findings=tuple(found),
+        findings=tuple(findings),
         builds={"libraries": libraries, "GPUs and driver": kinds},
         speeds=speeds,
         loaded=speed.others > len(os.sched_getaffinity(0)) / 4,
@@ -147,26 +147,26 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
     """Return the findings of all nodes, sorted by check and then by node."""
-    found = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
+    findings = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
     absent = [node.node for node in nodes if node.node not in reports]
-    found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
+    findings += [Finding("answer", "bad", "it gave no report", node) for node in absent]
     for check in ("libraries", "GPUs and driver"):
         builds = {node: report.builds[check] for node, report in reports.items() if report.builds.get(check)}
-        found += compare_builds(check, builds)
-    found += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
-    found += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
+        findings += compare_builds(check, builds)
+    findings += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
+    findings += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
     loaded = {node for node, report in reports.items() if report.loaded}
-    shared = {one.node for one in found if (one.check, one.status) == ("GPU processes", "warning")}
+    shared = {finding.node for finding in findings if (finding.check, finding.status) == ("GPU processes", "warning")}
     for check, unit in (("GPU matmul", "TFLOP/s"), ("CPU matmul", "GFLOP/s"), ("CPU memory", "GB/s")):
         speeds = {node: report.speeds[check] for node, report in reports.items() if check in report.speeds}
-        found += compare_speed(check, speeds, unit, loaded=shared if check == "GPU matmul" else loaded)
-    order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
-    return sorted(found, key=lambda finding: (order[finding.check], finding.node))
+        findings += compare_speed(check, speeds, unit, loaded=shared if check == "GPU matmul" else loaded)
+    order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in findings))}
+    return sorted(findings, key=lambda finding: (order[finding.check], finding.node))
 
 
 def _read_report(text: str) -> Report:
     value: dict[str, Any] = json.loads(text)
-    paths = {key: {int(node): found for node, found in by_node.items()} for key, by_node in value["paths"].items()}
+    paths = {key: {int(node): entry for node, entry in by_node.items()} for key, by_node in value["paths"].items()}
     findings = tuple(Finding(**finding) for finding in value["findings"])
     return Report(**{**value, "findings": findings, "paths": Paths(**paths)})
 

@@ -34,6 +34,11 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "libraries": ("the same on all nodes", "install the same build on all nodes"),
     SHM_DIR: ("1 GiB, and 256 MiB a GPU", "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"),
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),
+    "InfiniBand": (
+        "its devices and libibverbs in the container",
+        "Kubernetes: profile: rdma; Slurm, SSH: runtime_args --device=/dev/infiniband; image: apt install libibverbs1 "
+        "ibverbs-providers",
+    ),
     "open files": ("1024, and 4 a rank of the run", "ulimit -n, or LimitNOFILE of the service that starts the node"),
     "disk": ("a file can be written, 2 GiB free, 10 MB/s", "delete files, or set another checkpoint_dir"),
     "interfaces": ("each in a subnet of its own", "disable one, or name one in NCCL_SOCKET_IFNAME"),
@@ -72,14 +77,12 @@ def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Itera
         other = {key: build.get(key, "none") for key in keys if build.get(key, "none") != usual.get(key)}
         wrong = other.keys() & usual.keys()
         patch = wrong == {"driver"} and other["driver"].split(".")[0] == usual["driver"].split(".")[0]
-        said = [
-            f"{key} {_short(value)}, elsewhere {' or '.join(_short(one) for one, _ in counts[key] if one != value)}"
-            for key, value in other.items()
-        ]
-        said = said or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
+        usual_values = {key: [_short(value) for value, _ in counts[key] if value != other[key]] for key in other}
+        differences = [f"{key} {_short(other[key])}, elsewhere {' or '.join(usual_values[key])}" for key in other]
+        differences = differences or [f"{key} {value}" for key, value in build.items() if len(value) < 64]
         unsure = " (it is not known which nodes are right)" if other.keys() - wrong else ""
         status: Status = "ok" if not other else "bad" if wrong and not patch else "warning"
-        yield Finding(check, status, ", ".join(said) + unsure, node)
+        yield Finding(check, status, ", ".join(differences) + unsure, node)
 
 
 def _short(value: str) -> str:

@@ -53,12 +53,12 @@ def look() -> tuple[list[Finding], dict[str, str]]:
         return [*([] if code is None else [Finding("GPUs", "bad", why)]), *not_looked_at(why)], {}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
-    found = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]
-    found += [_of_all(pynvml, check, look_at, handles) for check, look_at in checks.items()]
-    found += [check_kernel_log(), check_dcgm()]
+    findings = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]
+    findings += [_of_all(pynvml, check, look_at, handles) for check, look_at in checks.items()]
+    findings += [check_kernel_log(), check_dcgm()]
     names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles.values()]
     kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return found, {"GPUs": kinds, "driver": str(pynvml.nvmlSystemGetDriverVersion())}
+    return findings, {"GPUs": kinds, "driver": str(pynvml.nvmlSystemGetDriverVersion())}
 
 
 def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
@@ -90,26 +90,23 @@ def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles:
 
 def _memory(nvml: Any, handle: Any) -> Part:
     """Check for ECC errors since the driver was loaded, and for rows that have to be remapped."""
-    said, known = [], []
+    faults, known = [], []
     with contextlib.suppress(nvml.NVMLError):
         errors = nvml.nvmlDeviceGetTotalEccErrors(
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         )
         known.append("no uncorrected ECC error")
-        said += [f"{errors} uncorrected ECC errors"] if errors else []
+        faults += [f"{errors} uncorrected ECC errors"] if errors else []
     with contextlib.suppress(nvml.NVMLError):
         _, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
         known.append(f"{uncorrected} rows remapped after uncorrected errors")
-        said += ["a row could not be remapped"] if failed else []
-        said += ["a row is remapped at the next reset"] if pending else []
-    return ("bad" if said else "ok" if known else "not looked at"), ", ".join(said or known or ["without ECC"])
+        faults += ["a row could not be remapped"] if failed else []
+        faults += ["a row is remapped at the next reset"] if pending else []
+    return ("bad" if faults else "ok" if known else "not looked at"), ", ".join(faults or known or ["without ECC"])
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """Compare the width of the link with the width of the slot.
-
-    The generation is ignored, because it is lower on an idle GPU.
-    """
+    """Compare the width of the link and of the slot. The generation is ignored, because it is lower on an idle GPU."""
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 
@@ -149,8 +146,8 @@ def check_clocks() -> Finding:
 
     def reasons(nvml: Any, handle: Any) -> Part:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-        if said := [word for bit, word in HARDWARE_REASONS.items() if bits & bit]:
-            return "bad", ", ".join(said)
+        if slowdowns := [word for bit, word in HARDWARE_REASONS.items() if bits & bit]:
+            return "bad", ", ".join(slowdowns)
         return ("warning", "thermal slowdown by the driver") if bits & THERMAL_REASON else ("ok", "not slowed down")
 
     import pynvml
@@ -172,14 +169,14 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
                 records += record
     except OSError as error:
         return Finding("Xid", "not looked at", f"{path}: {error.strerror} (run dmesg as root)")
-    now, said, bad = time.clock_gettime(time.CLOCK_BOOTTIME), dict[str, None](), False
+    now, errors, bad = time.clock_gettime(time.CLOCK_BOOTTIME), dict[str, None](), False
     for since_boot, device, number in XID.findall(records.decode(errors="replace")):
         age, xid = now - int(since_boot) / 1e6, int(number)
         if xid not in SCRIPT_XIDS:
-            said[f"Xid {xid} of {device}, {age / 3600:.1f} h ago"] = None
+            errors[f"Xid {xid} of {device}, {age / 3600:.1f} h ago"] = None
             bad |= xid in BAD_XIDS and age < OLD_XID_S
-    value = "; ".join([*said][-4:]) or "none in the kernel log"
-    return Finding("Xid", "bad" if bad else "warning" if said else "ok", value)
+    value = "; ".join([*errors][-4:]) or "none in the kernel log"
+    return Finding("Xid", "bad" if bad else "warning" if errors else "ok", value)
 
 
 def check_dcgm() -> Finding:
@@ -215,7 +212,7 @@ def find_values(answer: Any, key: str, test: str = "") -> Iterator[tuple[str, st
 
 def measure_matmul() -> float:
     """Return the TFLOP/s of bfloat16 matrix products on the slowest visible GPU, in its best time window."""
-    found: list[float] = []
+    speeds: list[float] = []
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):
             matrix = torch.rand(MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16)
@@ -228,5 +225,5 @@ def measure_matmul() -> float:
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end) / 1e3)
-            found.append(2 * MATRIX**3 * MATMULS / min(times) / 1e12)
-    return min(found)
+            speeds.append(2 * MATRIX**3 * MATMULS / min(times) / 1e12)
+    return min(speeds)

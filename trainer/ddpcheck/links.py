@@ -49,10 +49,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """The repeated measurements of a suspect.
-
-    Each pair in ``figures`` has the suspect's figure, and the lowest figure of the links that it is compared with.
-    """
+    """Repeated measurements of a suspect: pairs of its figure and the lowest figure that it is compared with."""
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]
@@ -81,10 +78,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure the groups in ``at_once`` one after another, and the pairs of a group in parallel.
-
-    Every rank returns the figures of all pairs.
-    """
+    """Measure the groups of pairs in turn, and the pairs of a group in parallel. Every rank returns all figures."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -93,15 +87,12 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
                 first = ranks.rank == members[a]
                 figure = _exchange(ranks, members[b] if first else members[a], first=first)
                 own += [figure] if first else []
-    figures = [iter(one) for one in ranks.gather(own)]
+    figures = [iter(values) for values in ranks.gather(own)]
     return [((a, b), next(figures[members[a]])) for pairs in at_once for a, b in pairs]
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """Return the GB/s of the fastest exchange with ``peer``, which makes the same call.
-
-    ``first``: whether this rank sends first and sets the number of exchanges.
-    """
+    """Return the GB/s of the fastest exchange with ``peer``. The ``first`` rank sets the number of exchanges."""
     data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
     calls = data.new_full((1,), EXCHANGES[0])
 
@@ -128,63 +119,51 @@ def find_slow(
     suspects, *notes = suspected_nodes(figures, len(members))
     nodes = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
     slow_nodes, note = confirmed(nodes, len(members), "nodes")
-    suspects, *more = suspected_links(figures, len(members), [one.members[0] for one in slow_nodes])
+    suspects, *more = suspected_links(figures, len(members), [node.members[0] for node in slow_nodes])
     pairs = tuple(measure_again(ranks, members, suspect) for suspect in suspects)
     slow_links, last = confirmed(pairs, len(figures), "links")
     return (*nodes, *pairs), (*slow_nodes, *slow_links), tuple(filter(None, (*notes, note, *more, last)))
 
 
-def confirmed(again: Sequence[Again], number: int, what: str) -> tuple[tuple[Again, ...], str]:
-    """Return the nodes or links that are slow again.
-
-    If no comparison is possible, return an empty tuple and the reason.
-
-    ``number``: how many nodes or links there are in all. ``what``: the word for them in the reason, "nodes" or "links".
-    """
-    slow = tuple(one for one in again if one.is_slow)
+def confirmed(again: Sequence[Again], number: int, noun: str) -> tuple[tuple[Again, ...], str]:
+    """Return the suspects that are slow again or, if no comparison is possible, an empty tuple and the reason."""
+    slow = tuple(suspect for suspect in again if suspect.is_slow)
     if len(slow) > number / 3:
-        return (), f"{len(slow)} of {number} {what} are slower than the others: too many, so none of these is named"
+        return (), f"{len(slow)} of {number} {noun} are slower than the others: too many, so none of these is named"
     return slow, ""
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Return the nodes that may be slow. If no comparison is possible, return an empty tuple and the reason.
-
-    ``number``: how many nodes there are in all.
-    """
+    """Return the nodes that may be slow or, if no comparison is possible, an empty tuple and the reason."""
     if number < 3:
         return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
-    links = {one: [pair for pair in figures if one in pair] for one in range(number)}
-    best = {one: max(map(speed, links[one])) for one in links}
-    slow = [one for one in best if best[one] < SLOW * statistics.median(best[k] for k in best if k != one)]
+    links = {node: [pair for pair in figures if node in pair] for node in range(number)}
+    best = {node: max(map(speed, links[node])) for node in links}
+    slow = [node for node in best if best[node] < SLOW * statistics.median(best[k] for k in best if k != node)]
     if _too_many(len(slow), number):
         return (), f"{len(slow)} of {number} nodes look slower than the others: too many, so no node is named"
-    sound = {one: [pair for pair in links[one] if not {*pair} & {*slow} - {one}] for one in links}
+    sound = {node: [pair for pair in links[node] if not {*pair} & {*slow} - {node}] for node in links}
     nodes = []
-    for one in slow:
-        pair = max(sound[one], key=speed)
-        (partner,) = {*pair} - {one}
-        nodes.append(Suspect(members=(one,), pair=pair, beside=(max(sound[partner], key=speed),)))
+    for node in slow:
+        pair = max(sound[node], key=speed)
+        (partner,) = {*pair} - {node}
+        nodes.append(Suspect(members=(node,), pair=pair, beside=(max(sound[partner], key=speed),)))
     return tuple(nodes), ""
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that may be slow, the slowest first. Links of the nodes in ``slow`` are left out.
-
-    If so many links are slow that no comparison is possible, return an empty tuple and the reason. ``number``: how many
-    nodes there are in all.
-    """
+    """Return the same for links, the slowest first. Links of the nodes in ``slow`` are left out."""
     speed = figures.__getitem__
-    sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
-    found = []
+    sound = {node: [pair for pair in figures if node in pair and not {*pair} & {*slow}] for node in range(number)}
+    suspects = []
     for pair in (pair for pair in figures if not {*pair} & {*slow}):
         others = [[link for link in sound[end] if link != pair] for end in pair]
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
-            found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
-    if _too_many(len(found), len(figures)):
-        return (), f"{len(found)} of {len(figures)} links look slower than the others: too many, so no link is named"
-    return tuple(sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
+            suspects.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
+    if _too_many(len(suspects), len(figures)):
+        return (), f"{len(suspects)} of {len(figures)} links look slower than the others: too many, so no link is named"
+    return tuple(sorted(suspects, key=lambda suspect: speed(suspect.pair)))[:MAX_SUSPECTS], ""
 
 
 def _too_many(suspected: int, number: int) -> bool:
@@ -200,6 +179,6 @@ def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Aga
     """Measure a suspect and the links that it is compared with, one link at a time."""
     figures = []
     for _ in range(REPETITIONS):
-        found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))
-        figures.append((found[suspect.pair], min(found[pair] for pair in suspect.beside)))
+        measured = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))
+        figures.append((measured[suspect.pair], min(measured[pair] for pair in suspect.beside)))
     return Again(members=suspect.members, figures=tuple(figures))

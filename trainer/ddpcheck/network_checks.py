@@ -76,27 +76,27 @@ def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
 
 def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
     """Try the paths to all other nodes in parallel. If all ports are closed, the time-outs take about 10 s."""
-    found = Paths()
+    paths = Paths()
     others = [node for node in nodes if node.node != me.node]
 
     def look(peer: Node) -> None:
         if why := _why_closed(peer):
-            found.closed[peer.node] = why
+            paths.closed[peer.node] = why
         if peer.address != me.address and me.mtu and peer.mtu and ":" not in peer.address:
             mtu, announced = _path_mtu(peer, min(me.mtu, peer.mtu, MOST_UDP))
             if mtu:
-                found.mtu[peer.node], found.announced[peer.node] = mtu, announced
+                paths.mtu[peer.node], paths.announced[peer.node] = mtu, announced
 
     def name(peer: Node) -> None:
         try:
-            found.names[peer.node] = resolve(peer.host, timeout_s=NAME_S)
+            paths.names[peer.node] = resolve(peer.host, timeout_s=NAME_S)
         except OSError as error:
-            found.names[peer.node], found.nameless[peer.node] = "", error.strerror or str(error)
+            paths.names[peer.node], paths.nameless[peer.node] = "", error.strerror or str(error)
 
     with ThreadPoolExecutor(MOST_THREADS) as pool:
         for waiting in [*(pool.submit(look, peer) for peer in others), *(pool.submit(name, node) for node in nodes)]:
             waiting.result()
-    return found
+    return paths
 
 
 def _why_closed(peer: Node) -> str:
@@ -178,34 +178,34 @@ def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding
     for node in nodes:
         if node.node in paths:
             yield _judge_names(node, nodes, paths)
-    closed = {(node, to): why for node, found in paths.items() for to, why in found.closed.items()}
-    for one, pairs in _by_node(closed, nodes):
-        inward, outward = [a for a, b in pairs if b == one.node], [b for a, b in pairs if a == one.node]
-        said = [f"{_list(inward)} cannot connect to its port {one.tcp}"] if inward else []
-        said += [f"it cannot connect to {_list(outward)}"] if outward else []
-        value = f"{'; '.join(said)} ({closed[pairs[0]]})" if pairs else "open to all the others"
-        yield Finding("ports", "bad" if pairs else "ok", value, one.node)
+    closed = {(node, to): why for node, own in paths.items() for to, why in own.closed.items()}
+    for node, pairs in _by_node(closed, nodes):
+        inward, outward = [a for a, b in pairs if b == node.node], [b for a, b in pairs if a == node.node]
+        failures = [f"{_list(inward)} cannot connect to its port {node.tcp}"] if inward else []
+        failures += [f"it cannot connect to {_list(outward)}"] if outward else []
+        value = f"{'; '.join(failures)} ({closed[pairs[0]]})" if pairs else "open to all the others"
+        yield Finding("ports", "bad" if pairs else "ok", value, node.node)
     of = {node.node: node for node in nodes}
-    sizes = {(node, to): mtu for node, found in paths.items() for to, mtu in found.mtu.items()}
+    sizes = {(node, to): mtu for node, own in paths.items() for to, mtu in own.mtu.items()}
     most = {pair: min(of[pair[0]].mtu, of[pair[1]].mtu, MOST_UDP) for pair in sizes}
     small = {pair: mtu for pair, mtu in sizes.items() if mtu < most[pair]}
     usual = Counter(node.mtu for node in nodes).most_common(1)[0][0]
-    for one, pairs in _by_node(small, nodes):
-        silent = [to for to in of if to != one.node and (one.node, to) not in sizes]
+    for node, pairs in _by_node(small, nodes):
+        silent = [to for to in of if to != node.node and (node.node, to) not in sizes]
         unknown = f"; not looked at toward {_list(silent)}: no datagram is answered" if silent else ""
         if pairs:
             announced = all(paths[a].announced.get(b) for a, b in pairs)  # TCP adapts
-            others = sorted({node for pair in pairs for node in pair} - {one.node})
+            others = sorted({node for pair in pairs for node in pair} - {node.node})
             passes = min(small[pair] for pair in pairs)
             fails = max(next(size for size in _sizes(most[pair]) if size > small[pair]) for pair in pairs)
             value = f"packets of {fails} bytes do not pass between it and {_list(others)}, those of {passes} bytes do"
             value += unknown
-            yield Finding("path MTU", "warning" if announced else "bad", value, one.node)
+            yield Finding("path MTU", "warning" if announced else "bad", value, node.node)
         elif len(silent) == len(nodes) - 1:
-            yield Finding("path MTU", "not looked at", "no datagram is answered", one.node)
+            yield Finding("path MTU", "not looked at", "no datagram is answered", node.node)
         else:
-            differs = f", {usual} elsewhere" if one.mtu != usual else ""
-            yield Finding("path MTU", "warning" if differs else "ok", f"{one.mtu}{differs}{unknown}", one.node)
+            differs = f", {usual} elsewhere" if node.mtu != usual else ""
+            yield Finding("path MTU", "warning" if differs else "ok", f"{node.mtu}{differs}{unknown}", node.node)
 
 
 def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node, list[Pair]]]:
@@ -220,22 +220,21 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
     name that another node knows.
     """
     hosts = {node.node: node.host for node in nodes}
-    found = {to: address for to, address in paths[node.node].names.items() if address}
-    looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
+    addresses = {to: address for to, address in paths[node.node].names.items() if address}
+    looped = {to: address for to, address in addresses.items() if address == "::1" or address.startswith("127.")}
     wrong = any(hosts[to] != node.host for to in looped)
-    missing = sorted({to for one in paths.values() for to, address in one.names.items() if address} - set(found))
-    said = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
+    missing = sorted(
+        {to for other in paths.values() for to, address in other.names.items() if address} - set(addresses)
+    )
+    problems = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
     why = dict.fromkeys(paths[node.node].nameless.get(to, "unknown") for to in missing)
-    said += [f"it cannot resolve the name of {_list(missing)} ({', '.join(why)})"] if missing else []
-    value = "; ".join(said) or ("as everywhere" if found else "no name is known anywhere; addresses are used")
-    return Finding("names", "bad" if wrong else "warning" if said else "ok", value, node.node)
+    problems += [f"it cannot resolve the name of {_list(missing)} ({', '.join(why)})"] if missing else []
+    value = "; ".join(problems) or ("as everywhere" if addresses else "no name is known anywhere; addresses are used")
+    return Finding("names", "bad" if wrong else "warning" if problems else "ok", value, node.node)
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes.
-
-    Warning: a clock differs by more than 2 s. Bad: it differs by more than 30 s.
-    """
+    """Compare each clock with the median of all clocks, or with node 0's clock if there are only two nodes."""
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

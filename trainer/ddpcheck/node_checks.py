@@ -35,11 +35,7 @@ MIN_CORE_SHARE = 0.75
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
-    """Check the limits of shared memory, locked memory and open files.
-
-    Bad: /dev/shm has less than 64 MiB (Docker's default), or fewer than 1024 files may be open (Linux's default).
-    Warning: a limit is lower than ddprun's preflight expects.
-    """
+    """Check the limits of shared memory, locked memory and open files. ddprun's preflight expects the same."""
     shm, wanted = machine.shm_bytes(), max(machine.MIN_SHM, num_gpus * machine.SHM_PER_RANK)
     if shm is None:
         exists = Path(SHM_DIR).is_dir()
@@ -47,10 +43,13 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
     else:
         yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
     locked = machine.resource_limit(resource.RLIMIT_MEMLOCK)
-    few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < machine.MIN_MEMLOCK
-    few = few and machine.has_infiniband()
+    uses_infiniband = num_gpus > 0 and num_nodes > 1 and machine.has_infiniband()
+    few = uses_infiniband and locked is not None and locked < machine.MIN_MEMLOCK
     value = "unlimited" if locked is None else f"{locked // 1024} KiB"
     yield Finding("memlock", "warning" if few else "ok", value)
+    if uses_infiniband:
+        error = machine.infiniband_error()
+        yield Finding("InfiniBand", "warning" if error else "ok", error or "can be opened")
     files, need = machine.resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * machine.OPEN_FILES_PER_RANK
     short = files is not None and files < need
     bad = files is not None and files < machine.MIN_OPEN_FILES
@@ -96,25 +95,29 @@ def check_interfaces(address: str) -> Finding:
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
     for name, owned in psutil.net_if_addrs().items():
-        for one in owned:
-            up = name in states and states[name].isup and not one.address.startswith("127.")
-            if one.family == socket.AF_INET and one.netmask and up:
-                network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
+        for interface_address in owned:
+            up = name in states and states[name].isup and not interface_address.address.startswith("127.")
+            if interface_address.family == socket.AF_INET and interface_address.netmask and up:
+                network = ipaddress.ip_interface(f"{interface_address.address}/{interface_address.netmask}").network
                 subnets.setdefault(str(network), set()).add(name)
-    said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
+    warnings = [
+        f"{' and '.join(sorted(interfaces))} are in {net}" for net, interfaces in subnets.items() if len(interfaces) > 1
+    ]
     files = sorted(machine.INFINIBAND.glob("*/ports/*/state"))  # "4: ACTIVE"
     ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
-    said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
+    warnings += [
+        f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()
+    ]
     interface, mtu = interface_of(address)
-    return Finding("interfaces", "warning" if said else "ok", "; ".join((f"{interface}, MTU {mtu}", *said)))
+    return Finding("interfaces", "warning" if warnings else "ok", "; ".join((f"{interface}, MTU {mtu}", *warnings)))
 
 
 def interface_of(address: str) -> tuple[str, int]:
     """Return the interface that has ``address``, and its MTU, or "unknown" and 0 if there is none."""
     for name, owned in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in owned):
-            found = psutil.net_if_stats().get(name)
-            return name, found.mtu if found else 0
+        if any(interface_address.address.partition("%")[0] == address for interface_address in owned):
+            stats = psutil.net_if_stats().get(name)
+            return name, stats.mtu if stats else 0
     return "unknown", 0
 
 
@@ -123,10 +126,10 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
         return Finding("container runtime", "not looked at", "this is inside a container")
-    found = [name for name in ("docker", "podman", "apptainer", "enroot") if shutil.which(name)]
+    runtimes = [name for name in ("docker", "podman", "apptainer", "enroot") if shutil.which(name)]
     toolkit = [name for name in ("nvidia-ctk", "nvidia-container-cli") if shutil.which(name)][:1]
-    missing = num_gpus > 0 and not toolkit and not {"docker", "podman"}.isdisjoint(found)
-    return Finding("container runtime", "warning" if missing else "ok", ", ".join(found + toolkit) or "none")
+    missing = num_gpus > 0 and not toolkit and not {"docker", "podman"}.isdisjoint(runtimes)
+    return Finding("container runtime", "warning" if missing else "ok", ", ".join(runtimes + toolkit) or "none")
 
 
 def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
@@ -135,18 +138,18 @@ def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
     The version of NCCL is read from the loaded library. It may differ from the version of the installed package, and
     from the version with which torch was built.
     """
-    found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
+    versions = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
     lines = maps.read_text().splitlines()
     for name, match in sorted({match[2]: match for line in lines if (match := LIBRARY.search(line))}.items()):
-        found[name] = "replaced on the disk since it was loaded"
+        versions[name] = "replaced on the disk since it was loaded"
         if not match[3]:
             with open(match[1], "rb") as file:  # noqa: PTH123 -- the path as the kernel gives it
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                versions[name] = hashlib.file_digest(file, "sha256").hexdigest()
             if name.startswith("libnccl"):
                 version = ctypes.c_int()
                 ctypes.CDLL(match[1]).ncclGetVersion(ctypes.byref(version))
-                found["NCCL"] = f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
-    return found
+                versions["NCCL"] = f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
+    return versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +199,7 @@ def throttled_s(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/f
 
     Return 0 if the time is unknown. https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    found: list[float] = []
+    seconds: list[float] = []
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
             if controllers == "" or "cpu" in controllers.split(","):  # cgroup v2, or v1
@@ -205,8 +208,8 @@ def throttled_s(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/f
                     with contextlib.suppress(OSError):
                         text = (root / controllers / str(folder).lstrip("/") / "cpu.stat").read_text()
                         for unit, value in re.findall(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE):
-                            found.append(int(value) / (1e6 if unit == "usec" else 1e9))  # cgroup v2, or v1
-    return sum(found)  # the kernel counts each group's own quota
+                            seconds.append(int(value) / (1e6 if unit == "usec" else 1e9))  # cgroup v2, or v1
+    return sum(seconds)  # the kernel counts each group's own quota
 
 
 def _core_seconds() -> tuple[float, float]:

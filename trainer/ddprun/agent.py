@@ -6,7 +6,6 @@ restarts are left. ``_monitor_workers`` waits for node 0's decision, which ends 
 also says whether the ranks are restarted.
 """
 
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
 from ddprun.files.node_dir import Journal, last_checkpoint
+from ddprun.files.runtime_dir import RuntimeDir
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
@@ -44,13 +44,14 @@ from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, processes
-from ddprun.system.errors import node_error
+from ddprun.system.errors import NodeError, node_error
+from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import Failure
 from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import run_files
 from ddpwire.exits import STOPPED, Exit, of_status
-from ddpwire.run_files import HEARTBEAT, Outcome, RankProcess
+from ddpwire.run_files import Outcome, RankProcess
 
 MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
 RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
@@ -58,6 +59,7 @@ ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monito
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 20.0
+GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -68,6 +70,8 @@ class NodeContext:
 
     config: NodeConfig
     node_dir: Path
+    runtime: RuntimeDir
+    files: FileWriter
     environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
     resources: ResourceAllocation
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
@@ -119,7 +123,7 @@ class NodeAgent(SimpleElasticAgent):
         self.outcome: Outcome | None = None
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
-        self._diagnosis = Diagnosis(node.node_dir, node.config.node_rank)
+        self._diagnosis = Diagnosis(node.node_dir, node.config.node_rank, node.runtime, node.files)
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
@@ -131,10 +135,17 @@ class NodeAgent(SimpleElasticAgent):
             f"from now on, ranks are started with exec, because {why} (exec is slower than fork)"
         )
         node.workers.on_supervisor_lost = self._report_lost_supervisor
+        node.workers.on_give_up = self._report_give_up
 
     def _report_lost_supervisor(self) -> None:
         if not self._node.stop.requested:  # during a stop, the supervisor ends with the ranks
             self._node.journal.log("the supervisor of the ranks was killed, so the ranks were killed too")
+
+    def _report_give_up(self, error: NodeError) -> None:
+        """Tell the other nodes why this node ends its ranks; else they would see only that it is gone."""
+        node, rank = self._node.config.node_rank, self._first_rank
+        self.consensus.post_failure(Failure(node=node, rank=rank, status=error.code, refused=str(error)))
+        self.consensus.wait(GIVE_UP_S)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
@@ -179,7 +190,13 @@ class NodeAgent(SimpleElasticAgent):
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
-        shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
+        node.heartbeats.forget()
+        try:
+            node.runtime.begin_attempt()
+        except OSError as error:
+            raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
+        if node.runtime.path != Path(node.journal.state.runtime):
+            node.journal.update(runtime=str(node.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
@@ -220,16 +237,15 @@ class NodeAgent(SimpleElasticAgent):
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
         log = node.node_dir / run_files.rank_log(rank)
-        metrics_dir = node.node_dir / run_files.rank_metrics(rank)
+        metrics_dir = node.runtime.path / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
             group, worker, node.config, node.node_dir, node.environ, attempt=attempt, steps_before=self._recovery.best,
-            lost=lost, threads=node.resources.threads, interface=node.interface,
+            runtime=node.runtime.path, lost=lost, threads=node.resources.threads, interface=node.interface,
         )  # fmt: skip
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)
             metrics.prepare_rank_dir(metrics_dir)
-            (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
-            (node.node_dir / run_files.rank_error(rank)).unlink(missing_ok=True)
+            node.files.call((node.node_dir / run_files.rank_error(rank)).unlink, True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
             message = f"cannot write {error.filename}: {error.strerror}"
@@ -280,7 +296,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
                 is_last = self._num_succeeded == node.config.local_world_size
                 self.consensus.post_success(rank, is_last=is_last)
-        metrics.set_gauges_aside(node.node_dir / run_files.METRICS, rank)
+        metrics.set_gauges_aside(node.runtime.metrics, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
@@ -291,7 +307,8 @@ class NodeAgent(SimpleElasticAgent):
         if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
-        error = last_error(self._node.node_dir, rank, status, start=start, in_order=in_order) if status > 0 else ""
+        where = (self._node.node_dir, rank, status, start, in_order)
+        error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
         return Failure(
@@ -311,7 +328,6 @@ class NodeAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
         self._node.workers.continue_supervisor()
-        self._diagnosis.answer_request()
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
         if decision is None:
@@ -343,7 +359,7 @@ class NodeAgent(SimpleElasticAgent):
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
-            step = last_checkpoint(self._node.node_dir)
+            step = self._node.files.read(last_checkpoint, self._node.node_dir, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
@@ -368,10 +384,10 @@ class NodeAgent(SimpleElasticAgent):
         it has used the attempt's store, which node 0 serves.
         """
         node = self._node
-        if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
+        if node.config.node_rank or self._world_size == 1 or not node.workers.forks or node.runtime.vanished:
             return False
         beats = (run_files.rank_heartbeat(process.rank) for process in self._processes)
-        groups = (node.node_dir / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
+        groups = (node.runtime.path / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
         return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
 
     def _describe_success(self) -> str:
@@ -413,7 +429,7 @@ class NodeAgent(SimpleElasticAgent):
         if cause == "hang":
             self._diagnosis.keep()
             path = node.node_dir / run_files.stacks_file(self._rendezvous_handler.attempt)
-            heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs)
+            heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs, node.files)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):
             node.workers.clear()

@@ -29,6 +29,7 @@ from ddprun.ranks.workers import Workers
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import newest_checkpoint
+from ddprun.system.file_writer import FileWriter
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
@@ -47,6 +48,7 @@ def bring_up(
     console: Console,
     report: PreflightReport,
     downtime: Downtime,
+    files: FileWriter,
 ) -> Outcome:
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
@@ -66,8 +68,8 @@ def bring_up(
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
-    heartbeats = HeartbeatMonitor(node_dir, config.node_rank)
-    node_metrics = NodeMetrics(config, node_dir, journal, heartbeats, environ)
+    heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
+    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, files)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
     same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
@@ -102,8 +104,8 @@ def bring_up(
     if not config.node_rank and not folder.previous_run:
         report_missing_checkpoint(config, journal.log)
     node_facts.write_inventory(node_dir, config, environ)
-    node_metrics.history.start()
-    logs = RankLogs(console, config)
+    node_metrics.start()
+    logs = RankLogs(console, config, files)
 
     def on_resize() -> None:
         logs.resize()
@@ -113,6 +115,8 @@ def bring_up(
     node = NodeContext(
         config=config,
         node_dir=node_dir,
+        runtime=folder.runtime,
+        files=files,
         environ=environ,
         resources=resources,
         interface=route.interface,
@@ -131,12 +135,13 @@ def bring_up(
         agent.run()
     finally:
         logs.end_attempt()
+        node_metrics.write_summary()
     assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
     logs.show_last_lines(agent.outcome, node_dir)
     failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
     series.state(failed_or_stopped if agent.outcome.code else "succeeded")
-    node_metrics.write_snapshot(node_dir)
+    node_metrics.write_snapshot()
     if copies:
         copies.finish(succeeded=agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)

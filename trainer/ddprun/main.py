@@ -16,14 +16,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun.files import run_identity
+from ddprun.files import process_discovery, run_identity
 from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
-from ddprun.health.folder_watch import FolderWatch
+from ddprun.files.runtime_dir import RuntimeDir
+from ddprun.health.folder_watch import GIVE_UP_AFTER_S, FolderWatch
 from ddprun.metrics.recovery import Downtime
 from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
@@ -37,16 +38,30 @@ from ddprun.ranks.termination import Signals, stopped_before_start
 from ddprun.ranks.workers import Workers
 from ddprun.settings import launchers, node_config, options
 from ddprun.settings.node_config import NodeConfig
-from ddprun.system import machine
+from ddprun.system import machine, processes
 from ddprun.system.errors import NodeError, node_error
-from ddpwire import log_record, names
+from ddprun.system.file_writer import FileWriter
+from ddprun.system.restart_policy import pod_exit_code
+from ddpwire import locks, log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import NodeState, Outcome, rank_log, timed_log
+from ddpwire.run_files import (
+    CHECKPOINTS,
+    LOCK,
+    NodeState,
+    Outcome,
+    node_name,
+    rank_log,
+    termination_message,
+    timed_log,
+)  # fmt: skip
 
 DRAIN_S = 5.0
+POLL_S = 0.05
+LAST_DRAIN_S = 1.0  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
-HARMLESS_THREADS = ("clock", "copies", "history", "metrics", "resolver")
+TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
+HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +72,7 @@ class NodeExit:
     folder: NodeDir
     journal: Journal
     console: Console
+    files: FileWriter
     once: threading.Lock
 
     def __call__(self, outcome: Outcome) -> NoReturn:
@@ -65,19 +81,21 @@ class NodeExit:
         config, path, state = self.config, self.folder.path, self.journal.state
         has_met = state.state != "starting" or state.master is not None
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
+            while not self.folder.requeues.is_ready():
+                time.sleep(POLL_S)
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")
         code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
         self.journal.emit("node_ended", code=code, cause=cause, message=outcome.message, seconds=seconds)
         try:
-            outcome.write(path)
+            self.files.call(outcome.write, path, timeout_s=GIVE_UP_AFTER_S)
         except OSError as error:
-            self.console.log(f"the outcome cannot be written into {path}: {error.strerror}")
+            self.console.log(f"the outcome cannot be written into {path}: {error.strerror or error}")
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
-        for line in log_record.pack(path) if config.retries_network else ():  # only the log of a pod remains
-            self.console.log(line)
+        if config.retries_network:
+            self._tell_kubernetes(outcome, seconds)
         if outcome.code:
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
@@ -86,8 +104,18 @@ class NodeExit:
                 report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
         elif config.run_dir is None:
             shutil.rmtree(path.parent, ignore_errors=True)
+        self.folder.runtime.remove()
+        if not self.folder.has_locks:
+            locks.disown(path / LOCK)
         self.console.drain(DRAIN_S)
-        os._exit(outcome.code)
+        os._exit(pod_exit_code(outcome) if config.retries_network else outcome.code)
+
+    def _tell_kubernetes(self, outcome: Outcome, seconds: float) -> None:
+        """Write the record of the node into its log, and the outcome into the pod's status: nothing else remains."""
+        for line in log_record.pack(self.folder.path, seconds):
+            self.console.log(line)
+        with contextlib.suppress(OSError):  # outside of a container, there is no such file
+            TERMINATION_LOG.write_text(termination_message(outcome))
 
 
 def main() -> NoReturn:
@@ -114,12 +142,15 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
-        folder = claim_node_dir(config, state)
+        prepare_folders(config)
+        files = FileWriter(fork=True)
+        folder = claim_node_dir(config, state, files)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
-    console = Console(f"node{node}", TimedLog(folder.path / timed_log(None), node).add)
-    journal = Journal(folder.path, state, console)
-    end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
+    log = TimedLog(folder.path / timed_log(None), node, files=files)
+    console = Console(f"node{node}", log.add, files)
+    journal = Journal(folder.path, replace(state, runtime=str(folder.runtime.path)), console, files)
+    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, once=threading.Lock())
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     requeued_s = max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0
@@ -135,9 +166,10 @@ def main() -> NoReturn:
             if not config.retries_network:
                 route = preflight.find_route(config, report)
             preload_torch(config, console.log_now)
-            workers = Workers(config.command, lock_fd=folder.lock_fd, fork=config.forks)
+            workers = Workers(config.command, lock_fd=folder.lock_fd, fork=config.forks, spared=files.pid)
         finally:
             signals.listen()
+            files.start()
             console.start()
         for line in filter(None, (*options.accepted(args, os.environ), describe_allocation(config, resources))):
             journal.log(line)
@@ -148,9 +180,12 @@ def main() -> NoReturn:
         from ddprun.bringup import bring_up
 
         route = route or preflight.find_route(config, report)
-        stop, give_up = partial(signals.stop, "the node's folder is gone"), partial(end_without_disk, workers, console)
-        with FolderWatch(folder, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
+        stop = partial(signals.stop, "the node's folder is gone")
+        give_up = partial(end_without_disk, workers, console, folder.runtime)
+        with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
+            return bring_up(
+                config, route, resources, folder, workers, signals, journal, console, report, downtime, files
+            )
 
     outcome = run_guarded(run, folder)
     if outcome.code:
@@ -160,11 +195,19 @@ def main() -> NoReturn:
     end(outcome)
 
 
-def end_without_disk(workers: Workers, console: Console, error: NodeError) -> NoReturn:
-    """End this process and its ranks because the run's folder cannot be written. No outcome is saved."""
+def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, error: NodeError) -> NoReturn:
+    """End this process and its ranks because the run's folder cannot be written. No outcome is saved.
+
+    A process that sleeps in the kernel ends only when the disk answers. It is named, and not waited for.
+    """
+    workers.on_exit, workers.on_supervisor_lost = lambda *_: None, lambda: None  # no rank has failed by itself
     workers.kill()
-    console.log(f"{error} (exit code {error.code}; no outcome is written)")
-    console.drain(DRAIN_S)
+    workers.on_give_up(error)
+    asleep = processes.asleep_in_kernel(os.getpid())
+    left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
+    console.log(f"{error} (exit code {error.code}; no outcome is written{left})")
+    runtime.remove()
+    console.drain(LAST_DRAIN_S)
     os._exit(error.code)
 
 
@@ -201,6 +244,24 @@ def number_node(config: NodeConfig) -> NodeConfig:
     if config.node_rank != node_config.UNNUMBERED:
         return config
     return joining.settle_number(config, log, lambda: preload_torch(config, log))
+
+
+def prepare_folders(config: NodeConfig) -> None:
+    """Create the folder of the checkpoints. In a pod, first wait until the pod that it replaces has ended.
+
+    That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the node's folder on a shared
+    disk. Raises NodeError.
+    """
+    if not config.run_dir:
+        return
+    folder, log = config.run_dir / node_name(config.node_rank), partial(print, "ddprun:", file=sys.stderr, flush=True)
+    why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
+    wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    while config.is_replaced and process_discovery.is_locked(folder):
+        if wait.is_over((config.node_rank,), why):
+            raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
+    with contextlib.suppress(OSError):  # a script that saves nothing needs no folder
+        Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:

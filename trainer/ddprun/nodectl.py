@@ -155,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
+    send.add_argument("--find", type=float, default=FIND_TIMEOUT_S, metavar="S", help="search for up to S seconds")
     send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds until they have ended")
     send.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     port = verbs.add_parser("port", help="print a free port as JSON")
@@ -209,7 +210,7 @@ def show(args: argparse.Namespace) -> int:
 
 def send(args: argparse.Namespace) -> int:
     """Signal the ddprun of each folder, even if it is starting. With SIGKILL, kill all processes of the run."""
-    signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
+    signalled = {node_dir: _signal(node_dir, SIGNALS[args.name], args.find) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
         time.sleep(process_discovery.POLL_S)
@@ -227,9 +228,9 @@ def send(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _signal(node_dir: Path, number: int) -> bool:
+def _signal(node_dir: Path, number: int, timeout_s: float) -> bool:
     """Signal the node's ddprun, and return whether it was found. Retry, because it may not hold its lock yet."""
-    deadline = time.monotonic() + FIND_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while not (node_dir / OUTCOME).exists():
         if process_discovery.is_locked(node_dir):
             with contextlib.suppress(KeyError, TypeError, OSError):

@@ -44,10 +44,7 @@ _SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
-    """Raised when an optimizer step was not taken, because its loss or gradient is not finite.
-
-    ``step`` is the number of the step, counted from 1.
-    """
+    """Raised if optimizer step ``step`` (counted from 1) was not taken, because its loss or gradient is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -168,10 +165,7 @@ class StopVote:
 
     @property
     def requested_by(self) -> int | None:
-        """The rank that received the signal, or None if this rank stops because the time of --stop-after is up.
-
-        Valid once all ranks have agreed.
-        """
+        """The rank that received the signal, or None after --stop-after. Valid once all ranks have agreed."""
         if self._timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank
@@ -319,7 +313,8 @@ class Callbacks:
         self._count_steps()
         self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
         if (skew := self.stragglers.after_step(step, self.phases.own_s)) is not None:
-            self.metrics.skew(skew.ratio, skew.speed)
+            self.metrics.gauge(catalogue.STRAGGLER_SKEW, skew.ratio)
+            self.metrics.gauge(catalogue.RELATIVE_SPEED, skew.speed)
         self.tracer.step()
         if self._every("times", TIMES_EVERY_S):
             self._export_times()
@@ -363,9 +358,9 @@ class Callbacks:
             self.metrics.count(catalogue.COMM, "hidden", number=hidden_s)
             self._last["overlap"] = step
 
-    def _every(self, what: str, seconds: float) -> bool:
+    def _every(self, action: str, seconds: float) -> bool:
         now = time.monotonic()
-        if now - self._last.get(what, 0.0) < seconds:
+        if now - self._last.get(action, 0.0) < seconds:
             return False
-        self._last[what] = now
+        self._last[action] = now
         return True

@@ -16,11 +16,9 @@ manifest.
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,20 +27,17 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from ddpwire.run_files import read_regular, sync_folder
+from ddpwire.run_files import open_regular, read_regular, sync_folder
 
 FORMAT = 2  # a checkpoint in one file; format 1 had no manifest
 SHARDED_FORMAT = 3  # a checkpoint in several files
-ZIP = b"PK\x03\x04"  # the first bytes of torch.save's zip file; torch.load takes any other file for an older format
+DataFile = tuple[Path, int, str]  # its path, size and SHA-256
 SYNC_EVERY = 64 << 20  # bytes between two syncs, so that a disk that hangs is detected before the end of the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a training after ``step`` steps.
-
-    The order of the samples is not stored, because it follows from the seed and the step.
-    """
+    """The state of a training after ``step`` steps. The order of the samples follows from the seed and the step."""
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -56,16 +51,19 @@ class Rows:
 
     shards: Sequence[Tensor]
     shape: tuple[int, ...]
-    dtype: torch.dtype
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Return a copy of these rows. Only the shards that contain them are read."""
+        parts, first = [], 0
+        for shard in self.shards:
+            parts.append(shard[max(0, rows.start - first) : max(0, rows.stop - first)])
+            first += len(shard)
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a checkpoint that one rank writes.
-
-    Each writer calls ``gather`` with a value. ``gather`` returns the list of all values to the writer of shard 0, and
-    None to the other writers.
-    """
+    """The part that one rank writes. ``gather`` returns the values of all writers to that of shard 0, and else None."""
 
     number: int
     gather: Callable[[Any], list[Any] | None]
@@ -90,22 +88,25 @@ class Manifest:
             del values["shards"]
         return json.dumps(values, indent=1) + "\n"
 
-    def files(self, path: Path) -> list[tuple[Path, int, str]]:
-        """Return the path, the size and the SHA-256 of each data file."""
+    def files(self, path: Path) -> list[DataFile]:
+        """Return the data files."""
         described = [(self.bytes, self.sha256), *self.shards]
         return [(shard_path(path, number), size, digest) for number, (size, digest) in enumerate(described)]
 
 
 class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
-    """Raised if a checkpoint cannot be loaded.
+    """Raised if a checkpoint cannot be loaded. One rank may send it to another, so it can be pickled.
 
     ``reason`` is one word for the label of a metric, such as "truncated" or "missing".
     """
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(reason, message)
         self.reason = reason
         self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CorruptCheckpoint(UnusableCheckpoint):
@@ -155,10 +156,10 @@ def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path
 
 
 def whole(state: Any) -> Any:
-    """Return a copy of a nested state in which each sharded tensor is complete."""
+    """Return a copy of a nested state in which each tensor is complete, and not mapped from a file."""
 
-    def join(_path: tuple[Any, ...], leaf: Any) -> Tensor:
-        return torch.cat(list(leaf.shards)).view(leaf.shape) if isinstance(leaf, Rows) else leaf
+    def join(_path: tuple[Any, ...], leaf: Tensor | Rows) -> Tensor:
+        return leaf[0 : leaf.shape[0]].view(leaf.shape) if isinstance(leaf, Rows) else leaf.clone()
 
     return map_tensors(state, join)
 
@@ -193,7 +194,7 @@ def write_checkpoint(
             code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
             written = OSError(code or errno.EIO, f"{reason or error} (shard {shard.number})")
     files = [written] if shard is None else shard.gather(written)
-    failed = next((one for one in files or [written] if isinstance(one, Exception)), None)
+    failed = next((outcome for outcome in files or [written] if isinstance(outcome, Exception)), None)
     if files is None:
         if failed is not None:
             raise failed
@@ -254,7 +255,7 @@ def finish_write(path: Path) -> None:
     try:
         for file, size, digest in read_manifest(path).files(path):
             if partial_path(file) in parts:
-                _check_file(partial_path(file), size, digest)
+                check_files([(partial_path(file), size, digest)])
                 partial_path(file).replace(file)
     except (OtherFormat, OSError):
         return  # keep the files for the version that wrote them, or until they can be read
@@ -283,8 +284,8 @@ def read_manifest(path: Path) -> Manifest:
         _, sizes, digests = zip(*manifest.files(path), strict=True)
         whole = (
             text == manifest.text()
-            and all(type(one) is int for one in (number, manifest.step, *sizes))
-            and all(isinstance(one, str) for one in (*digests, manifest.config_sha256))
+            and all(type(value) is int for value in (number, manifest.step, *sizes))
+            and all(isinstance(value, str) for value in (*digests, manifest.config_sha256))
             and isinstance(manifest.accuracy, float | int | None)
             and number in (FORMAT, SHARDED_FORMAT)
         )
@@ -302,19 +303,29 @@ def _describes(values: Mapping[str, Any], path: Path) -> bool:
     for file in (path, partial_path(path)):
         with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
             manifest = Manifest(**values)
-            _parse(io.BytesIO(_read_checked(file, manifest)), SHARDED_FORMAT if manifest.shards else FORMAT)
+            check_files([(file, manifest.bytes, manifest.sha256)])
+            _parse(file, SHARDED_FORMAT if manifest.shards else FORMAT)
             return True
     return False
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint after verifying it against its manifest. Raises UnusableCheckpoint and OSError."""
+def check_files(files: Sequence[DataFile]) -> None:
+    """Verify the size and the SHA-256 of each file. Raises CorruptCheckpoint and OSError."""
+    for file, size, digest in files:
+        with open_regular(file) as data:
+            actual = os.fstat(data.fileno()).st_size
+            if actual != size:
+                raise CorruptCheckpoint("truncated", f"{file.name} has {actual:,} bytes instead of {size:,}")
+            if hashlib.file_digest(data, "sha256").hexdigest() != digest:  # type: ignore[arg-type]
+                raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} differs from the one in its manifest")
+
+
+def load_checkpoint(path: Path, check: Callable[[Sequence[DataFile]], object] = check_files) -> Checkpoint:
+    """Return a checkpoint after verifying its files with ``check``. Raises UnusableCheckpoint and OSError."""
     manifest = read_manifest(path)
     try:
-        if manifest.format == SHARDED_FORMAT:
-            checkpoint = _map_shards(path, manifest)
-        else:
-            checkpoint = parse_checkpoint(_read_checked(path, manifest))
+        check(manifest.files(path))
+        checkpoint = map_checkpoint(path, manifest)
     except FileNotFoundError:
         raise CorruptCheckpoint("missing", f"it is missing, but {manifest_path(path).name} exists") from None
     actual = (checkpoint.step, config_sha256(checkpoint.shaping), checkpoint.accuracy)
@@ -323,18 +334,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def parse_checkpoint(data: bytes) -> Checkpoint:
-    """Return the checkpoint in ``data``, the content of a file that is not a shard. Raises UnusableCheckpoint."""
-    if not data.startswith(ZIP):
-        raise CorruptCheckpoint("corrupt", "it is corrupt, or it is not a checkpoint")
-    return _parse(io.BytesIO(data), FORMAT)
+def map_checkpoint(path: Path, manifest: Manifest | None = None) -> Checkpoint:
+    """Return a checkpoint whose files are verified. Its tensors are mapped into memory from the files.
 
-
-def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
-    files = manifest.files(path)
-    for file, size, digest in files:
-        _check_file(file, size, digest)
-    shards = [_parse(file, SHARDED_FORMAT) for file, _, _ in files]
+    A file without a manifest is not sharded. Raises UnusableCheckpoint and OSError.
+    """
+    if manifest is None and not manifest_path(path).exists():
+        open_regular(path).close()  # not a FIFO, for which torch would wait
+        return _parse(path, FORMAT)
+    manifest = manifest or read_manifest(path)
+    shards = [_parse(file, manifest.format) for file, _, _ in manifest.files(path)]
     first = shards[0]
     try:
         return replace(first, parts=_join_rows(first.parts, [shard.parts for shard in shards]))
@@ -345,15 +354,15 @@ def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
 def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
     if isinstance(first, Mapping) and first.keys() == {"rows", "shape"}:
         rows, shape = [shard["rows"] for shard in all_shards], tuple(first["shape"])
-        return Rows(shards=rows, shape=shape, dtype=rows[0].dtype)
+        return Rows(shards=rows, shape=shape)
     if isinstance(first, Mapping):
         return {key: _join_rows(item, [shard[key] for shard in all_shards]) for key, item in first.items()}
     return first
 
 
-def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
+def _parse(file: Path, expected: int) -> Checkpoint:
     try:
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
+        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         number = int(values.pop("format"))
         if number == SHARDED_FORMAT != expected:
             raise CorruptCheckpoint("missing", "it is one of several shards, but it has no manifest of format 3")
@@ -364,26 +373,6 @@ def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
         raise
     except Exception as error:  # a broken pickle can fail in any way
         raise CorruptCheckpoint("corrupt", "it is corrupt, or it is not a checkpoint") from error
-
-
-def _read_checked(path: Path, manifest: Manifest) -> bytes:
-    data = read_regular(path)
-    if len(data) != manifest.bytes:
-        raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes instead of {manifest.bytes:,}")
-    if hashlib.sha256(data).hexdigest() != manifest.sha256:
-        raise CorruptCheckpoint("corrupt", f"its SHA-256 differs from the one in {manifest_path(path).name}")
-    return data
-
-
-def _check_file(file: Path, size: int, digest: str) -> None:
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, f"{file.name} is not a regular file")
-    if found.st_size != size:
-        raise CorruptCheckpoint("truncated", f"{file.name} has {found.st_size:,} bytes instead of {size:,}")
-    with file.open("rb") as data:
-        if hashlib.file_digest(data, "sha256").hexdigest() != digest:
-            raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} differs from the one in its manifest")
 
 
 class _HashingFile:

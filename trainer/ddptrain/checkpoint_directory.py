@@ -5,13 +5,11 @@ Only rank 0 locks the directory and deletes checkpoints.
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import socket
 import stat
-import struct
 import sys
 import time
 import weakref
@@ -22,8 +20,10 @@ from typing import TypeVar
 from ddptrain.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
+    DataFile,
     OtherFormat,
     UnusableCheckpoint,
+    check_files,
     create_file,
     data_files,
     finish_write,
@@ -33,6 +33,7 @@ from ddptrain.checkpoint import (
 )
 from ddptrain.distributed import RankInfo, agree, broadcast
 from ddptrain.errors import TrainError, config_error
+from ddpwire import locks
 from ddpwire.exits import Exit
 
 T = TypeVar("T")
@@ -121,7 +122,9 @@ class CheckpointDirectory:
             raise OSError(errno.EINVAL, f"{LOCK} is not a regular file")
         deadline = time.monotonic() + LOCK_WAIT_S
         try:
-            while not try_lock(lock):
+            while (state := locks.lock_for_all_hosts(lock, self.folder / LOCK)) is not locks.Lock.TAKEN:
+                if state is locks.Lock.UNSUPPORTED:
+                    raise OSError(errno.ENOTSUP, "the file system has no locks")
                 if time.monotonic() > deadline:
                     holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
                     raise TrainError(
@@ -167,26 +170,6 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
             token.unlink(missing_ok=True)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Lock a file. Return False if another process has locked it. Raises OSError if locks are not supported.
-
-    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)). It remains when another descriptor of the file is closed.
-    Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. A lock of one kind also
-    blocks a lock of the other kind.
-    """
-    whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
-    try:
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
-        except (AttributeError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.EAGAIN, errno.EACCES):
-                raise
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the paths of the checkpoints in a folder, newest first, including incomplete ones. Raises OSError."""
     steps = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
@@ -200,21 +183,18 @@ def step_of(path: Path) -> int | None:
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first.
-
-    Checkpoints of equal accuracy are in the order of ``paths``.
-    """
+    """Return the checkpoints of known accuracy, the most accurate first, and equal ones in the given order."""
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
             if (accuracy := read_manifest(path).accuracy) is not None:
                 known.append((accuracy, path))
-    return [path for _, path in sorted(known, key=lambda one: -one[0])]
+    return [path for _, path in sorted(known, key=lambda item: -item[0])]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint, verified against its manifest and its name. Raises UnusableCheckpoint and OSError."""
-    checkpoint = read_again(lambda: load_checkpoint(path))
+def read_checkpoint(path: Path, check: Callable[[Sequence[DataFile]], object] = check_files) -> Checkpoint:
+    """Return a checkpoint, verified against its manifest and its name. See `load_checkpoint`."""
+    checkpoint = read_again(lambda: load_checkpoint(path, check))
     if step_of(path) not in (None, checkpoint.step):
         raise CorruptCheckpoint("corrupt", f"its name does not match its step {checkpoint.step}")
     return checkpoint

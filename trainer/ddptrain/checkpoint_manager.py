@@ -1,6 +1,6 @@
 """Saves checkpoints in the background, and selects and loads the checkpoint to resume from.
 
-Rank 0 reads and writes the checkpoints. In a sharded training, several ranks write, each of them one shard.
+Rank 0 reads and writes the checkpoints. In a sharded training, each rank reads its rows, and several write a shard.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ from torch import Tensor
 from ddptrain import compat
 from ddptrain.checkpoint import (
     Checkpoint,
+    DataFile,
     Shard,
     UnusableCheckpoint,
+    check_files,
     data_files,
     first_file,
     manifest_path,
+    map_checkpoint,
     map_tensors,
-    parse_checkpoint,
     read_manifest,
     whole,
     write_checkpoint,
@@ -42,7 +44,7 @@ from ddptrain.checkpoint_directory import (
     step_of,
 )
 from ddptrain.config import CheckpointOptions, shaping_options
-from ddptrain.distributed import agree, broadcast, broadcast_state, gather
+from ddptrain.distributed import RankInfo, agree, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError, config_error
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
@@ -53,7 +55,6 @@ from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.object_store import ObjectStore, StoreError, Uploader
-from ddpwire.run_files import read_regular
 
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
@@ -79,6 +80,7 @@ class CheckpointManager:
         self._shaping = shaping_options(state.options, batch_size=state.batch_size)
         self._epochs = state.options.training.epochs
         self._resumed: Path | None = None
+        self.uploader: Uploader | None = None  # copies checkpoints to an object store; None if this rank copies none
         self._goodput = goodput
         self._events = events
         self._finder: CheckpointFinder | None = None
@@ -87,7 +89,10 @@ class CheckpointManager:
         self._path = partial(checkpoint_path, options.folder)
         warn, shard = log_warning, None if self._sharding is None else self._sharding.shard
         if directory is not None:
-            self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=warn)
+            check = check_files if self._sharding is None else self._check_files
+            self._finder = CheckpointFinder(
+                directory=directory, options=options, metrics=metrics, warn=warn, check=check
+            )
         if directory is not None or shard is not None:
             self._saver = CheckpointSaver(
                 directory, options, metrics, events=events, warn=warn, on_wait=on_wait, shard=shard
@@ -101,10 +106,10 @@ class CheckpointManager:
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
-            found = agree(rank_info, self._find)
-            parts = dict(found[1].parts) if found else {}
-            head = broadcast(rank_info, (found[0], found[1].step, found[1].shaping) if found else None)
-            del found  # the parts are freed one by one
+            selected = agree(rank_info, self._find)
+            parts = dict(selected[1].parts) if selected else {}
+            head = broadcast(rank_info, (selected[0], selected[1].step, selected[1].shaping) if selected else None)
+            del selected  # the parts are freed one by one
             if head is None and not self._epochs and not self._state.options.model.pretrained:
                 folder = self._state.options.checkpoints.folder
                 raise TrainError(
@@ -116,12 +121,14 @@ class CheckpointManager:
                 return None
             path, step, shaping = head
             self._resumed = path
+            if self._sharding is not None:
+                parts = agree(rank_info, partial(_map_parts, path, rank_info))
             for name, part in self._state.parts.items():
                 values = parts.pop(name, None)
                 if self._sharding is None:
                     values = broadcast_state(rank_info, whole(values))
                 else:
-                    values = self._sharding.distribute(part, values)
+                    values = self._sharding.read_rows(part, values)
                 agree(rank_info, partial(_load_part, path, name, part, values))
                 del values
             if self._saver:
@@ -131,10 +138,33 @@ class CheckpointManager:
 
     def _find(self) -> tuple[Path, Checkpoint] | None:
         if self._finder is None:
+            while self._sharding is not None and self._check_files(None):
+                pass  # until rank 0 has selected a checkpoint
             return None
-        if self._finder.options.store and self._saver is not None:
-            self._saver.uploader = self._open_store(self._finder.directory, self._finder.options)
-        return self._finder.find(self._shaping)
+        try:
+            if self._finder.options.store and self._saver is not None:
+                self.uploader = self._open_store(self._finder.directory, self._finder.options)
+                self._saver.uploader = self.uploader
+            return self._finder.find(self._shaping)
+        finally:
+            if self._sharding is not None:
+                self._check_files([])
+
+    def _check_files(self, files: Sequence[DataFile] | None) -> bool:
+        """Verify the files that rank 0 passes, each rank some of them. Return whether there were any.
+
+        Every rank must call this. Rank 0 raises the first error.
+        """
+        rank_info = self._state.world.rank_info
+        shared, failure = broadcast(rank_info, files) or [], None
+        try:
+            check_files(shared[rank_info.rank :: rank_info.size])
+        except (UnusableCheckpoint, OSError) as error:
+            failure = error
+        failures = gather(rank_info, failure)
+        if rank_info.is_first and (failed := next(filter(None, failures), None)):
+            raise failed
+        return bool(shared)
 
     def _open_store(self, directory: CheckpointDirectory, options: CheckpointOptions) -> Uploader:
         """Fetch the store's newest checkpoint, unless the folder has a newer one. Return the uploader."""
@@ -155,17 +185,8 @@ class CheckpointManager:
             _upload(uploader, path)
         return uploader
 
-    @property
-    def uploader(self) -> Uploader | None:
-        """The object that copies checkpoints to an object store, or None if this rank copies none."""
-        return self._saver.uploader if self._saver else None
-
     def is_due(self, step: int) -> bool:
-        """Return whether to save in the middle of an epoch, after this step.
-
-        With a sharded model, each rank returns the answer of rank 0. Otherwise, a rank that does not write returns
-        False.
-        """
+        """Return whether to save after this step of an epoch. Sharded ranks return the answer of rank 0."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)
@@ -191,10 +212,7 @@ class CheckpointManager:
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
-        """Save a checkpoint of the last step, and return its path. Raises TrainError if it cannot be saved.
-
-        With ``--epochs 0``, save nothing, and return the path of the checkpoint that was loaded.
-        """
+        """Save the last step, and return its path. Save nothing with ``--epochs 0``. Raises TrainError."""
         if not self._epochs:
             return self._resumed
         problem, path = "", self._path(step)
@@ -228,6 +246,14 @@ def _upload(uploader: Uploader, path: Path) -> None:
         uploader.offer(step_of(path) or 0, [*data_files(path), manifest_path(path)], read_manifest(path).accuracy)
 
 
+def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
+    try:
+        return dict(map_checkpoint(path).parts)
+    except (UnusableCheckpoint, OSError) as error:
+        message = f"rank {rank_info.rank} cannot read {path}, which rank 0 can read: {error}"
+        raise TrainError(Exit.NO_INPUT, message, hint="give a path that all nodes share") from None
+
+
 def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
     if values is None and isinstance(part, torch.amp.GradScaler):
         return  # the checkpoint was trained in another precision: fp16 begins with a new scale
@@ -255,6 +281,7 @@ class CheckpointFinder:
     options: CheckpointOptions
     metrics: Metrics
     warn: Callable[[str], None]
+    check: Callable[[Sequence[DataFile]], object] = check_files  # of a sharded checkpoint
 
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
         """Return the checkpoint that ``--resume`` selects, or None to start at step 0. Raises TrainError."""
@@ -266,10 +293,10 @@ class CheckpointFinder:
                 f"--resume never, but the folder '{self.directory.folder}' contains {paths[0].name}",
                 hint="give another --checkpoint-dir, or --resume auto",
             )
-        found = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
-        if found is not None:
-            self._check_same_config(*found, shaping)
-        return found
+        selected = self._newest(paths) if resume in ("auto", "never") else self._given(first_file(Path(resume)))
+        if selected is not None:
+            self._check_same_config(*selected, shaping)
+        return selected
 
     def _checkpoints(self) -> list[Path]:
         try:
@@ -284,21 +311,21 @@ class CheckpointFinder:
         A checkpoint that cannot be read keeps its name, because it may be complete. If no checkpoint is complete, no
         checkpoint is renamed.
         """
-        found, bad = first_whole(paths, self._load)
+        selected, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
             how = "cannot be used"
-            if found is not None:
+            if selected is not None:
                 how = "is skipped" if why.reason == "io" else self.directory.set_aside(torn)
                 self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
             self.warn(f"{torn} {how}: {why.message}")
         count = len(bad) + self.directory.num_bad()
-        if found is None and count:
+        if selected is None and count:
             raise TrainError(
                 Exit.DATA,
                 f"the folder '{self.directory.folder}' has no intact checkpoint (corrupt: {count})",
                 hint="to start at step 0, delete the step-* files in this folder, or give another --checkpoint-dir",
             )
-        return found
+        return selected
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """Return the checkpoint in this file. A file without a manifest is not verified. Raises TrainError."""
@@ -307,33 +334,33 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT, message)
 
         def read(path: Path) -> Checkpoint:
-            return self._load(path) if manifest_path(path).exists() else parse_checkpoint(read_regular(path))
+            return self._load(path) if manifest_path(path).exists() else map_checkpoint(path)
 
-        found, bad = first_whole([path], read)
-        if found is None:
+        selected, bad = first_whole([path], read)
+        if selected is None:
             error = bad[path]
             code = Exit.NO_INPUT if error.reason in ("io", "missing") else Exit.DATA
             expected = "; expected auto, never or a file" if error.reason == "io" else ""
             raise TrainError(code, f"--resume {path}: {error.message}{expected}")
-        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found[1].step]
+        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > selected[1].step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(
                 f"--resume {path} is older than {newer[0].name} in {self.directory.folder}",
                 hint=f"to continue from {path.name}, give another --checkpoint-dir",
             )
-        return found
+        return selected
 
     def _load(self, path: Path) -> Checkpoint:
         began = time.monotonic()
         try:
-            checkpoint = read_checkpoint(path)
+            checkpoint = read_checkpoint(path, self.check)
             written_at, size_bytes = path.stat().st_mtime, sum(file.stat().st_size for file in data_files(path))
         except (UnusableCheckpoint, OSError) as error:
             reason = error.reason if isinstance(error, UnusableCheckpoint) else "io"
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", reason)
             raise
         seconds, step = time.monotonic() - began, checkpoint.step
-        self.metrics.checkpoint_loaded(seconds=seconds, step=step, written_at=written_at, size_bytes=size_bytes)
+        self.metrics.checkpoint("load", seconds=seconds, step=step, written_at=written_at, size_bytes=size_bytes)
         return checkpoint
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
@@ -440,7 +467,7 @@ class CheckpointSaver:
             return
         step, seconds = checkpoint.step, time.monotonic() - began
         facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
-        self._metrics.checkpoint_saved(step=step, seconds=seconds, size_bytes=size_bytes)
+        self._metrics.checkpoint("save", seconds=seconds, step=step, written_at=time.time(), size_bytes=size_bytes)
         self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
         if self.uploader:
             _upload(self.uploader, path)
@@ -453,7 +480,7 @@ class CheckpointSaver:
         except OSError as error:
             self._warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
         else:
-            self._metrics.checkpoints_retained(retained)
+            self._metrics.gauge(catalogue.CHECKPOINTS_RETAINED, retained)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
         """Exchange the results of the writers. The timeout of their process group limits this exchange.

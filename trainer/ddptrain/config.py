@@ -497,8 +497,8 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     all values with weights_only=True.
     """
     groups = [getattr(options, name) for name in GROUPS]
-    shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])
-    values = {key_of(item): getattr(one, item.name) for one, item in shaping}
+    shaping = ((group, item) for group in groups for item in fields(group) if item.metadata["shapes"])
+    values = {key_of(item): getattr(group, item.name) for group, item in shaping}
     machine = options.machine
     if machine.deterministic:
         precision = "fp32" if machine.precision == "auto" else machine.precision
@@ -531,11 +531,11 @@ def _parser(*, quiet: bool) -> Parser:
     )
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group("profiling and debugging" if name == "callbacks" else name)
-        for one in fields(kind):
-            base = (*get_args(one.type), one.type)[0]  # the type without "or None"
-            argument = _ARGUMENTS.get(base, {}) | one.metadata["argument"]
-            argument["help"] += _default_text(one)
-            arguments.add_argument(flag_of(one), dest=key_of(one), default=argparse.SUPPRESS, **argument)
+        for item in fields(kind):
+            base = (*get_args(item.type), item.type)[0]  # the type without "or None"
+            argument = _ARGUMENTS.get(base, {}) | item.metadata["argument"]
+            argument["help"] += _default_text(item)
+            arguments.add_argument(flag_of(item), dest=key_of(item), default=argparse.SUPPRESS, **argument)
     return parser
 
 

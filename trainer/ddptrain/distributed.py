@@ -159,8 +159,8 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     except (RuntimeError, ValueError, OSError) as error:
         late = is_timeout(error)
         waited = f"waited {options.timeout_s} s (--timeout) for the other ranks"
-        what = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
-        message = f"rank {rank_info.rank} of {rank_info.size} {what}: {str(error).splitlines()[0]}"
+        failure = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
+        message = f"rank {rank_info.rank} of {rank_info.size} {failure}: {str(error).splitlines()[0]}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
 
 
@@ -194,12 +194,12 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
             return
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a host name"
-            what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
+            failure = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
             if time.monotonic() > deadline:
-                message = f"{what}; gave up after {timeout_s:g} s (--timeout)"
+                message = f"{failure}; gave up after {timeout_s:g} s (--timeout)"
                 raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
-                print(f"ddptrain: {what}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
+                print(f"ddptrain: {failure}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
             time.sleep(min(1.0, timeout_s))
 
@@ -342,26 +342,20 @@ def broadcast_state(rank_info: RankInfo, value: T) -> T:
 
 def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks, as a tensor on the CPU."""
-    values = values.cpu()
+    values = values.cpu().contiguous()  # gloo ignores strides
     if rank_info.size > 1:
         dist.all_reduce(values)
     return values
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether the rendezvous or a collective timed out.
-
-    Neither torch nor gloo has an error type for a time-out, so this function reads the first line of the error's text.
-    """
+    """Return whether the rendezvous or a collective timed out. Neither torch nor gloo has an error type for this."""
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether another rank exited or did not answer.
-
-    gloo has no error type of its own. The text of its RuntimeError contains the path of a gloo source file.
-    """
+    """Return whether another rank exited or did not answer. gloo's RuntimeError names a source file of gloo."""
     if isinstance(error, dist.DistError):
         return nccl_failure(error) is None
     return isinstance(error, RuntimeError) and "gloo/" in str(error)
@@ -387,10 +381,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the number of torch's threads.
-
-    If ``deterministic`` is set, use one thread and deterministic algorithms, and ignore OMP_NUM_THREADS.
-    """
+    """Set the number of torch's threads. Deterministic algorithms use one thread, and ignore OMP_NUM_THREADS."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -506,17 +497,17 @@ def lay_out_buckets(ddp: DistributedDataParallel) -> None:
     layout depends only on the model. Weights, buffers and random generators do not change, and no gradient is left.
     """
     module = ddp.module
-    parameters = [one for one in module.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def one_of_each(_: Tensor) -> Tensor:
-        return torch.stack([one.flatten()[0].float() for one in parameters]).sum()
+        return torch.stack([parameter.flatten()[0].float() for parameter in parameters]).sum()
 
     module.forward = one_of_each
     unused = torch.zeros((), device=parameters[0].device)  # on GPUs DDP cannot be called without an input
     try:
         for _ in range(3):  # buckets are laid out in the second forward pass; with --static-graph in the third
             ddp(unused).backward()
-            for one in parameters:
-                one.grad = None
+            for parameter in parameters:
+                parameter.grad = None
     finally:
         del module.forward

@@ -44,28 +44,28 @@ def main(arguments: Sequence[str]) -> int:
     if given.target.suffix not in (".pt", ".safetensors"):
         parser.error(f"{given.target} is neither .pt nor .safetensors")
 
-    path, found = choose_checkpoint(given.source, best=given.best)
-    name, weights = read_part(path, found, given.part)
+    path, checkpoint = choose_checkpoint(given.source, best=given.best)
+    name, weights = read_part(path, checkpoint, given.part)
     _write(given.target, weights)
     # If there are averaged weights, the accuracy is theirs.
-    accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
+    accuracy = None if name == "model" and "ema" in checkpoint.parts else checkpoint.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
     tensors = f"{len(weights)} tensor{'s' * (len(weights) != 1)}"
-    print(f"{given.target}: {tensors} of '{name}' after step {found.step}{tested}, from {path}")
+    print(f"{given.target}: {tensors} of '{name}' after step {checkpoint.step}{tested}, from {path}")
     return Exit.OK
 
 
-def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tensors of a part of the checkpoint ``found``. Raises TrainError if it has no such part.
+def read_part(path: Path, checkpoint: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tensors of a part of the checkpoint. Raises TrainError if it has no such part.
 
     "auto" selects the averaged weights if there are any, otherwise the model's.
     """
     from ddptrain.checkpoint import whole  # imports torch
 
-    name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
-    if name not in found.parts:
-        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(map(repr, found.parts))}")
-    return name, dict(whole(found.parts[name]))
+    name = ("ema" if "ema" in checkpoint.parts else "model") if part == "auto" else part
+    if name not in checkpoint.parts:
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}, only {', '.join(map(repr, checkpoint.parts))}")
+    return name, dict(whole(checkpoint.parts[name]))
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
@@ -85,22 +85,19 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
         raise TrainError(Exit.NO_INPUT, f"the folder '{folder}' contains no checkpoint (step-*.pt)")
     if best and not source.is_file() and not (paths := by_accuracy(paths)):
         raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} has a known test accuracy: leave out --best")
-    found, bad = first_whole(paths)
-    if found is None:
+    selected, bad = first_whole(paths)
+    if selected is None:
         path, error = next(iter(bad.items()))
         more = "; no other checkpoint in this folder can be used either" if len(bad) > 1 else ""
         message = f"{path} cannot be used: {error.message}{more}"
         raise TrainError(Exit.NO_INPUT if error.reason == "io" else Exit.DATA, message)
     for path, error in bad.items():
         log_warning(f"{path} is skipped: {error.message}")
-    return found
+    return selected
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of the run in ``source``, or None if ``source`` is not a run's folder.
-
-    A resumed run uses the checkpoint directory of the first run.
-    """
+    """Return the checkpoint directory of a run's folder, which may be that of an earlier run, else None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

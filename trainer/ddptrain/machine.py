@@ -8,10 +8,7 @@ MB = 1e6
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free bytes of a GPU.
-
-    For a CPU, return the free bytes of the machine or of the container, whichever number is smaller.
-    """
+    """Return the free bytes of a GPU or, for a CPU, of the machine or of the container, whichever has less."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:

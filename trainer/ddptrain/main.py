@@ -67,16 +67,14 @@ _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
-    """Train, and return the exit code. An expected error is printed as one line.
-
-    ``started`` is the value of time.monotonic() when the process was started.
-    """
+    """Train, and return the exit code. ``started``: the value of time.monotonic() when the process was started."""
     rank_info, metrics = RankInfo(), Metrics()
     goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
     try:
         rank_info = read_rank_info(environ, options.ranks)
         metrics = open_metrics(environ, first=rank_info.is_first)
-        metrics.lost_before(lost_before(environ, started=goodput.started))
+        for cause, seconds in lost_before(environ, started=goodput.started).items():
+            metrics.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
         with contextlib.ExitStack() as resources:
             return _train(options, rank_info, environ, signals, goodput, metrics, resources)
     except TrainError as error:
@@ -94,8 +92,12 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
         else:
             traceback.print_exc()
             if isinstance(error, torch.OutOfMemoryError):
-                metrics.out_of_memory()
-                code, line = Exit.CONFIG, out_of_memory_message(error)
+                metrics.memory()  # creates the series
+                metrics.count(catalogue.DEVICE_OOMS)
+                # The first sentences of torch's error state the requested memory.
+                size = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
+                advice = "use a smaller --batch-size, or --accumulate or --recompute"
+                code, line = Exit.CONFIG, f"has too little GPU memory: {size}: {advice}"
             elif (reason := nccl_failure(error)) is not None:
                 code, line = Exit.SOFTWARE, f"cannot exchange gradients with NCCL: {reason}; NCCL_DEBUG=INFO shows more"
             else:
@@ -275,12 +277,6 @@ def _log_error(message: str) -> None:
     print(f"ddptrain: {message}", file=sys.stderr, flush=True)
 
 
-def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return a message with advice and the first sentences of torch's error, which state the requested memory."""
-    asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
-    return f"has too little GPU memory: {asked}: use a smaller --batch-size, or --accumulate or --recompute"
-
-
 def start_message(state: TrainingState) -> str:
     """Return a message that describes the model, the data and the resources of the training."""
     options, world = state.options, state.world
@@ -301,10 +297,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return a message about the step at which the training resumes.
-
-    ``epochs_before`` is the number of epochs of the training that wrote the checkpoint, or None if unknown.
-    """
+    """Return a message about the step at which the training resumes. ``epochs_before`` is None if unknown."""
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -350,11 +343,8 @@ def summary_message(
 
 
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
-    """Return a message about how the ranks' time was used, and about rank 0's peak memory.
-
-    ``spent_s`` has one entry per rank: its lost seconds, keyed by cause, and its productive seconds ("productive").
-    """
-    total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
+    """Return how the ranks used their time (``spent_s``: seconds of each rank by cause), and the peak memory."""
+    total_s = {cause: sum(rank_s[cause] for rank_s in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")
     names = {"startup": "start-up", "checkpoint": "checkpoints"}
     lost = (f"{names.get(cause, cause)} {_percent(seconds, whole_s)}" for cause, seconds in total_s.items() if seconds)
@@ -366,7 +356,7 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
         compute = "compute" if "comm_exposed" in phases else "compute and communication (not measured apart)"
         groups = {"data": ("data", "h2d"), compute: ("forward", "backward", "optimizer")}
         groups |= {"communication": ("comm_exposed",), "other": ("other",)}
-        known = {name: [phases[one] for one in group] for name, group in groups.items() if group[0] in phases}
+        known = {name: [phases[phase] for phase in group] for name, group in groups.items() if group[0] in phases}
         parts = (f"{name} {_percent(sum(seconds), steps_s)}" for name, seconds in known.items())
         lines.append("a step         " + ", ".join(parts))
     cuda = state.world.device.type == "cuda"

@@ -127,19 +127,16 @@ def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
     if even MAX_RANKS ranks are too few.
     """
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
-    trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
-    known = (one for one in trials if case.activations is None or one.activations is not None)
-    return next((one for one in known if one.total() <= memory), None)
+    trials = [replace(variant, shards_all=count) for count in counts for variant in (case, with_recompute(case))]
+    known = (trial for trial in trials if case.activations is None or trial.activations is not None)
+    return next((trial for trial in known if trial.total() <= memory), None)
 
 
 def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
-    """Return the estimate as a text, with its calculation.
-
-    ``options`` are ddptrain's options for this training, without the batch size, or None if ddptrain cannot run it.
-    """
+    """Return the estimate as a text. ``options`` of ddptrain lack the batch size, or are None if it cannot run this."""
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
-    for what, size, how in case.rows():
-        lines.append(f"  {what:15} {'?' if size is None else _gib(size):>11}   {how}")
+    for name, size, how in case.rows():
+        lines.append(f"  {name:15} {'?' if size is None else _gib(size):>11}   {how}")
     lines += [f"  {'total':15} {_gib(case.total()):>11}", ""]
     open_end = " plus the activations" if case.activations is None else ""
     if case.total() <= memory:
@@ -151,14 +148,14 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     for idea, better in suggestions(case, ranks=ranks):
         outcome = "fits" if better.total() <= memory else "still too much"
         lines.append(f"  {_gib(better.total()):>11}  {outcome:15} {idea}")
-    found = fewest_shards(case, memory) if case.shards_all == 1 else None
-    if found is not None:
+    sharded = fewest_shards(case, memory) if case.shards_all == 1 else None
+    if sharded is not None:
         if_known = ", if the activations also fit" if case.activations is None else ""
-        lines += ["", f"it does not fit with ddp; it fits with fsdp on {found.shards_all} ranks{if_known}"]
+        lines += ["", f"it does not fit with ddp; it fits with fsdp on {sharded.shards_all} ranks{if_known}"]
         if options is not None:
-            again = " --recompute" if found.recomputed is None and case.recomputed is not None else ""
-            batch = f"--batch-size {found.batch_size * found.shards_all}"
-            lines[-1] += f":\n  ddpctl launch --gpus {found.shards_all} -- --strategy fsdp {options} {batch}{again}"
+            again = " --recompute" if sharded.recomputed is None and case.recomputed is not None else ""
+            batch = f"--batch-size {sharded.batch_size * sharded.shards_all}"
+            lines[-1] += f":\n  ddpctl launch --gpus {sharded.shards_all} -- --strategy fsdp {options} {batch}{again}"
     return "\n".join(lines)
 
 
@@ -338,10 +335,7 @@ def gpu_memory(device: "torch.device | None" = None) -> float | None:
 
 
 def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:
-    """Return the bytes that autograd saves for the backward pass, not counting the parameters.
-
-    The model and the batch are on the meta device, so nothing is computed.
-    """
+    """Return the bytes that autograd saves for the backward pass, not counting the parameters."""
     import torch
 
     from ddptrain import compat

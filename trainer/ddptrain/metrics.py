@@ -41,10 +41,7 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series with the value 0.
-
-        ``count`` creates the series of phases and of communication later, with their first value.
-        """
+        """Create a metric's series with the value 0. ``count`` creates those of phases and of communication."""
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
@@ -53,29 +50,27 @@ class Metrics:
             if values:
                 self._series[metric.name, *values] = series.labels(*values)
 
-    def _set(self, metric: Metric, value: float, *labels: str) -> None:
+    def gauge(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set a gauge. ``labels`` are the values of its labels, in the order of ``metric.labels``."""
         if (series := self._series.get((metric.name, *labels))) is not None:
             series.set(value)
 
     def count(self, metric: Metric, *labels: str, number: float = 1) -> None:
-        """Increase a counter. ``labels`` are the values of its labels, in the order of ``metric.labels``."""
+        """Increase a counter. ``labels`` as for ``gauge``."""
         if (series := self._series.get((metric.name, *labels))) is None and (metric.name,) in self._series:
             series = self._series[metric.name, *labels] = self._series[metric.name,].labels(*labels)
         if series is not None:
             series.inc(number)
 
-    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
         if (series := self._series.get((metric.name, *labels))) is not None:
             series.observe(value)
 
     def training_info(self, *, num_steps: int, flops_per_sample: int, **labels: str) -> None:
-        """Set the number of steps and the labels of the training.
-
-        ``labels`` are the backend that exchanges the gradients, the device, the model and the dataset.
-        ``flops_per_sample`` is the number of operations per sample in a training step, or 0 if it is unknown.
-        """
+        """Set the number of steps and the labels. ``flops_per_sample`` of a training step is 0 if it is unknown."""
         self._flops_per_sample = flops_per_sample
-        self._set(catalogue.STEPS_PLANNED, num_steps)
+        self.gauge(catalogue.STEPS_PLANNED, num_steps)
         if (series := self._series.get((catalogue.TRAINING_INFO.name,))) is not None:
             series.labels(**labels).set(1)
 
@@ -92,7 +87,7 @@ class Metrics:
     def flush(self) -> None:
         """Write the collected values."""
         for seconds in self._unwritten_s:
-            self._observe(catalogue.STEP_DURATION, seconds)
+            self.observe(catalogue.STEP_DURATION, seconds)
         self._unwritten_s.clear()
         if not self._unwritten_steps:
             return
@@ -100,16 +95,13 @@ class Metrics:
         self.count(catalogue.SAMPLES, number=self._unwritten_samples)
         self.count(catalogue.MODEL_FLOPS, number=self._unwritten_samples * self._flops_per_sample)
         self._unwritten_steps = self._unwritten_samples = 0
-        self._set(catalogue.LEARNING_RATE, self._lr)
-        self._set(catalogue.EPOCH, self._epoch)
-        self._set(catalogue.LAST_STEP, self._step)
-        self._set(catalogue.LAST_STEP_TIME, time.time())
+        self.gauge(catalogue.LEARNING_RATE, self._lr)
+        self.gauge(catalogue.EPOCH, self._epoch)
+        self.gauge(catalogue.LAST_STEP, self._step)
+        self.gauge(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Record durations since this process started.
-
-        These are the seconds of each phase, the seconds of productive steps, and the seconds lost to each cause.
-        """
+        """Record the seconds of each phase, of productive steps, and lost to each cause, since this process started."""
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -123,17 +115,8 @@ class Metrics:
         self._exported[name] = max(seconds, self._exported.get(name, 0.0))
         return more
 
-    def lost_before(self, lost: Mapping[str, float]) -> None:
-        """Add the seconds, keyed by cause, that were lost before this process was started."""
-        for cause, seconds in lost.items():
-            self.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
-
     def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds, keyed by "productive" and by the causes of lost time.
-
-        The seconds of earlier processes are included, because their files remain in the folder. Without a folder, the
-        result is empty.
-        """
+        """Return this rank's seconds, also of earlier processes, by cause of lost time, and the "productive" ones."""
         if not self.enabled:
             return {}
         from prometheus_client import CollectorRegistry
@@ -147,14 +130,9 @@ class Metrics:
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
         """Set the results of an epoch. First write the collected values, so that the exported step matches the loss."""
         self.flush()
-        self._set(catalogue.LOSS, loss)
-        self._set(catalogue.EVAL_ACCURACY, accuracy, "test")
-        self._set(catalogue.GRAD_NORM, grad_norm)
-
-    def skew(self, ratio: float, speed: float) -> None:
-        """Set the metrics of stragglers. ``ratio`` and ``speed`` are the fields of a ``straggler.Skew``."""
-        self._set(catalogue.STRAGGLER_SKEW, ratio)
-        self._set(catalogue.RELATIVE_SPEED, speed)
+        self.gauge(catalogue.LOSS, loss)
+        self.gauge(catalogue.EVAL_ACCURACY, accuracy, "test")
+        self.gauge(catalogue.GRAD_NORM, grad_norm)
 
     def memory(self, **kinds: int) -> None:
         """Set the bytes of GPU memory. ``kinds``: allocated, reserved and peak. A rank on a CPU has no such series."""
@@ -162,30 +140,14 @@ class Metrics:
             self._open(catalogue.DEVICE_MEMORY)
             self._open(catalogue.DEVICE_OOMS)
         for kind, size in kinds.items():
-            self._set(catalogue.DEVICE_MEMORY, size, kind)
+            self.gauge(catalogue.DEVICE_MEMORY, size, kind)
 
-    def out_of_memory(self) -> None:
-        """Count an out-of-memory error of a GPU."""
-        self.memory()
-        self.count(catalogue.DEVICE_OOMS)
-
-    def checkpoint_saved(self, *, step: int, seconds: float, size_bytes: int) -> None:
-        """Record a checkpoint that was written."""
-        self._observe(catalogue.CHECKPOINT_DURATION, seconds, "save")
-        self._set(catalogue.CHECKPOINT_LAST_SUCCESS, time.time())
-        self._set(catalogue.CHECKPOINT_LAST_STEP, step)
-        self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
-
-    def checkpoints_retained(self, num_checkpoints: int) -> None:
-        """Record how many checkpoints are in the folder."""
-        self._set(catalogue.CHECKPOINTS_RETAINED, num_checkpoints)
-
-    def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
-        """Record a checkpoint that was read. ``written_at`` is a Unix time in seconds."""
-        self._observe(catalogue.CHECKPOINT_DURATION, seconds, "load")
-        self._set(catalogue.CHECKPOINT_LAST_SUCCESS, written_at)
-        self._set(catalogue.CHECKPOINT_LAST_STEP, step)
-        self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
+    def checkpoint(self, kind: str, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
+        """Record a checkpoint that was written or read (``kind``: "save" or "load"). ``written_at`` is a Unix time."""
+        self.observe(catalogue.CHECKPOINT_DURATION, seconds, kind)
+        self.gauge(catalogue.CHECKPOINT_LAST_SUCCESS, written_at)
+        self.gauge(catalogue.CHECKPOINT_LAST_STEP, step)
+        self.gauge(catalogue.CHECKPOINT_BYTES, size_bytes)
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:

@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H height, W width.
 """
 
 import difflib
-import fcntl
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
 from ddptrain.errors import TrainError, config_error
 from ddptrain.gpt import GPT
+from ddpwire import locks
 from ddpwire.exits import Exit
 
 Norm = Callable[[int], nn.Module]
@@ -66,19 +66,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers that are sharded one by one.
-
-    These are the layers that have parameters and are in one of the model's nn.Sequentials.
-    """
+    """Return the layers that are sharded one by one: those with parameters in one of the model's nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width.
-
-    Its backward pass is deterministic on CUDA, unlike the backward pass of AdaptiveAvgPool2d(1).
-    """
+    """The mean over height and width, whose backward pass is deterministic on CUDA, unlike AdaptiveAvgPool2d(1)."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -275,7 +269,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locks.lock(lock.fileno(), Path(lock.name), wait_s=None)  # without locks, two may download: each renames
             if not path.exists():
                 _download(_weights_url(options.name), path)
     except OSError as error:
@@ -321,7 +315,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]
-    if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
+    if not isinstance(values, dict) or not values or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise TrainError(Exit.DATA, f"--pretrained {path} contains no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
 

@@ -16,14 +16,14 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return the optimizer. It is fused if torch supports that for these weights.
-
-    Norms and biases get no weight decay, because it would not regularise them.
-    """
+    """Return the optimizer. Norms and biases get no weight decay, because it would not regularise them."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": options.weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
+            "weight_decay": options.weight_decay,
+        },
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if options.name == "adamw":
@@ -118,4 +118,4 @@ class WeightAverage:
 
 
 def _float_tensors(model: nn.Module) -> list[Tensor]:
-    return [one.detach() for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]

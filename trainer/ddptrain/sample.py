@@ -32,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     from ddptrain.gpt import generate  # imports torch
     from ddptrain.models import build_gpt
 
-    path, found = choose_checkpoint(given.source, best=given.best)
-    _, weights = read_part(path, found, "auto")
-    shaping = found.shaping
+    path, checkpoint = choose_checkpoint(given.source, best=given.best)
+    _, weights = read_part(path, checkpoint, "auto")
+    shaping = checkpoint.shaping
     if shaping.get("model") != TEXT_MODEL:
         raise TrainError(Exit.CONFIG, f"{path} has the model {shaping.get('model')}", hint="only gpt generates text")
     options = ModelOptions(name=TEXT_MODEL, **{name: shaping[name] for name in ("layers", "width", "heads")})

@@ -6,7 +6,7 @@ ranks of the first replica write the checkpoints. The import of this module take
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ddptrain.checkpoint import Shard, map_tensors, whole
 from ddptrain.config import RankOptions
-from ddptrain.distributed import World, broadcast, broadcast_state, gather
+from ddptrain.distributed import World, broadcast_state, gather
 from ddptrain.errors import config_error
 from ddptrain.models import blocks_of
 
@@ -41,7 +41,13 @@ class Sharding:
         for module in (*blocks_of(model), model):
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         model.to_empty(device=self.world.device)
-        model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
+        device, values = self.world.device, None if weights is None else weights.state_dict()
+        for name, own in model.state_dict().items():  # one at a time, to save memory
+            value = torch.empty(own.shape, dtype=own.dtype, device=device) if values is None else values[name]
+            if isinstance(own, DTensor):
+                own.copy_(distribute_tensor(value.to(device), own.device_mesh, own.placements))
+            else:
+                own.copy_(broadcast_state(self.world.rank_info, value))
 
     def own_rows(self, state: Any) -> Any:
         """Return a copy of ``state`` for a checkpoint's shard, with only this rank's rows of each sharded tensor."""
@@ -51,32 +57,24 @@ class Sharding:
 
         return map_tensors(state, rows_of)
 
-    def distribute(self, part: Any, values: Any) -> Any:
-        """Return this rank's rows of the state of ``part``. Every rank must call this.
+    def read_rows(self, part: Any, values: Any) -> Any:
+        """Return the state ``values`` of ``part``, with only this rank's rows of each sharded tensor.
 
-        Rank 0 passes the complete state as ``values``, and the other ranks pass None. The tensors are sent one by one,
-        to save memory.
+        ``values`` is mapped from the files of a checkpoint. Of these files, a rank reads only its rows.
         """
-        rank_info, tensors = self.world.rank_info, []
 
-        def describe(_path: tuple[Any, ...], leaf: Any) -> Tensor:
-            tensors.append(leaf)
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+        def read(path: tuple[Any, ...], leaf: Any) -> Tensor:
+            like: Any = _like(part, path)
+            if not isinstance(like, DTensor) or like.shape != leaf.shape:
+                return cast(Tensor, whole(leaf).to(self.world.device, copy=True))
+            local = torch.empty_like(like.to_local())
+            first = -(-len(like) // self.mesh.size(-1)) * self.mesh.get_local_rank("shard")  # as in Tensor.chunk
+            local.copy_(leaf[first : first + len(local)])
+            return DTensor.from_local(
+                local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride(), run_check=False
+            )
 
-        described = broadcast(rank_info, map_tensors(values, describe))
-        waiting = iter(tensors)
-
-        def receive(path: tuple[Any, ...], spec: Tensor) -> Tensor:
-            like, device = _like(part, path), self.world.device
-            if not isinstance(like, DTensor) or like.shape != spec.shape:
-                return broadcast_state(rank_info, whole(next(waiting)) if rank_info.is_first else torch.empty(0))
-            if rank_info.is_first:
-                full = whole(next(waiting)).to(device).contiguous()
-            else:
-                full = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-            return distribute_tensor(full, like.device_mesh, like.placements)
-
-        return map_tensors(described, receive)
+        return map_tensors(values, read)
 
 
 def make_sharding(options: RankOptions, world: World) -> Sharding:
@@ -115,11 +113,8 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter or buffer that a tensor in the state of ``part`` belongs to, or None if there is none.
-
-    ``path`` is the path of the tensor in the state.
-    """
+    """Return the parameter or buffer to which the tensor at ``path`` in the state of ``part`` belongs, or None."""
     if isinstance(part, torch.optim.Optimizer):
-        parameters = [one for group in part.param_groups for one in group["params"]]
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None
     return part.state_dict().get(path[0])

@@ -127,14 +127,11 @@ class EventPhases(Phases):
 
 
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
-    """Return an object that measures steps on this device. ``alone`` states whether this is the only rank.
-
-    ``parameters`` are the model's parameters, in the order in which its forward pass uses them.
-    """
+    """Return what measures steps on this device. ``parameters`` are in the order of the model's forward pass."""
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
     if sharded:
         del phases.totals["comm_exposed"]
-    first = next((one for one in parameters if one.requires_grad), None)
+    first = next((parameter for parameter in parameters if parameter.requires_grad), None)
     if first is not None and not alone and not sharded:  # its gradient is computed last
         first.register_post_accumulate_grad_hook(lambda _: phases.gradients_ready())  # type: ignore[no-untyped-call]
     return phases

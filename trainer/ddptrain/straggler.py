@@ -42,10 +42,7 @@ class Skew:
 
 
 def compute_skew(own_s: Sequence[float], rank: int) -> Skew:
-    """Return the skew of the given times, one per rank.
-
-    If the number of times is even, the median is the lower of the two middle times.
-    """
+    """Return the skew of the times, one per rank. Of an even number, the median is the lower middle one."""
     return Skew(ratio=max(own_s) / statistics.median_low(own_s), speed=min(own_s) / own_s[rank])
 
 
@@ -158,10 +155,7 @@ class StragglerDetector:
         return skew
 
     def read_answer(self, step: int) -> Skew | None:
-        """Return the skew of the pending all-reduce, or None if there is no complete result.
-
-        Also call this before the process group ends.
-        """
+        """Return the skew of the pending all-reduce, or None. Also call this before the process group ends."""
         if self._pending is None:
             return None
         self._pending.wait()

@@ -39,10 +39,7 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The quality of a model's predictions on the test set.
-
-    A prediction is the class of an image or a byte of a text.
-    """
+    """The quality of predictions on the test set. A prediction is the class of an image or a byte of a text."""
 
     num_correct: int
     num_predicted: int
@@ -195,7 +192,9 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
         scaler.unscale_(state.optimizer)
-    norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+    norm = nn.utils.get_total_norm(
+        [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
+    )
     norm = compat.whole_tensor(norm)
     if clip:
         nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
@@ -303,10 +302,7 @@ class RankFinding:
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Compute the failed step again, and return the error that ends the training. Every rank must call this.
-
-    The error is the same on every rank. It states what was not finite, and on which ranks.
-    """
+    """Repeat the failed step, and return the error with the ranks that failed. Every rank must call this."""
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
     if not mine.loss_finite or mine.gradient_finite is False:
@@ -318,8 +314,10 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
 
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
     """Return the error message. ``findings`` has one entry per rank, in the ranks' order."""
-    losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
-    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and one.gradient_finite is False]
+    losses = [rank for rank, finding in enumerate(findings) if not finding.loss_finite]
+    gradients = [
+        rank for rank, finding in enumerate(findings) if finding.loss_finite and finding.gradient_finite is False
+    ]
     parts = []
     if losses:
         values = "/".join(sorted({str(findings[rank].loss) for rank in losses}))
@@ -328,9 +326,9 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
         parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
     if not parts and findings[0].gradient_finite is None:
         parts.append("the gradient is not finite on an unknown rank, because it is sharded")
-    what = " and ".join(parts) or "each rank's own gradient is finite, but the norm of the gradient is not finite"
+    reason = " and ".join(parts) or "each rank's own gradient is finite, but the norm of the gradient is not finite"
     return (
-        f"step {step} of {num_steps} was not applied: {what} (lr {lr:g}). The weights and all checkpoints are from "
+        f"step {step} of {num_steps} was not applied: {reason} (lr {lr:g}). The weights and all checkpoints are from "
         "before this step: try a lower --lr, or check the data"
     )
 
@@ -351,7 +349,7 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     if state.sharding is not None:
         return RankFinding(loss=loss.item(), gradient_finite=None)
     gradients = torch.autograd.grad(
-        loss, [one for one in state.model.parameters() if one.requires_grad], allow_unused=True
+        loss, [parameter for parameter in state.model.parameters() if parameter.requires_grad], allow_unused=True
     )
     finite = all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
     return RankFinding(loss=loss.item(), gradient_finite=finite)

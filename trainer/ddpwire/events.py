@@ -8,7 +8,7 @@ full file is renamed to ``events.1.jsonl`` and replaces the older file of that n
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +100,7 @@ class EventLog:
 
     def __init__(self, path: str | Path | None, *, node: int, rank: int | None = None, attempt: int = 1) -> None:
         self.attempt = attempt
+        self.append: Callable[[Path, bytes, int], object] = append_bounded  # raises OSError
         self._path = Path(path) if path else None
         self._node, self._rank = node, rank
 
@@ -128,7 +129,7 @@ class EventLog:
             facts=facts,
         )
         with contextlib.suppress(OSError):  # a full disk must not stop a training
-            append_bounded(self._path, record.line().encode(), MOST_BYTES)
+            self.append(self._path, record.line().encode(), MOST_BYTES)
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:

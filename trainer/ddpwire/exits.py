@@ -36,7 +36,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 69, "a host, a port or a service could not be reached"
     SOFTWARE = 70, "it failed with an unexpected error"  # a bug in one of the three programs
     CANNOT_WRITE = 73, "the disk is full or read-only"
-    GAVE_UP = 75, "it gave up after three attempts without progress"
+    GAVE_UP = 75, "it gave up, because restarts did not help"
     CONFIG = 78, "its configuration is wrong"  # also: the nodes do not match
     INTERRUPTED = 130, "it was interrupted"  # Ctrl-C
     KILLED = 137, "it was killed"  # SIGKILL; also: out of memory, a node was lost

@@ -7,6 +7,7 @@ The heartbeat is a file of 24 bytes with three values:
 * why the ranks stop (int64): 1 + K if rank K received a signal, -1 if the training is complete, otherwise 0
 
 The rank maps the file into its memory, so a write takes a microsecond, and the values remain after the rank has died.
+The functions that read it take its path or the open file, which remains if it is deleted.
 """
 
 import mmap
@@ -15,7 +16,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 HEARTBEAT_FILE: Final = "DDP_HEARTBEAT_FILE"  # set by ddprun for each rank
 _RECORD = struct.Struct("<qdq")
@@ -41,6 +42,8 @@ class Heart:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.ftruncate(descriptor, _RECORD.size)
+                if hasattr(os, "posix_fallocate"):  # a write to a sparse file on a full disk would kill the rank
+                    os.posix_fallocate(descriptor, 0, _RECORD.size)
                 self._map = mmap.mmap(descriptor, _RECORD.size)
             finally:
                 os.close(descriptor)
@@ -61,26 +64,27 @@ class Heart:
             _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
 
-def read_beat(path: Path) -> Beat | None:
+def read_beat(source: Path | BinaryIO) -> Beat | None:
     """Return a rank's last heartbeat, or None if there is none: a script need not send heartbeats."""
-    step, at_s, _ = _read(path)
+    step, at_s, _ = _read(source)
     return Beat(step=step, at_s=at_s) if at_s else None
 
 
-def read_stopped_for(path: Path) -> int | None:
+def read_stopped_for(source: Path | BinaryIO) -> int | None:
     """Return the rank whose signal made this rank stop, or None if this rank has not recorded such a signal."""
-    *_, stop = _read(path)
+    *_, stop = _read(source)
     return stop - 1 if stop > 0 else None
 
 
-def read_complete(path: Path) -> bool:
+def read_complete(source: Path | BinaryIO) -> bool:
     """Return whether a rank has recorded that its training is complete. A script need not record this."""
-    *_, stop = _read(path)
+    *_, stop = _read(source)
     return stop == _COMPLETE
 
 
-def _read(path: Path) -> tuple[int, float, int]:
+def _read(source: Path | BinaryIO) -> tuple[int, float, int]:
     try:
-        return _RECORD.unpack(path.read_bytes())
-    except (OSError, struct.error):
+        data = source.read_bytes() if isinstance(source, Path) else os.pread(source.fileno(), _RECORD.size, 0)
+        return _RECORD.unpack(data)
+    except (OSError, ValueError, struct.error):  # there is none yet, or the file is closed
         return 0, 0.0, 0

@@ -9,6 +9,7 @@ node writes such a record if only its log is kept after the node has ended.
 import base64
 import contextlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,25 +18,28 @@ from typing import Any
 
 from ddpwire.events import EVENTS, EVENTS_BEFORE
 from ddpwire.history import HISTORY
-from ddpwire.run_files import ENVIRONMENT, read_regular, write_atomic
+from ddpwire.run_files import ENVIRONMENT, NODE_LOG, OUTCOME, read_regular, write_atomic
 
-FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT)
+FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT, OUTCOME)
+_WHOLE = (ENVIRONMENT, OUTCOME, NODE_LOG)  # files that a newer text replaces
 _PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
-LINE_BYTES = 4000  # a container's runtime splits a line of 16 KiB
-MOST_BYTES = 120_000  # of all lines together: 30 lines
+LINE_BYTES = 1000
+MOST_LINES = 120
 MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
-def pack(node_dir: Path) -> tuple[str, ...]:
+def pack(node_dir: Path, seconds: float) -> tuple[str, ...]:
     """Return the lines of a node's record, without a prefix such as ``[node1] ``.
 
-    In a long run, old events and some rows of the history are left out.
+    There is at most one line per minute of the ``seconds`` for which the node has run, rounded up. So old events and
+    some rows of the history may be left out.
     """
+    most = min(math.ceil(seconds / 60) or 1, MOST_LINES)
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
-    while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
-        texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
+    while len(lines := _encode("ddprun-record", texts)) > most:
+        texts = {name: half for name, text in texts.items() if (half := _half(name, text, most))}
     return lines if texts else ()
 
 
@@ -50,12 +54,12 @@ def _encode(word: str, value: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{word} {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1))
 
 
-def _half(name: str, text: str) -> str:
+def _half(name: str, text: str, most: int) -> str:
     if name == HISTORY:
         head, *rows = text.splitlines(keepends=True)
         return "".join((head, *rows[-1::-2][::-1])) if len(rows) > 1 else ""
-    if name == ENVIRONMENT:  # one JSON object, of which a half is of no use
-        return text if len(text) < MOST_BYTES // 2 else ""
+    if name in _WHOLE:  # one JSON object, of which a half is of no use
+        return text if len(text) < most * LINE_BYTES // 2 else ""
     lines = text.splitlines(keepends=True)
     return "".join(lines[(len(lines) + 1) // 2 :])
 
@@ -96,8 +100,9 @@ def keep(node_dir: Path, texts: Mapping[str, str]) -> None:
     """Add the lines of ``texts`` to a node's files. The events and the history of an earlier pod remain."""
     node_dir.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        lines = _read(node_dir / name).splitlines(keepends=True) if name != ENVIRONMENT else []
-        write_atomic(node_dir / name, "".join(dict.fromkeys((*lines, *text.splitlines(keepends=True)))).encode())
+        if name not in _WHOLE:
+            text = "".join(dict.fromkeys((_read(node_dir / name) + text).splitlines(keepends=True)))
+        write_atomic(node_dir / name, text.encode())
 
 
 def _read(path: Path) -> str:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 MAX_PORT = 65535
 GIB, MIB = 1 << 30, 1 << 20
 INFINIBAND = Path("/sys/class/infiniband")  # has an entry for each card
+INFINIBAND_DEVICES = Path("/dev/infiniband")
 SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
 MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
 MIN_OPEN_FILES = 1024
@@ -122,6 +123,18 @@ def resource_limit(which: int) -> int | None:
 def has_infiniband() -> bool:
     """Return whether this machine has an InfiniBand card."""
     return any(INFINIBAND.glob("*"))
+
+
+def infiniband_error() -> str:
+    """Return why NCCL cannot use the machine's InfiniBand cards. Return an empty text if it can, or if there are none.
+
+    A container sees all cards in /sys, but only those devices that its runtime has given to it.
+    """
+    from ctypes.util import find_library  # starts a process
+
+    if has_infiniband() and not any(os.access(path, os.R_OK | os.W_OK) for path in INFINIBAND_DEVICES.glob("uverbs*")):
+        return f"the machine has InfiniBand, but no device in {INFINIBAND_DEVICES} can be opened"
+    return "libibverbs is not installed" if has_infiniband() and not find_library("ibverbs") else ""
 
 
 def shm_bytes() -> int | None:

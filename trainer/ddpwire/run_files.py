@@ -3,12 +3,14 @@
 RUN/                       a Slurm array has a folder task-K/ for each task; .targets/ is in RUN's parent folder
   run.json                 ddpctl's record (only ddpctl reads and writes it)
   starts                   one line for each time that a batch script has started the run (read_starts)
+  step                     the number of the Slurm step in which the nodes run
   store.secret             the secret with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR has this path
     .ddprun-copy.json      the files of the last checkpoint, if other nodes have copies (ddprun.files.checkpoint_copies)
   node-0/
     ddprun.lock            a file that the node's ddprun locks until it ends
     node.json              the node's state: pid, state, metrics address, ranks
+    metrics.url            the address of its metrics alone, for shells
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: earlier events
     rank-1.log             what rank 1 wrote to stdout and stderr
@@ -17,10 +19,8 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
     rank-1.error.json      the error that ended rank 1 in the current attempt; ddptrain and torch's @record write it
     history.csv            the node's metrics over time, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions
-    metrics/rank-1/        prometheus_client's files of rank 1
-    heartbeat/rank-1       rank 1's last step in the current attempt (ddpwire.heartbeat)
-    heartbeat/rank-1.group     exists if ddprun forked rank 1 and rank 1 has made a process group
-    heartbeat/group...     each link names the process that has claimed a rank in a process group (only for ddprun)
+    summary.json           step, state and counters, written every few seconds, for the next start (files.node_dir)
+    ddprun.lock.owner      the process that uses the folder, only if the file system has no locks (ddpwire.locks)
     diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.health.diagnosis)
     diagnosis.json         what the ranks did during the last ddpctl explain
     diagnosis-attempt-2.json   what the ranks did when one of them hung in attempt 2
@@ -28,11 +28,12 @@ RUN/                       a Slurm array has a folder task-K/ for each task; .ta
     stacks-attempt-2.txt   the ranks' stacks when one of them hung in attempt 2
     metrics.prom           the last response of /metrics, in the format of node_exporter's textfile collector
     outcome.json           how the run ended; exists once ddprun has ended by itself
+
+The live state of the ranks, such as their heartbeats, is in the node's own memory (ddprun.runtime_dir).
 """
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -40,22 +41,24 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-from ddpwire import names
+from ddpwire import locks, names
 from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
 COPY, COPY_PART = ".ddprun-copy.json", ".ddprun-copy.json.part"  # the files of a complete copy; of one in progress
 STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
 RECORD = "run.json"  # its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
-STARTS = "starts"
+STARTS, STEP = "starts", "step"
 LOCK = "ddprun.lock"
 NODE = "node.json"
+METRICS_URL = "metrics.url"
 NODE_LOG = "node.log"
+SUMMARY = "summary.json"
 METRICS = "metrics"
 SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
@@ -101,7 +104,7 @@ def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
     try:
         os.write(descriptor, text)
         if os.fstat(descriptor).st_size > max_bytes:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            locks.lock(descriptor, path, wait_s=None)  # without locks, a line may be lost
             if path.stat().st_ino == os.fstat(descriptor).st_ino:  # no other process has replaced it meanwhile
                 path.replace(path.with_name(f"{path.stem}.1{path.suffix}"))
     finally:
@@ -114,12 +117,12 @@ def rank_error(rank: int) -> str:
 
 
 def rank_metrics(rank: int) -> str:
-    """Return the path, in a node's folder, of the folder that holds a rank's prometheus_client files."""
+    """Return the path, in a node's runtime folder, of the folder that holds a rank's prometheus_client files."""
     return f"{METRICS}/rank-{rank}"
 
 
 def rank_heartbeat(rank: int) -> str:
-    """Return the path of a rank's heartbeat file in its node's folder."""
+    """Return the path of a rank's heartbeat file in its node's runtime folder."""
     return f"{HEARTBEAT}/rank-{rank}"
 
 
@@ -133,23 +136,25 @@ def stacks_file(attempt: int) -> str:
     return f"stacks-attempt-{attempt}.txt"
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace a file so that a reader sees either the old content or all of ``data``, even after a crash.
 
     Write a temporary file in the same folder, sync and rename it, and sync the folder. Raises OSError. In that case, no
-    temporary file is left.
+    temporary file is left. Without ``sync``, the content may be lost in a power failure.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -265,10 +270,12 @@ class NodeState:
     last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
     metrics: str | None = None  # the URL to scrape; None: not served yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
+    runtime: str = ""  # the folder with the live state of the ranks (ddprun.runtime_dir)
     ranks: tuple[RankProcess, ...] = ()
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
+        write_atomic(node_dir / METRICS_URL, (self.metrics or "").encode())
         _write_json(node_dir / NODE, self)
 
 
@@ -280,6 +287,16 @@ def read_node(text: str) -> NodeState:
         return NodeState(ranks=ranks, **known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a node's state: {error}") from None
+
+
+def runtime_files(run_dir: Path, pattern: str) -> list[Path]:
+    """Return the files in the runtime folders of a run's nodes on this machine, such as ``heartbeat/rank-*``."""
+    found: list[Path] = []
+    for path in run_dir.glob(f"node-*/{NODE}"):
+        with contextlib.suppress(OSError, ValueError):  # the node is starting
+            runtime = read_node(path.read_text()).runtime
+            found += Path(runtime).glob(pattern) if runtime else ()
+    return found
 
 
 # ---- ``outcome.json``: how a run ended. It is the same on every node of a run.
@@ -317,6 +334,13 @@ class Outcome:
     def write(self, node_dir: Path) -> None:
         """Write the outcome into a node's folder. Raises OSError."""
         _write_json(node_dir / OUTCOME, self)
+
+
+def termination_message(outcome: Outcome) -> str:
+    """Return the outcome as JSON, as the termination message of a container, of which Kubernetes keeps 4096 bytes."""
+    while len((text := json.dumps(asdict(outcome), ensure_ascii=False)).encode()) > 4096:
+        outcome = replace(outcome, message=outcome.message[: len(outcome.message) * 3 // 4])
+    return text
 
 
 def read_outcome(text: str) -> Outcome:

@@ -83,11 +83,11 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 
 
 def _nodes_table(state: RunStatus) -> list[str]:
-    """Return a table with a row for each node. If the run has ended, a column without a value is left out."""
+    """Return a table with a row for each node. Without living nodes, a column without a value is left out."""
     rows = [(f"  {report.node}", *_node_cells(report, state)) for report in state.nodes]
     if not rows:
         return []
-    if not state.ended:
+    if not state.ended and any(report.state for report in state.nodes):
         return table([("  NODE", "STATE", "PID", "RANK:PID", "METRICS"), *rows])
     ranks = "RANK:PID" if any(":" in row[3] for row in rows) else "RANKS"
     columns = zip(("  NODE", "STATE", "PID", ranks, "METRICS"), *rows, strict=True)

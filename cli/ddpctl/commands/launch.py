@@ -63,7 +63,11 @@ class Flags:
     ] = None
     device: Annotated[
         str | None,
-        _option("--device", metavar="auto|cuda|cpu", help="cuda requires GPUs. Without GPUs, auto uses the CPU."),
+        _option(
+            "--device",
+            metavar="auto|cuda|cpu",
+            help="cuda requires GPUs. Without GPUs, auto uses the CPU (not on Kubernetes).",
+        ),
     ] = None
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for all ranks. May be repeated.")
@@ -76,6 +80,12 @@ class Flags:
     ] = None
     max_restarts: Annotated[
         str | None, _option("--max-restarts", metavar="N", help="Largest number of restarts after a failure.")
+    ] = None
+    cpus: Annotated[str | None, _option("--cpus", metavar="C", help="CPU cores per node.")] = None
+    memory: Annotated[str | None, _option("--memory", metavar="SIZE", help="Memory per node, such as 64Gi.")] = None
+    mount: Annotated[
+        list[str] | None,
+        typer.Option("--mount", metavar="SOURCE:PATH[:ro]", help="A folder for all nodes. May be repeated."),
     ] = None
     image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
     workload: Annotated[
@@ -111,6 +121,8 @@ JOB_FLAGS = (
     "device",
     "port",
     "max_restarts",
+    "cpus",
+    "memory",
     "image",
 )  # fields of JobSpec, which parses their text
 
@@ -283,7 +295,8 @@ def overrides(flags: Flags) -> dict[str, Any]:
             raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
         variables[key] = value
     given: dict[str, Any] = {name: getattr(flags, name) for name in JOB_FLAGS}
-    return given | {"env": variables or None, "command": tuple(flags.program) if flags.program else None}
+    program, mounts = tuple(flags.program or ()) or None, tuple(flags.mount or ()) or None
+    return given | {"env": variables or None, "mounts": mounts, "command": program}
 
 
 def target_flags(flags: Flags) -> "TargetFlags":

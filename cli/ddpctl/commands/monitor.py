@@ -86,8 +86,8 @@ def down(forget: Annotated[bool, typer.Option("--forget", help="Delete the recor
     from ddpctl.monitoring import stack
 
     context = open_context()
-    there = stack.down(context, forget=forget)
-    context.emit("Prometheus and Grafana are stopped" if there else "nothing to stop: the monitor is not running")
+    was_running = stack.down(context, forget=forget)
+    context.emit("Prometheus and Grafana are stopped" if was_running else "nothing to stop: the monitor is not running")
 
 
 @app.command()
@@ -109,8 +109,8 @@ def status(
     document = {
         "prometheus": address,
         "grafana": grafana,
-        "nodes": [asdict(one) for one in nodes],
-        "alerts": [asdict(one) for one in firing],
+        "nodes": [asdict(node) for node in nodes],
+        "alerts": [asdict(alert) for alert in firing],
     }
     print_result(document, _status_lines(address, grafana, nodes, firing), as_json=as_json)
 
@@ -145,7 +145,7 @@ def config(
     if targets is None:  # Prometheus does not notice a folder that is made later
         with writing(Path(scraping.targets), "make"):
             Path(scraping.targets).mkdir(parents=True, exist_ok=True)
-    stack.write_files(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
+    stack.write_files(folder, stack.config_files(scraping, limits), force=force)
     context.emit(f"wrote {folder}: start prometheus --config.file={folder}/prometheus.yml, or copy its rule_files and")
     context.emit(f"scrape_configs to your own file; import {folder}/dashboards/run.json and fleet.json into Grafana")
 
@@ -172,7 +172,7 @@ def _status_lines(
         lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
     else:
         lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
-        rows = [(f"  {one.run}", one.node, one.address, "up" if one.up else one.error) for one in nodes]
+        rows = [(f"  {node.run}", node.node, node.address, "up" if node.up else node.error) for node in nodes]
         lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
     lines.append(f"alerts      {len(firing) or 'none'}")
-    return [*lines, *(f"  {one.alert} ({one.severity}, {one.state}): {one.summary}" for one in firing)]
+    return [*lines, *(f"  {alert.alert} ({alert.severity}, {alert.state}): {alert.summary}" for alert in firing)]

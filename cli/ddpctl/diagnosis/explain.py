@@ -89,17 +89,17 @@ def explain_outcome(
     """
     has_log, log = log is not None, HARMLESS.sub("", log or "")
     if outcome.cause == "hang" and kept:
-        found = explain_ranks(kept, world_size)
-        if found.cause not in ("none", "unknown"):
-            sentence = found.sentence.partition(NOT_YET)[0]
-            return replace(found, sentence=f"{sentence}; the run was killed because of this hang", fault=True)
-        unknown = ("why the run hung: " + found.sentence, *found.unknown)
-        return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
+        explanation = explain_ranks(kept, world_size)
+        if explanation.cause not in ("none", "unknown"):
+            sentence = explanation.sentence.partition(NOT_YET)[0]
+            return replace(explanation, sentence=f"{sentence}; the run was killed because of this hang", fault=True)
+        unknown = ("why the run hung: " + explanation.sentence, *explanation.unknown)
+        return replace(explanation, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
     cause: Cause = "none" if outcome.code == 0 else _OWN_CAUSES.get(outcome.cause, "failed")
     unknown = tuple(filter(None, [_UNKNOWN.get(outcome.cause)]))
     sentence, rank, node = outcome.message, outcome.rank, outcome.node
-    words = f"{outcome.message}\n{last_error(log)}"
-    known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
+    text = f"{outcome.message}\n{last_error(log)}"
+    known = next((entry[1:] for entry in KNOWN_ERRORS if entry[0].search(text)), None)
     if cause == "failed" and known:
         cause, meaning = known
         sentence += f"; {meaning}"
@@ -143,21 +143,21 @@ _UNKNOWN = {
 def of_last_start(events: Sequence[Event]) -> list[Event]:
     """Return the events of the last start of ddprun on each node. Each start counts its attempts from 1."""
     started: dict[int, float] = {}
-    for one in events:
-        if one.event == "node_started":
-            started[one.node] = max(one.time, started.get(one.node, one.time))
-    return [one for one in events if one.time >= started.get(one.node, one.time)]
+    for event in events:
+        if event.event == "node_started":
+            started[event.node] = max(event.time, started.get(event.node, event.time))
+    return [event for event in events if event.time >= started.get(event.node, event.time)]
 
 
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
     """Explain where NaN or infinity was first reported in the last attempt. Return None if it was not reported."""
-    attempt = max((one.attempt for one in events), default=0)
-    reports = [one for one in events if one.event == "not_finite" and one.attempt == attempt]
-    found = [one for one in reports if None not in (one.step, one.rank)]
-    if not found:
+    attempt = max((event.attempt for event in events), default=0)
+    reports = [event for event in events if event.event == "not_finite" and event.attempt == attempt]
+    complete = [event for event in reports if None not in (event.step, event.rank)]
+    if not complete:
         return None
-    first = min(found, key=lambda one: (one.step, one.rank))
-    num_ranks = sum((one.attempt, one.step) == (first.attempt, first.step) for one in found)
+    first = min(complete, key=lambda event: (event.step, event.rank))
+    num_ranks = sum((event.attempt, event.step) == (first.attempt, first.step) for event in complete)
     who, more = f"rank {first.rank} (node {first.node})", f" (and of {num_ranks - 1} more)" * (num_ranks > 1)
     text = f"the {first.facts.get('what')} of {who}{more} is NaN or infinite, first reported in step {first.step}"
     rank, node = (first.rank, first.node) if num_ranks == 1 else (None, None)
@@ -165,7 +165,7 @@ def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
 
 
 # Error messages of libraries, each with the cause of the failure and a phrase that explains it to the user.
-KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
+KNOWN_ERRORS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     (re.compile(r"op\.preamble\.length <= op\.nbytes"), "mismatch",
      "the ranks called one collective with tensors of different sizes or types, or different collectives"),
     (re.compile(r"Expected to have finished reduction in the prior iteration"), "unused_parameters",
@@ -174,8 +174,11 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full",
      "a disk is full, or a limit such as that of inotify watches is reached"),
-    (re.compile(r"DataLoader worker \(pid \d+\) is killed by signal"), "data_loader",
+    (re.compile(r"DataLoader worker \(pid\S* [\d, ]+\) is killed by signal"), "data_loader",
      "a worker process of its data loader was killed by a signal, for example because the memory was full"),
+    # If a worker ends while it hands over a tensor, the rank gets the error of the broken connection.
+    (re.compile(r"DataLoader worker \(pid.*\) exited unexpectedly|in rebuild_storage_fd$", re.M), "data_loader",
+     "a worker process of its data loader ended, for example because the dataset called sys.exit or it was killed"),
 )  # fmt: skip
 
 
@@ -189,9 +192,9 @@ def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
 
     Return the event of its exit, or None if there is no such rank.
     """
-    exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
-    failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
-    return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
+    exits = [event for event in events if event.event == "rank_exited" and event.attempt == outcome.attempt]
+    failed_at = next((event.time for event in exits if event.rank == outcome.rank), 0.0)
+    return next((event for event in exits if event.facts.get("status") == 0 and event.time < failed_at), None)
 
 
 def last_error(log: str) -> str:
@@ -214,30 +217,30 @@ def last_error(log: str) -> str:
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     """Explain what the ranks do. If the run was killed because of a hang, explain what they did before the kill."""
     reasons = (_stopped, _network, _mismatch, _missing, _no_group, _straggler, _slow_data, _send_recv)
-    found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
+    explanation = next((explanation for reason in reasons if (explanation := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
     unknown = [f"what rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} did: no answer"] if absent else []
     silent = [view for view in ranks if view.unknown and view.group_at]
     unknown += [f"which collectives {view.who} has entered: {view.unknown}" for view in silent]
     no_clock = sorted({view.node for view in ranks if not view.clock_is_known})
-    if found and found.cause == "straggler" and no_clock:
+    if explanation and explanation.cause == "straggler" and no_clock:
         which = f"node{'s' * (len(no_clock) > 1)} {', '.join(map(str, no_clock))}"
         unknown.append(
             f"whether the clock of {which} agrees with node 0's: if it does not, another rank may be the last"
         )
-        found = replace(found, fault=False)
-    if found is None:
-        seen = [view for view in ranks if any(view.stacks)]
-        moves = any(len({*filter(None, view.stacks)}) > 1 or view.moved_lately for view in seen)
-        busy = [view.rank for view in seen if view.busy]  # these may be in an endless loop
+        explanation = replace(explanation, fault=False)
+    if explanation is None:
+        answering = [view for view in ranks if any(view.stacks)]
+        moves = any(len({*filter(None, view.stacks)}) > 1 or view.moved_lately for view in answering)
+        busy = [view.rank for view in answering if view.busy]  # these may be in an endless loop
         if moves or (busy and len(busy) == len(ranks)):
-            found = Explanation(cause="none", sentence=_progress(ranks, world_size, moves=moves), fault=False)
+            explanation = Explanation(cause="none", sentence=_progress(ranks, world_size, moves=moves), fault=False)
         else:
             text = "nothing that blocks them is found"
             if busy:
                 text += f"; {_ranks(busy, 'uses', 'use')} CPU time, but it is unknown whether the training advances"
-            found = Explanation(cause="unknown", sentence=text, fault=False)
-    return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
+            explanation = Explanation(cause="unknown", sentence=text, fault=False)
+    return replace(explanation, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
 
 def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str:
@@ -247,7 +250,7 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
     """
     text = "the ranks make progress" if moves else "all ranks use CPU time; it is unknown whether the training advances"
     arrivals = _arrivals(ranks, world_size)
-    times = [one[-1][0] for one in arrivals]
+    times = [arrival[-1][0] for arrival in arrivals]
     if not any(view.group_at for view in ranks):
         text = "no rank is known to have called init_process_group"
     elif len(times) < MIN_COLLECTIVES:
@@ -279,7 +282,7 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
 
 def _volume(ranks: Sequence[RankView]) -> str:
     """Return the average size of the collectives as text, or an empty string if the size is small or unknown."""
-    sizes = [one.num_bytes for one in ranks[0].collectives.values()] if ranks else []
+    sizes = [collective.num_bytes for collective in ranks[0].collectives.values()] if ranks else []
     if not sizes or sum(sizes) < MIN_VOLUME * len(sizes):
         return ""
     return f"a collective has {sum(sizes) / len(sizes) / 1e6:.1f} MB on average: see COMMUNICATION in ddpctl profile"
@@ -292,7 +295,7 @@ def _line(view: RankView) -> str:
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    stopped = [view for view in ranks if {one.get("state") for one in view.states} in ({"T"}, {"t"})]
+    stopped = [view for view in ranks if {state.get("state") for state in view.states} in ({"T"}, {"t"})]
     if not stopped:
         return None
     more = f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
@@ -306,7 +309,7 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     It has failed if data is sent again several times without an acknowledgment. It is slow if data is in transit in
     nearly all samples.
     """
-    links = [(view, link) for view in ranks for one in view.states for link in one.get("links", ())]
+    links = [(view, link) for view in ranks for state in view.states for link in state.get("links", ())]
     nodes = {here: f"node {view.node}" for view, (here, *_) in links}
     cut: set[frozenset[str]] = set()
     busy: Counter[tuple[int, frozenset[str]]] = Counter()
@@ -346,7 +349,7 @@ def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     """
     waiting = [view for view in ranks if view.share(COLLECTIVES, SEND_RECV) == 1]
     others = [view for view in ranks if view not in waiting and not view.waits_in]
-    if not waiting or len(ranks) < world_size or len(others) > 1 or any(one.runs for one in ranks):
+    if not waiting or len(ranks) < world_size or len(others) > 1 or any(view.runs for view in ranks):
         return None
     if others:
         text = f"{others[0].who} is the only rank that is not in send, recv or a collective; "
@@ -366,10 +369,13 @@ def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, floa
     An ``all_`` collective is skipped if any rank has completed it, because then all ranks have entered it. Other ranks
     can still appear to wait in it, because the ranks are not sampled at the same time.
     """
-    entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
+    calls = ((key, call) for view in ranks for key, call in view.collectives.items())
+    entered = {key for key, call in calls if call.done and call.op.startswith("all_")}
     waits = ((view, view.waits_in) for view in ranks)
-    found = [(view, one, view.read_at - one.at) for view, one in waits if one and (one.group, one.seq) not in entered]
-    return [(view, one, for_s) for view, one, for_s in found if for_s > max(MIN_WAIT_S, PACES * view.pace_s)]
+    late = [
+        (view, call, view.read_at - call.at) for view, call in waits if call and (call.group, call.seq) not in entered
+    ]
+    return [(view, call, for_s) for view, call, for_s in late if for_s > max(MIN_WAIT_S, PACES * view.pace_s)]
 
 
 def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -420,26 +426,26 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
             members.setdefault(group, set()).add(view.rank)
     absent: dict[int, tuple[Collective, float]] = {}
     views = {view.rank: view for view in ranks}
-    for _, one, waited_s in sorted(waiting, key=lambda found: found[1].at):
+    for _, collective, waited_s in sorted(waiting, key=lambda entry: entry[1].at):
         # A rank that holds the GIL does not answer. It counts as absent if all other ranks wait for it.
-        all_others = sum(found.name == one.name for _, found, _ in waiting) == len(members[one.group]) - 1
-        for rank in members[one.group] & views.keys():
+        all_others = sum(call.name == collective.name for _, call, _ in waiting) == len(members[collective.group]) - 1
+        for rank in members[collective.group] & views.keys():
             is_silent = views[rank].unknown and not views[rank].share(COLLECTIVES)
-            if views[rank].is_before(one) or (is_silent and all_others):
-                absent.setdefault(rank, (one, waited_s))
+            if views[rank].is_before(collective) or (is_silent and all_others):
+                absent.setdefault(rank, (collective, waited_s))
     roots = [rank for rank in absent if rank not in blocked] or sorted(absent)
     if not roots:
         return None
-    view, (one, waited_s) = views[roots[0]], absent[roots[0]]
-    waiters = [other.rank for other, found, _ in waiting if other is not view and found.name == one.name]
+    view, (collective, waited_s) = views[roots[0]], absent[roots[0]]
+    waiters = [other.rank for other, call, _ in waiting if other is not view and call.name == collective.name]
     who, for_s = f"{_ranks(waiters, 'has', 'have')} been waiting", f"for {format_duration(waited_s)}"
     if view.rank in blocked:
-        own = next(found for other, found, _ in waiting if other is view)
-        text = f"{view.who} is in {own.name}, but {who} for rank {view.rank} in {one.name} {for_s}"
+        own = next(call for other, call, _ in waiting if other is view)
+        text = f"{view.who} is in {own.name}, but {who} for rank {view.rank} in {collective.name} {for_s}"
         return _about(view, "order", f"the ranks call collectives in different orders: {text}")
-    what = f"{one.name} ({one.shape}), but {who} in it {for_s}"
+    waited_for = f"{collective.name} ({collective.shape}), but {who} in it {for_s}"
     more = f"; {_ranks(roots[1:], 'has', 'have')} not entered it either" if len(roots) > 1 else ""
-    text = f"{_absence(view, 'entered', 'entering')} {what}{more}{_activity(view)}"
+    text = f"{_absence(view, 'entered', 'entering')} {waited_for}{more}{_activity(view)}"
     fault = view.has_ended or (waited_s >= HANG_S and not view.runs)
     if not fault:
         text += f". Rank {view.rank} {NOT_BLOCKED}" if waited_s >= HANG_S else NOT_YET
@@ -464,10 +470,9 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]
-    more = (
-        f"; {_ranks([one.rank for one in without[1:]], 'has', 'have')} not called it either" if len(without) > 1 else ""
-    )
-    waits = f"{_ranks([one.rank for one in met], 'has', 'have')} been waiting in it for {format_duration(max(meeting))}"
+    others, waiting = [other.rank for other in without[1:]], [other.rank for other in met]
+    more = f"; {_ranks(others, 'has', 'have')} not called it either" if others else ""
+    waits = f"{_ranks(waiting, 'has', 'have')} been waiting in it for {format_duration(max(meeting))}"
     text = f"{_absence(view, 'called', 'calling')} init_process_group, but {waits}{more}{_activity(view)}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"
@@ -481,7 +486,7 @@ def _arrivals(ranks: Sequence[RankView], world_size: int) -> list[list[tuple[flo
     """
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
-    return [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
+    return [sorted((at, rank) for rank, at in times.items()) for times in arrivals if len(times) == world_size > 1]
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -522,14 +527,14 @@ def _last(whole: Sequence[Sequence[tuple[float, int]]], owners: Mapping[int, int
     wait: DDP's collectives run beside the backward pass. To find a rank, ``owners`` maps each rank to itself. To find a
     node, it maps each rank to the number of its node.
     """
-    number, times = Counter(owners[one[-1][1]] for one in whole).most_common(1)[0]
+    number, times = Counter(owners[arrivals[-1][1]] for arrivals in whole).most_common(1)[0]
     alone_s, until, lags = 0.0, 0.0, []
-    for one in whole:
-        others = [at for at, rank in one if owners[rank] != number]
-        if others and owners[one[-1][1]] == number:
-            lags.append(one[-1][0] - others[-1])
-            alone_s += max(0.0, one[-1][0] - max(others[-1], until))
-            until = max(until, one[-1][0])
+    for arrivals in whole:
+        others = [at for at, rank in arrivals if owners[rank] != number]
+        if others and owners[arrivals[-1][1]] == number:
+            lags.append(arrivals[-1][0] - others[-1])
+            alone_s += max(0.0, arrivals[-1][0] - max(others[-1], until))
+            until = max(until, arrivals[-1][0])
     return number, times, alone_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0), median(lags or [0.0])
 
 
@@ -540,6 +545,6 @@ def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     num_waits = sum(has_file(stack, LOADER) for stack in own)
     if num_waits <= MOSTLY * len(own):
         return None
-    view = max(ranks, key=lambda one: one.share(LOADER))
+    view = max(ranks, key=lambda view: view.share(LOADER))
     text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside collectives"
     return Explanation(cause="data_loader", sentence=f"{text}; {view.doing(view.who)}", fault=False)

@@ -76,75 +76,76 @@ class RankProfile:
         The last entry is the end of the window. Compute is the time in kernels of a GPU. Without a GPU, it is the time
         in operators outside the data loader.
         """
-        on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
+        on_gpu = any(part.kind in GPU_KINDS for part in self.slices)
         order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)
         edges = []
-        for one in self.slices:
-            begin, end = max(one.begin, window[0]), min(one.end, window[1])
-            if begin < end and (what := _what(one, on_gpu=on_gpu)):
-                edges += [(begin, 1, what), (end, -1, what)]
+        for part in self.slices:
+            begin, end = max(part.begin, window[0]), min(part.end, window[1])
+            if begin < end and (activity := _activity_of(part, on_gpu=on_gpu)):
+                edges += [(begin, 1, activity), (end, -1, activity)]
         active: Counter[str] = Counter()
-        found = [(window[0], "idle", False)]
-        for at, step, what in sorted(edges):
-            active[what] += step
-            now = next((SAMPLED.get(one, one) for one in order if active[one]), "idle")
-            found.append((at, now, now == "exposed" or active["exposed"] > 0))
-        return [*found, (window[1], "idle", False)]
+        changes = [(window[0], "idle", False)]
+        for at, step, activity in sorted(edges):
+            active[activity] += step
+            now = next((SAMPLED.get(activity, activity) for activity in order if active[activity]), "idle")
+            changes.append((at, now, now == "exposed" or active["exposed"] > 0))
+        return [*changes, (window[1], "idle", False)]
 
 
-def _what(one: Slice, *, on_gpu: bool) -> str:
-    if one.kind in SAMPLED:
-        return one.kind
-    if COLLECTIVE.match(one.name):
-        return "exposed" if on_gpu == (one.kind == "kernel") else ""
-    if one.name.startswith("enumerate(DataLoader)"):
+def _activity_of(part: Slice, *, on_gpu: bool) -> str:
+    if part.kind in SAMPLED:
+        return part.kind
+    if COLLECTIVE.match(part.name):
+        return "exposed" if on_gpu == (part.kind == "kernel") else ""
+    if part.name.startswith("enumerate(DataLoader)"):
         return "data"
-    return "compute" if (one.kind in GPU_KINDS if on_gpu else one.kind == "cpu_op") else ""
+    return "compute" if (part.kind in GPU_KINDS if on_gpu else part.kind == "cpu_op") else ""
 
 
 def read_profile(text: str, *, clock_offset_s: float) -> list[RankProfile]:
     """Return the ranks in a profile.json. Raises ValueError if it is damaged."""
     try:
         answer = parse_json(text)
-        return [_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"]]
+        return [_read_rank(recording, int(answer["node"]), clock_offset_s) for recording in answer["ranks"]]
     except (LookupError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"damaged: {error}") from None
 
 
-def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProfile:
-    rank = int(found["rank"])
-    if "unknown" in found:
-        return RankProfile(rank=rank, node=node, unknown=one_line(str(found["unknown"])))
-    with gzip.open(io.BytesIO(base64.b64decode(found["trace"]))) as file:
+def _read_rank(recording: Mapping[str, Any], node: int, offset_s: float) -> RankProfile:
+    rank = int(recording["rank"])
+    if "unknown" in recording:
+        return RankProfile(rank=rank, node=node, unknown=one_line(str(recording["unknown"])))
+    with gzip.open(io.BytesIO(base64.b64decode(recording["trace"]))) as file:
         trace = parse_json(file.read(MAX_TRACE_BYTES))
     base_s = float(trace.get("baseTimeNanoseconds", 0)) / 1e9 - offset_s
     threads: dict[tuple[str, str], str] = {}
     slices, flows = [], []
-    for one in sorted(trace["traceEvents"], key=lambda one: str(one["ph"])):  # M (names of threads) before X (slices)
-        key = str(one.get("pid")), str(one.get("tid"))
+    # M (names of threads) before X (slices).
+    for event in sorted(trace["traceEvents"], key=lambda event: str(event["ph"])):
+        key = str(event.get("pid")), str(event.get("tid"))
         thread = threads.get(key, f"thread {key[1]}")
-        begin = base_s + float(one.get("ts", 0)) / 1e6
-        if one["ph"] == "M" and one["name"] == "thread_name":
-            threads[key] = one_line(str(one["args"]["name"]))
-        elif one["ph"] == "X" and one.get("cat") in KINDS:
-            end = base_s + (float(one["ts"]) + float(one["dur"])) / 1e6
-            name = one_line(str(one["name"]))
-            slices.append(Slice(thread=thread, begin=begin, end=end, name=name, kind=str(one["cat"])))
-        elif one["ph"] in ("s", "f"):
-            flows.append((one_line(f"{one['cat']} {one['id']} of rank {rank}"), thread, begin))
-    for one in found.get("collectives", ()):
-        if not one["p2p"]:
-            name = one_line(f"{one['op']} #{one['seq']} of group {one['group']}")
-            flows.append((name, "", float(one["at"]) - offset_s))
+        begin = base_s + float(event.get("ts", 0)) / 1e6
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            threads[key] = one_line(str(event["args"]["name"]))
+        elif event["ph"] == "X" and event.get("cat") in KINDS:
+            end = base_s + (float(event["ts"]) + float(event["dur"])) / 1e6
+            name = one_line(str(event["name"]))
+            slices.append(Slice(thread=thread, begin=begin, end=end, name=name, kind=str(event["cat"])))
+        elif event["ph"] in ("s", "f"):
+            flows.append((one_line(f"{event['cat']} {event['id']} of rank {rank}"), thread, begin))
+    for collective in recording.get("collectives", ()):
+        if not collective["p2p"]:
+            name = one_line(f"{collective['op']} #{collective['seq']} of group {collective['group']}")
+            flows.append((name, "", float(collective["at"]) - offset_s))
     samples = [
         (float(at) - offset_s, tuple((str(file), int(line), str(function)) for file, line, function in stack))
-        for at, stack in found["samples"]
+        for at, stack in recording["samples"]
     ]
     for (at, stack), (end, _) in pairwise(samples):
         kind = "in_loader" if has_file(stack, LOADER) else "in_collective" if has_file(stack, COLLECTIVES) else "python"
         name = place_of(stack) or "unknown"
         slices.append(Slice(thread="Python, sampled", begin=at, end=end, name=name, kind=kind))
-    began, ended = float(found["began"]) - offset_s, float(found["ended"]) - offset_s
+    began, ended = float(recording["began"]) - offset_s, float(recording["ended"]) - offset_s
     return RankProfile(rank=rank, node=node, began=began, ended=ended, slices=slices, samples=samples, flows=flows)
 
 
@@ -154,21 +155,21 @@ def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
     The slowest rank is None if no rank stands out. Exposed communication is communication without simultaneous compute
     or data loading. At least one rank must be recorded.
     """
-    known = [one for one in profiles if not one.unknown]
-    window = max(one.began for one in known), min(one.ended for one in known)
+    known = [profile for profile in profiles if not profile.unknown]
+    window = max(profile.began for profile in known), min(profile.ended for profile in known)
     if window[0] >= window[1]:
         return {"seconds": 0.0, "shares": {}, "slowest": None, "sentence": "the ranks were recorded at different times"}
-    shares = {one.rank: _shares(one, window) for one in known}
+    shares = {profile.rank: _shares(profile, window) for profile in known}
     slowest, sentence = _slowest(known, shares, window)
     return {"seconds": round(window[1] - window[0], 3), "shares": shares, "slowest": slowest, "sentence": sentence}
 
 
-def _shares(one: RankProfile, window: Window) -> dict[str, float]:
+def _shares(profile: RankProfile, window: Window) -> dict[str, float]:
     totals = dict.fromkeys(SHARES, 0.0)
-    for (begin, what, communicates), (end, _, _) in pairwise(one.activities(window)):
-        totals[what] += end - begin
+    for (begin, activity, communicates), (end, _, _) in pairwise(profile.activities(window)):
+        totals[activity] += end - begin
         totals["communication"] += (end - begin) * communicates
-    return {what: round(total / (window[1] - window[0]), 4) for what, total in totals.items()}
+    return {activity: round(total / (window[1] - window[0]), 4) for activity, total in totals.items()}
 
 
 def _slowest(
@@ -177,22 +178,23 @@ def _slowest(
     """Return the rank that waits least in collectives, or None, and a sentence that explains the result."""
     if len(profiles) < 2:
         return None, "there is no other rank to compare with"
-    slow = min(profiles, key=lambda one: shares[one.rank]["exposed"])
+    slow = min(profiles, key=lambda profile: shares[profile.rank]["exposed"])
     own = shares[slow.rank]
-    others = {what: statistics.median(shares[one.rank][what] for one in profiles if one is not slow) for what in SHARES}
+    of_others = [shares[profile.rank] for profile in profiles if profile is not slow]
+    others = {name: statistics.median(of_rank[name] for of_rank in of_others) for name in SHARES}
     if others["exposed"] - own["exposed"] < SLOWER:
-        most_exposed = max(shares[one.rank]["exposed"] for one in profiles)
+        most_exposed = max(shares[profile.rank]["exposed"] for profile in profiles)
         if most_exposed - own["exposed"] < SLOWER:
             return None, "no rank is slow: all recorded ranks wait about the same time in collectives"
         return None, (
             f"no single rank is slow: the recorded ranks wait in collectives {100 * own['exposed']:.0f} % to "
             f"{100 * most_exposed:.0f} % of the time"
         )
-    most = max(PHRASES, key=lambda what: own[what] - others[what])
+    most = max(PHRASES, key=lambda activity: own[activity] - others[activity])
     activities = slow.activities(window)
-    seen = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]
-    places = Counter(filter(None, map(place_of, seen))).most_common(1)
-    where = "".join(f"; it was at {place} in {count} of {len(seen)} samples" for place, count in places)
+    stacks = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]
+    places = Counter(filter(None, map(place_of, stacks))).most_common(1)
+    where = "".join(f"; it was at {place} in {count} of {len(stacks)} samples" for place, count in places)
     return slow.rank, (
         f"{slow.who} is the slowest: it waits in collectives only {100 * own['exposed']:.0f} % of the time (the "
         f"others: {100 * others['exposed']:.0f} %). It spends {100 * own[most]:.0f} % of the time (the others: "
@@ -202,10 +204,11 @@ def _slowest(
 
 def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapping[str, float]]) -> list[str]:
     """Return a table with one line per rank."""
-    rows = [("RANK", "NODE", *(what.upper() for what in SHARES))]
-    for one in profiles:
-        shares = all_shares.get(one.rank)
-        rows.append((str(one.rank), str(one.node), *(f"{shares[what]:.0%}" if shares else "-" for what in SHARES)))
+    rows = [("RANK", "NODE", *map(str.upper, SHARES))]
+    for profile in profiles:
+        shares = all_shares.get(profile.rank)
+        cells = [f"{shares[name]:.0%}" if shares else "-" for name in SHARES]
+        rows.append((str(profile.rank), str(profile.node), *cells))
     return table(rows)
 
 
@@ -216,41 +219,43 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     The events of a node are shown at its first rank. A flow connects an operator with its backward operator or its
     kernel. Other flows connect the calls of the same collective on all ranks.
     """
-    known = [one for one in profiles if not one.unknown]
-    began, ended = min(one.began for one in known), max(one.ended for one in known)
-    first_tid = max(one.rank for one in known) + 1  # Perfetto shows a thread whose tid is its pid as the main thread
-    found: list[dict[str, Any]] = []
+    known = [profile for profile in profiles if not profile.unknown]
+    began, ended = min(profile.began for profile in known), max(profile.ended for profile in known)
+    # Perfetto shows a thread whose tid is its pid as the main thread.
+    first_tid = max(profile.rank for profile in known) + 1
+    trace_events: list[dict[str, Any]] = []
     flows: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
 
     def add(ph: str, pid: int, tid: int, name: str, **more: Any) -> None:
-        found.append({"ph": ph, "pid": pid, "tid": tid, "name": name, **more})
+        trace_events.append({"ph": ph, "pid": pid, "tid": tid, "name": name, **more})
 
-    for one in known:
-        add("M", one.rank, 0, "process_name", args={"name": one.who})
+    for profile in known:
+        add("M", profile.rank, 0, "process_name", args={"name": profile.who})
         threads: dict[str, int] = {}
         starts: dict[tuple[str, float], int] = {}
         calls = [(-math.inf, -math.inf, 0)]
-        for part, label in lanes(one.slices):
+        for part, label in lanes(profile.slices):
             ts, end = (round((at - began) * 1e6, 1) for at in (part.begin, part.end))
             tid = starts[part.thread, part.begin] = threads.setdefault(label, first_tid + len(threads))
             calls += [(part.begin, part.end, tid)] if COLLECTIVE.match(part.name) else []
-            add("X", one.rank, tid, part.name, ts=ts, dur=round(end - ts, 1), cat=part.kind)
+            add("X", profile.rank, tid, part.name, ts=ts, dur=round(end - ts, 1), cat=part.kind)
         for label, tid in threads.items():
-            add("M", one.rank, tid, "thread_name", args={"name": label})
-        for name, thread, at in one.flows:
+            add("M", profile.rank, tid, "thread_name", args={"name": label})
+        for name, thread, at in profile.flows:
             begin, end, call = calls[bisect(calls, (at, math.inf)) - 1]
             flow_tid = starts.get((thread, at), 0) if thread else call if begin <= at <= end else 0
-            flows[name] += [(at, one.rank, flow_tid)] if flow_tid else []
+            flows[name] += [(at, profile.rank, flow_tid)] if flow_tid else []
     for number, (name, points) in enumerate(flows.items()):
         for place, (at, rank, tid) in enumerate(sorted(points) if len(points) > 1 else ()):
             ph = "s" if place == 0 else "t" if place < len(points) - 1 else "f"
             add(ph, rank, tid, name, id=number, ts=round((at - began) * 1e6, 1), cat=name.partition(" ")[0], bp="e")
     for event in events:
-        pid = next((one.rank for one in known if one.node == event.node and event.rank in (None, one.rank)), None)
+        ranks = (profile.rank for profile in known if profile.node == event.node)
+        pid = next((rank for rank in ranks if event.rank in (None, rank)), None)
         if began <= event.time <= ended and pid is not None:
             ts = round((event.time - began) * 1e6, 1)
             add("i", pid, 0, one_line(event.event), s="p", ts=ts, cat="ddpctl", args=dict(event.facts))
-    return gzip.compress(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}).encode())
+    return gzip.compress(json.dumps({"traceEvents": trace_events, "displayTimeUnit": "ms"}).encode())
 
 
 def lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, str]]:
@@ -259,13 +264,13 @@ def lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, str]]:
     A slice that partly overlaps another slice of its thread, such as an asynchronous call, is put in another row.
     """
     ends: dict[str, list[float]] = defaultdict(list)
-    for one in sorted(slices, key=lambda one: (one.begin, -one.end)):
-        label = one.thread
+    for part in sorted(slices, key=lambda part: (part.begin, -part.end)):
+        label = part.thread
         while True:
-            while ends[label] and ends[label][-1] <= one.begin:
+            while ends[label] and ends[label][-1] <= part.begin:
                 ends[label].pop()
-            if not ends[label] or one.end <= ends[label][-1]:
+            if not ends[label] or part.end <= ends[label][-1]:
                 break
             label += " +"
-        ends[label].append(one.end)
-        yield one, label
+        ends[label].append(part.end)
+        yield part, label

@@ -63,7 +63,7 @@ class Collective:
     def num_bytes(self) -> int:
         """The size of the inputs in bytes. An unknown type counts as 4 bytes per element."""
         shapes = zip(self.sizes.split("] ["), self.dtypes.split(), strict=False)
-        return sum(math.prod(map(int, re.findall(r"\d+", sizes))) * ITEM_SIZES.get(one, 4) for sizes, one in shapes)
+        return sum(math.prod(map(int, re.findall(r"\d+", sizes))) * ITEM_SIZES.get(dtype, 4) for sizes, dtype in shapes)
 
     @property
     def shape(self) -> str:
@@ -102,17 +102,19 @@ class RankView:
     @property
     def waits_in(self) -> Collective | None:
         """The first collective that the rank has entered but not completed, or None."""
-        return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
+        return min(
+            (call for call in self.collectives.values() if not call.done), key=lambda call: call.at, default=None
+        )
 
-    def is_before(self, one: Collective) -> bool:
-        """Return whether the rank has certainly not entered the collective ``one`` yet."""
-        last = max((seq for group, seq in self.collectives if group == one.group), default=0)
-        return last < one.seq and (not self.unknown or not self.state)
+    def is_before(self, collective: Collective) -> bool:
+        """Return whether the rank has certainly not entered the collective yet."""
+        last = max((seq for group, seq in self.collectives if group == collective.group), default=0)
+        return last < collective.seq and (not self.unknown or not self.state)
 
     @property
     def busy(self) -> bool:
         """Whether the rank used CPU time while it was sampled."""
-        ticks = [(one["ticks"], one["time"]) for one in self.states if "ticks" in one]
+        ticks = [(state["ticks"], state["time"]) for state in self.states if "ticks" in state]
         spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
         return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
 
@@ -122,14 +124,14 @@ class RankView:
 
         The time between the last two collectives is not included.
         """
-        times = sorted(one.at for one in self.collectives.values())
+        times = sorted(collective.at for collective in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
 
     @property
     def moved_lately(self) -> bool:
         """Whether the rank entered a collective recently: within ``MIN_WAIT_S``, or ``PACES`` times ``pace_s``."""
-        last = max((one.at for one in self.collectives.values()), default=0.0)
+        last = max((collective.at for collective in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
     def share(self, path: str, functions: Sequence[str] = ()) -> float:
@@ -140,9 +142,9 @@ class RankView:
     @property
     def runs(self) -> bool:
         """Whether the rank was active: it used CPU time, its samples show different code, or it woke up often."""
-        woke = [(one["switches"], one["time"]) for one in self.states if "switches" in one] or [(0, 0.0)]
-        places = {tuple(one for one in stack if not WAITING.search(one[0])) for stack in self.stacks if stack}
-        computes = not self.unknown and 2 * sum(one.get("state") == "R" for one in self.states) > len(self.states)
+        woke = [(state["switches"], state["time"]) for state in self.states if "switches" in state] or [(0, 0.0)]
+        places = {tuple(frame for frame in stack if not WAITING.search(frame[0])) for stack in self.stacks if stack}
+        computes = not self.unknown and 2 * sum(state.get("state") == "R" for state in self.states) > len(self.states)
         return computes or len(places) > 1 or woke[-1][0] - woke[0][0] > WAKES_PER_S * (woke[-1][1] - woke[0][1])
 
     @property
@@ -169,10 +171,10 @@ class RankView:
         stack = self.stacks[-1] if self.stacks else ()
         if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
             return "has reached the end of its script, and is waiting for a thread that it started"
-        what, place = self._activity(stack), place_of(stack)
-        text = f"{what} at {place}" if place else f"{what}; where in its code is unknown"
-        if self.share(LOADER) and (found := self._worker()):
-            text += f", and a worker of its data loader {found}"
+        activity, place = self._activity(stack), place_of(stack)
+        text = f"{activity} at {place}" if place else f"{activity}; where in its code is unknown"
+        if self.share(LOADER) and (worker := self._worker()):
+            text += f", and a worker of its data loader {worker}"
         return text
 
     def _activity(self, stack: Sequence[Frame]) -> str:
@@ -210,13 +212,13 @@ def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
     """Return what a process does according to the kernel, such as ``is sleeping``."""
     if state.get("state") == "D":
         return "is waiting for a disk or a network file system"
-    found = (words for pattern, words in WAITS if pattern.search(str(state.get("wchan", ""))))
-    return "is computing" if busy else next(found, "is")
+    activities = (activity for pattern, activity in WAITS if pattern.search(str(state.get("wchan", ""))))
+    return "is computing" if busy else next(activities, "is")
 
 
 def place_of(stack: Sequence[Frame]) -> str:
     """Return the innermost frame that is not in a library, such as ``dataset.py:88 (read)``, or an empty string."""
-    frame = next((one for one in stack if not LIBRARY.search(one[0])), None)
+    frame = next((frame for frame in stack if not LIBRARY.search(frame[0])), None)
     return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
 
 
@@ -225,29 +227,29 @@ def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float | None = 0.0
 
     ``clock_offset_s``: how far the node's clock is ahead of node 0's in seconds; None: unknown.
     """
-    return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
+    return tuple(_read_rank(rank, int(answer["node"]), clock_offset_s) for rank in answer["ranks"])
 
 
-def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float | None) -> RankView:
+def _read_rank(rank: Mapping[str, Any], node: int, clock_offset_s: float | None) -> RankView:
     offset_s = clock_offset_s or 0.0
     collectives = [
         Collective(
-            group=str(one["group"]), desc=str(one["desc"]), seq=int(one["seq"]), op=str(one["op"]),
-            sizes=" ".join(map(str, one["sizes"])), dtypes=" ".join(map(str, one["dtypes"])), done=bool(one["done"]),
-            at=float(one["at"]) - offset_s,
+            group=str(call["group"]), desc=str(call["desc"]), seq=int(call["seq"]), op=str(call["op"]),
+            sizes=" ".join(map(str, call["sizes"])), dtypes=" ".join(map(str, call["dtypes"])), done=bool(call["done"]),
+            at=float(call["at"]) - offset_s,
         )
-        for one in found["collectives"] if not one["p2p"]
+        for call in rank["collectives"] if not call["p2p"]
     ]  # fmt: skip
     return RankView(
-        rank=int(found["rank"]),
+        rank=int(rank["rank"]),
         node=node,
-        group_at=None if found["group_at"] is None else float(found["group_at"]) - offset_s,
-        read_at=float(found["time"]) - offset_s,
-        states=tuple(found["samples"]),
-        stacks=tuple(_main_stack(one["threads"]) for one in found["samples"]),
-        workers=tuple((_main_stack(one["threads"]), one) for one in found["children"]),
-        collectives={(one.group, one.seq): one for one in collectives},
-        unknown=str(found.get("unknown", "")),
+        group_at=None if rank["group_at"] is None else float(rank["group_at"]) - offset_s,
+        read_at=float(rank["time"]) - offset_s,
+        states=tuple(rank["samples"]),
+        stacks=tuple(_main_stack(sample["threads"]) for sample in rank["samples"]),
+        workers=tuple((_main_stack(child["threads"]), child) for child in rank["children"]),
+        collectives={(collective.group, collective.seq): collective for collective in collectives},
+        unknown=str(rank.get("unknown", "")),
         clock_is_known=clock_offset_s is not None,
     )
 

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
 from ddpctl.environment import tool_environment
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
 from ddpctl.execution.remote import Remote, batches, write_bytes
@@ -58,6 +58,7 @@ class Executor:
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
         self._said = ""  # the message of the last commands
+        self.may_have_started = False  # whether a command with ``starts`` was run
         self.on_say: Callable[[str], object] = str  # called with the current message, which may be empty
         self._children: set[subprocess.Popen[Any]] = set()  # the processes that have not ended
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
@@ -136,6 +137,7 @@ class Executor:
             self.on_say(text)
             if text:
                 print(text, file=sys.stderr, flush=True)
+        self.may_have_started |= any(command.starts for command in commands)
         modes = {command.mode for command in commands}
         is_here = not any(command.host or command.transfer for command in commands)
         if "tty" in modes or (is_here and (len(commands) <= 1 or modes != {"capture"})):
@@ -148,7 +150,7 @@ class Executor:
         if any(command.host or (command.transfer and command.transfer.rsync_to) for command in commands):
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
-        numbers = count()
+        numbers, before = count(), frozenset(self._children)
         groups = batches(commands)
         pool = ThreadPoolExecutor(min(len(groups), _MAX_PARALLEL))
         futures = [
@@ -169,7 +171,7 @@ class Executor:
                     _handle_interrupt(on_interrupt, error)
         except BaseException:
             self._remote.close()  # commands that wait for an answer will not get one
-            for process in tuple(self._children):
+            for process in self._children - before:  # not the streamed command that was interrupted
                 _kill_session(process)
             raise
         finally:
@@ -180,7 +182,7 @@ class Executor:
         """Run a command that transfers files. OpenSSH's client connects to the other machine, if there is one."""
         argv, env = command.argv, {**command.env}
         if command.host:
-            argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
+            argv = (*self._remote.openssh(command.host), "--", command.host.address, remote_line(command))
         if transfer.rsync_to:
             env["RSYNC_RSH"] = shlex.join(self._remote.openssh(transfer.rsync_to))
         try:

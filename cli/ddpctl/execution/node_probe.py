@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.command import Output
-from ddpwire.run_files import DIAGNOSIS_REQUEST, NODE
+from ddpwire.run_files import DIAGNOSIS_REQUEST, METRICS_URL
 
 FETCH_S = 5
 TIMEOUT_S = 45.0
@@ -80,8 +80,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
             ]
         if probe.metrics:
             lines += [
-                f"""  url=$([ -f {NODE} ] && sed -n 's|^ "metrics": "\\(http[^"]*\\)".*|\\1|p' {NODE})""",
-                '  if [ -n "$url" ]; then',
+                f"  if [ -s {METRICS_URL} ] && url=$(cat {METRICS_URL}); then",
                 f'    part {_METRICS}; fetch "$url" 2>/dev/null || {{ part {_FAILURE}; echo "$url does not answer"; }}',
                 "  fi",
             ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from uuid import uuid4
 
-from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, process_line
+from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, remote_line
 from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Remote:
         try:
             channel = self._channel(_host(command))
             channel.settimeout(command.timeout_s)
-            channel.exec_command(process_line(command))
+            channel.exec_command(remote_line(command))
             channel.sendall((command.stdin or "").encode())
             while b"\n" not in out and (data := channel.recv(_CHUNK)):
                 out += data
@@ -159,7 +159,7 @@ class Remote:
         from ddpctl.execution.ssh import NoConnectionError
 
         try:
-            done = self._connect(_host(command)).run(process_line(command), pty=True, warn=True, in_stream=sys.stdin)
+            done = self._connect(_host(command)).run(remote_line(command), pty=True, warn=True, in_stream=sys.stdin)
         except NoConnectionError as error:
             return Output(returncode=UNREACHED, stderr=str(error))
         return Output(returncode=done.exited)
@@ -183,7 +183,7 @@ class Remote:
             return Output(returncode=UNREACHED, stderr=str(error))
         try:
             channel.settimeout(command.timeout_s)
-            channel.exec_command(process_line(command))
+            channel.exec_command(remote_line(command))
             if command.stdin is not None:
                 data = command.stdin.encode(errors="surrogateescape")
                 for start in range(0, len(data), _CHUNK):  # in chunks, because sendall copies the rest for each packet

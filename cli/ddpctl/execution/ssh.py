@@ -34,6 +34,7 @@ from paramiko.ssh_exception import (
 )
 
 from ddpctl.command import Host
+from ddpctl.environment import tool_environment
 from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
@@ -58,8 +59,9 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
     own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
     argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
     try:
+        env = tool_environment(os.environ, "ssh")
         done = subprocess.run(
-            argv, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
+            argv, env=env, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
         )
     except FileNotFoundError:
         raise ConfigError(

@@ -21,7 +21,7 @@ from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, Unavailab
 from ddpctl.files.images import human_size
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS, STORE_SECRET
+from ddpwire.run_files import CHECKPOINTS, LOCK, STORE_SECRET
 
 TRIES = 4  # a lost connection is opened again, and the transfer is resumed
 LIST_S, HERE_S = 120.0, 3600.0
@@ -30,7 +30,7 @@ STALL_S = 900.0  # the other end reads a large file again for its checksum
 _SKIPPED = (
     *("./project", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
     *(f"./task-*/{name}" for name in ("secrets", STORE_SECRET)),
-    *(f"*/node-*/{name}" for name in (METRICS, HEARTBEAT, LOCK)),
+    f"*/node-*/{LOCK}",
 )
 _WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain
 _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)

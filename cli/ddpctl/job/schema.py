@@ -55,6 +55,21 @@ def read_text(value: Any) -> Any:
     return str(value) if isinstance(value, Text) else value
 
 
+def read_json(value: Any) -> Any:
+    """Return a value from the file with the types of JSON."""
+    if isinstance(value, dict):
+        return {str(key): read_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [read_json(item) for item in value]
+    if not isinstance(value, Text) or value.quoted:
+        return str(value) if isinstance(value, Text) else value
+    if is_null(value) or value in ("true", "false"):
+        return None if is_null(value) else value == "true"
+    if len(value) > _MAX_DIGITS or not _NUMBER.fullmatch(value):
+        return str(value)
+    return int(value) if _WHOLE.fullmatch(value) else float(value)
+
+
 def _read_truth(text: Text) -> bool:
     if text in ("true", "false") and not text.quoted:
         return text == "true"
@@ -77,8 +92,10 @@ def _read(field: Field, value: Any) -> Any:
     match field.kind:
         case "list" | "records" if isinstance(value, list):
             return tuple(value)
-        case "list" | "table" if is_null(value):
+        case "list" | "table" | "object" if is_null(value):
             return () if field.kind == "list" else {}
+        case "object":
+            return read_json(value)
         case "records" | "list" | "table":
             return value
     if field.optional and is_null(value):
@@ -126,7 +143,7 @@ def _annotation(field: Field) -> Any:
     return Annotated[inner | None if field.optional else inner, BeforeValidator(partial(_read, field))]
 
 
-_SECRET = ("list", "table", "records")  # error messages omit values of these kinds, which may be secrets
+_SECRET = ("list", "table", "records", "object")  # error messages omit values of these kinds, which may be secrets
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:
@@ -199,7 +216,7 @@ def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
     return Problem(place, text, name)
 
 
-_TAKES = {"list": "a list such as [a, b]", "records": "a list", "table": "keys and values"}
+_TAKES = {"list": "a list such as [a, b]", "records": "a list", "table": "keys and values", "object": "keys and values"}
 
 
 def _words(error: Any, field: Field) -> str:
@@ -230,6 +247,8 @@ _ELSEWHERE = {
     "script": "command",
     "environment": "env",
     "volumes": "mounts",
+    **dict.fromkeys(("affinity", "annotations", "env_secrets", "image_pull_secrets", "node_selector"), "pod"),
+    **dict.fromkeys(("priority_class", "pull", "request_cpus", "request_memory", "scheduler", "spread"), "pod"),
 }
 
 FILE_NAME = "ddpctl.yaml"
@@ -248,6 +267,8 @@ _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 def _json_text(field: Field) -> dict[str, Any]:
     if field.kind == "list":
         return {"type": ["array", "null"], "items": _JSON_VALUE}
+    if field.kind == "object":
+        return {"type": ["object", "null"]}
     if field.kind == "table":
         return {"type": ["object", "null"], "additionalProperties": _JSON_VALUE}
     if field.kind != "text" or not field.pattern:

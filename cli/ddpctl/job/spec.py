@@ -56,7 +56,7 @@ def matching(pattern: str, allowed: str) -> Rule:
     return Rule(check, pattern)
 
 
-Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records"]
+Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records", "object"]
 _KINDS: dict[Any, Kind] = {
     str: "text",
     int: "whole number",
@@ -64,12 +64,14 @@ _KINDS: dict[Any, Kind] = {
     bool: "truth value",
     tuple[str, ...]: "list",
     Mapping[str, str]: "table",
+    Mapping[str, Any]: "object",
 }
 _KIND_WORDS = {
     "truth value": "true or false",
     "list": "list of strings",
     "table": "names and their text",
     "records": "list",
+    "object": "keys and values",
 }
 
 
@@ -114,6 +116,8 @@ class Field:
                 return isinstance(value, list | tuple) and all(isinstance(one, item) for one in value)
             case "table":
                 return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+            case "object":
+                return isinstance(value, Mapping)
             case "number":
                 return type(value) in (int, float) and math.isfinite(value)
             case "whole number":
@@ -255,6 +259,14 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(f"{name} is a variable that shells set themselves: give the secret another name")
         _check_not_ours(name)
     return secrets
+
+
+RuntimeArgs = Annotated[
+    tuple[str, ...],
+    Doc("More options for the container runtime, each as --NAME=VALUE."),
+    # The runtime would take a word without -- for the name of the image.
+    matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line"),
+]
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from ddpctl.errors import UnavailableError, UsageError
 from ddpctl.job.spec import MAX_PORT, is_port
-from ddpctl.monitoring.alerts import dump_yaml, promql_duration
+from ddpctl.monitoring.alerts import promql_duration
 from ddpctl.text import quote
 
 JOB = "ddp"
@@ -34,47 +36,41 @@ class Scraping:
 
 def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Parse exporters such as ``node=9100`` and ``dcgm=9400``. Raises UsageError."""
-    found: dict[str, int] = {}
+    ports: dict[str, int] = {}
     for setting in settings:
         name, _, port = setting.partition("=")
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in ports:
             raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, such as dcgm=9400")
         if not is_port(port):
             raise UsageError(f"--exporter {name}: {quote(port)} is not a port: expected 1 to {MAX_PORT}")
-        found[name] = int(port)
-    return tuple(found.items())
+        ports[name] = int(port)
+    return tuple(ports.items())
 
 
 def prometheus_yml(scraping: Scraping) -> str:
-    """Return the text of prometheus.yml. The file rules.yaml must be in the same folder."""
+    """Return the text of prometheus.yml. The file rules.yaml must be in the same folder.
+
+    Another exporter is scraped once on each machine, even if the machine has several nodes.
+    """
     interval = promql_duration(scraping.interval_s)
-    jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
-    return HEAD + dump_yaml(
-        {
-            "global": {"scrape_interval": interval, "evaluation_interval": interval},
-            "rule_files": ["rules.yaml"],
-            "scrape_configs": jobs,
-        }
-    )
-
-
-def _job(name: str, scraping: Scraping) -> dict[str, Any]:
-    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # Prometheus sees changes at once
-    return {"job_name": name, "file_sd_configs": [files]}
-
-
-def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
-    """Return a scrape job for another exporter. It scrapes each machine once, even if the machine has several nodes."""
-    relabel = [
-        {
-            "source_labels": ["__address__"],
-            "regex": r"(.+):\d+",
-            "target_label": "__address__",
-            "replacement": f"$1:{port}",
-        },
-        {"action": "labelkeep", "regex": "__.*|job"},
-    ]
-    return {**_job(name, scraping), "relabel_configs": relabel}
+    jobs: list[dict[str, Any]] = []
+    for name, port in ((JOB, None), *scraping.exporters):
+        files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # Prometheus sees changes at once
+        jobs.append({"job_name": name, "file_sd_configs": [files]})
+        if port is not None:
+            address = {
+                "source_labels": ["__address__"],
+                "regex": r"(.+):\d+",
+                "target_label": "__address__",
+                "replacement": f"$1:{port}",
+            }
+            jobs[-1]["relabel_configs"] = [address, {"action": "labelkeep", "regex": "__.*|job"}]
+    config = {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": jobs,
+    }
+    return HEAD + yaml.safe_dump(config, sort_keys=False, width=1000, allow_unicode=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,34 +108,33 @@ def is_reachable(url: str) -> bool:
 
 def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
     """Return the targets of a scrape job. Raises UnavailableError if Prometheus does not answer."""
-    found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
-    scraped = (
+    active = _get(url, "/api/v1/targets?state=active")["activeTargets"]
+    targets = (
         ScrapeTarget(
-            run=one["labels"].get("job_id", ""),
-            node=one["labels"].get("node", ""),
-            address=one["labels"]["instance"],
-            up=one["health"] == "up",
-            error=one["lastError"],
+            run=target["labels"].get("job_id", ""),
+            node=target["labels"].get("node", ""),
+            address=target["labels"]["instance"],
+            up=target["health"] == "up",
+            error=target["lastError"],
         )
-        for one in found
-        if one["labels"]["job"] == job
+        for target in active
+        if target["labels"]["job"] == job
     )
-    return tuple(sorted(scraped, key=lambda one: (one.run, one.node.zfill(5), one.address)))
+    return tuple(sorted(targets, key=lambda target: (target.run, target.node.zfill(5), target.address)))
 
 
 def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
     """Return the alerts of ddpctl that are firing or pending. Raises UnavailableError if Prometheus does not answer."""
-    found = _get(url, "/api/v1/alerts")["alerts"]
     return tuple(
         FiringAlert(
-            alert=one["labels"]["alertname"],
-            state=one["state"],
-            severity=one["labels"].get("severity", ""),
-            run=one["labels"].get("job_id", ""),
-            summary=one["annotations"].get("summary", ""),
+            alert=alert["labels"]["alertname"],
+            state=alert["state"],
+            severity=alert["labels"].get("severity", ""),
+            run=alert["labels"].get("job_id", ""),
+            summary=alert["annotations"].get("summary", ""),
         )
-        for one in found
-        if one["labels"]["alertname"].startswith("Ddp")
+        for alert in _get(url, "/api/v1/alerts")["alerts"]
+        if alert["labels"]["alertname"].startswith("Ddp")
     )
 
 

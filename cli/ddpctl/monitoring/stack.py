@@ -23,115 +23,31 @@ from ddpwire.run_files import read_regular, write_atomic
 PROJECT = "ddpctl-monitor"
 MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
 DASHBOARDS = ("run", "fleet")
-COMPOSE = """\
-# Prometheus and Grafana for the runs of this machine. `ddpctl monitor up` writes these files and starts both. By hand:
-#
-#   TARGETS=~/.local/state/ddpctl/runs/.targets docker compose -f docker/monitoring/compose.yaml up -d
-#
-# Both use the host's network, because a run on a single machine serves its metrics only at 127.0.0.1. They also listen
-# only there. To see Grafana from another machine: ssh -L 3000:127.0.0.1:3000 HOST. Grafana needs no login, and its
-# users can only view. Works with docker compose v2 and docker-compose 1.29.
-
-x-careful: &careful
-  network_mode: host
-  user: ${OWNER:-65534:65534} # must be able to read TARGETS
-  read_only: true
-  cap_drop: [ALL]
-  security_opt: ["no-new-privileges:true"]
-  restart: unless-stopped
-
-services:
-  prometheus:
-    <<: *careful
-    image: ${PROMETHEUS_IMAGE:-docker.io/prom/prometheus:v3.5.0}
-    command:
-      - --config.file=/etc/prometheus/prometheus.yml
-      - --storage.tsdb.path=/prometheus
-      - --storage.tsdb.retention.time=${RETENTION:-30d}
-      - --web.listen-address=127.0.0.1:${PROMETHEUS_PORT:-9090}
-    volumes:
-      - ./prometheus.yml:/etc/prometheus/prometheus.yml:ro
-      - ./rules.yaml:/etc/prometheus/rules.yaml:ro
-      - ${TARGETS:-./targets}:/targets:ro
-      - ${PROMETHEUS_DATA:-prometheus}:/prometheus
-  grafana:
-    <<: *careful
-    image: ${GRAFANA_IMAGE:-docker.io/grafana/grafana:11.6.0}
-    environment:
-      GF_SERVER_HTTP_ADDR: 127.0.0.1
-      GF_SERVER_HTTP_PORT: ${GRAFANA_PORT:-3000}
-      GF_AUTH_ANONYMOUS_ENABLED: "true"
-      GF_AUTH_ANONYMOUS_ORG_ROLE: Viewer
-      GF_AUTH_DISABLE_LOGIN_FORM: "true"
-      GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: "true"
-      GF_ANALYTICS_REPORTING_ENABLED: "false"
-      GF_ANALYTICS_CHECK_FOR_UPDATES: "false"
-      GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES: "false"
-      GF_PLUGINS_PREINSTALL_DISABLED: "true" # otherwise Grafana downloads plugins
-      GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: /dashboards/fleet.json
-      GF_PATHS_PROVISIONING: /provisioning
-      GF_LOG_MODE: console
-      PROMETHEUS_URL: http://127.0.0.1:${PROMETHEUS_PORT:-9090}
-    tmpfs: /tmp
-    volumes:
-      - ./provisioning:/provisioning:ro
-      - ${DASHBOARDS:-../../cli/ddpctl/monitoring}:/dashboards:ro
-      - ${GRAFANA_DATA:-grafana}:/var/lib/grafana
-
-volumes:
-  prometheus:
-  grafana:
-"""
-_SOURCES = """\
-apiVersion: 1
-datasources:
-- name: Prometheus
-  type: prometheus
-  uid: prometheus
-  access: proxy
-  url: $PROMETHEUS_URL
-  isDefault: true
-  editable: false
-"""
-_PROVIDERS = """\
-apiVersion: 1
-providers:
-- name: ddpctl
-  folder: ddpctl
-  type: file
-  allowUiUpdates: false
-  options:
-    path: /dashboards
-"""
+COMPOSE_FILES = ("compose.yaml", "provisioning/datasources/prometheus.yaml", "provisioning/dashboards/ddpctl.yaml")
 READY_S = 120.0
 MARK = b"Made by ddpctl"  # every file of ``ddpctl monitor config`` contains this
 SERVICES = ("prometheus", "grafana")
 BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor config"
 
 
-def dashboard(name: str) -> str:
-    """Return the JSON text of a dashboard. ``name`` is one of DASHBOARDS."""
-    return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
+def static_file(name: str) -> str:
+    """Return the text of a file in this package."""
+    return (resources.files("ddpctl.monitoring") / name).read_text()
 
 
-def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return the configuration files of Prometheus, keyed by path."""
-    return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": rule_groups(limits)}
-
-
-def dashboard_files() -> dict[str, str]:
-    """Return the files of the dashboards, keyed by path."""
-    return {f"dashboards/{name}.json": dashboard(name) for name in DASHBOARDS}
+def config_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
+    """Return the configuration of Prometheus and the dashboards, keyed by path."""
+    return {
+        "prometheus.yml": prometheus_yml(scraping),
+        "rules.yaml": rule_groups(limits),
+        **{f"dashboards/{name}.json": static_file(f"{name}.json") for name in DASHBOARDS},
+    }
 
 
 def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """Return all files except the dashboards and ``.env``, keyed by path. docker/monitoring has the same files."""
-    return {
-        **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
-        "compose.yaml": COMPOSE,
-        "provisioning/datasources/prometheus.yaml": _SOURCES,
-        "provisioning/dashboards/ddpctl.yaml": _PROVIDERS,
-    }
+    """Return all files except ``.env``, keyed by path. docker/monitoring has the same files without the dashboards."""
+    files = config_files(replace(scraping, targets=MOUNTED_TARGETS), limits)
+    return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +113,11 @@ def up(
 
     ``ports``: the ports of Prometheus and Grafana.
     """
-    folder, found = folder_of(context.root), _places(*ports)
+    folder, urls = folder_of(context.root), _places(*ports)
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
-        for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
+        for flag, url in (("--port", urls.prometheus), ("--grafana-port", urls.grafana)):
             if is_reachable(url):
                 raise UsageError(f"{flag}: another program answers at {url}: choose another port")
     data = {"PROMETHEUS_DATA": folder / "data" / "prometheus", "GRAFANA_DATA": folder / "data" / "grafana"}
@@ -218,18 +134,13 @@ def up(
         **data,
     }
     env_file = "".join(f"{name}={value}\n" for name, value in env.items())
-    write_files(folder, {**compose_files(scraping, limits), **dashboard_files(), ".env": env_file}, force=True)
-    start = _line(compose, folder, "up", "-d", "--force-recreate", *only)
-    done = context.executor.perform(once(start))
-    if done.returncode:
-        raise UnavailableError(
-            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}, or set "
-            "PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
-        )
-    for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
+    write_files(folder, {**compose_files(scraping, limits), ".env": env_file}, force=True)
+    todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
+    _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
+    for service, url in zip(SERVICES, (urls.prometheus, urls.grafana), strict=True):
         if service in only:
             _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {folder}")
-    return found
+    return urls
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
@@ -238,11 +149,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
     if not (folder / "compose.yaml").exists():
         return False
     compose = context.executor.perform(find_compose())
-    done = context.executor.perform(once(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
-    if done.returncode:
-        raise UnavailableError(
-            f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('no message')}"
-        )
+    _run(context, _line(compose, folder, "down", *(["--volumes"] if forget else [])))
     if forget:
         shutil.rmtree(folder, ignore_errors=True)
     return True
@@ -254,8 +161,8 @@ def find_compose() -> Verb[tuple[str, ...]]:
     Raises UnavailableError if docker compose is not installed, or if the Docker daemon does not answer.
     """
     for argv in (("docker", "compose"), ("docker-compose",)):
-        (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
-        if not found.returncode:
+        (version,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
+        if not version.returncode:
             break
     else:
         raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or {BY_HAND}")
@@ -266,10 +173,17 @@ def find_compose() -> Verb[tuple[str, ...]]:
     return argv
 
 
-def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
+def _line(compose: tuple[str, ...], folder: Path, *args: str) -> Command:
     project = f"{PROJECT}-{os.getuid()}"  # each user of a machine needs a separate project
-    argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *words)
+    argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *args)
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
+
+
+def _run(context: AppContext, command: Command, todo: str = "") -> None:
+    output = context.executor.perform(once(command))
+    if output.returncode:
+        reason = f"failed with {output.returncode}: {output.last_line('no message')}"
+        raise UnavailableError(f"{' '.join(command.argv)} {reason}{todo}")
 
 
 def _places(prometheus_port: object, grafana_port: object) -> Places:
@@ -299,6 +213,6 @@ metadata:
     grafana_dashboard: '1'
 data:
   ddpctl-{name}.json: |
-{textwrap.indent(dashboard(name), "    ")}"""
+{textwrap.indent(static_file(f"{name}.json"), "    ")}"""
         for name in DASHBOARDS
     )

@@ -8,11 +8,11 @@ the cell is updated, without widgets. Outside a notebook, a line is printed from
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpctl.report.svg import short, ticks
+from ddpctl.report import environment
+from ddpctl.report.charts import short, ticks
 from ddpwire import metrics
 from ddpwire.history import HISTORY, TIME, Row, read_history
 
@@ -22,19 +22,7 @@ MAX_POINTS = 400
 RATE_POINTS = 10  # the throughput is measured over this many points
 WIDTH, HEIGHT = 560, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 36
-_ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """The newest values that the ranks had reported by the time ``at``."""
-
-    at: float  # in seconds since the epoch
-    step: int
-    samples: float
-    planned: int | None = None  # the last step of the training, or None if it is not known
-    loss: float | None = None  # the largest of the ranks' losses
-    accuracy: float | None = None
+_STEP, _LOSS = metrics.LAST_STEP.name, metrics.LOSS.name
 
 
 class Progress:
@@ -42,7 +30,7 @@ class Progress:
 
     def __init__(self, node_dir: Path, screen: "Lines | Cell") -> None:
         self._path, self._screen = node_dir / HISTORY, screen
-        self._points: list[Point] = []
+        self._rows: list[Row] = []
         self._read_at = -math.inf
 
     def update(self, *, last: bool = False) -> None:
@@ -51,91 +39,73 @@ class Progress:
             return
         self._read_at = time.monotonic()
         try:
-            points = points_of(read_history(self._path.read_text()))
+            rows = last_attempts(read_history(self._path.read_text()))
         except (OSError, UnicodeDecodeError):  # the file does not exist yet, or is being written
-            points = self._points
-        if points and (last or points != self._points):
-            self._points = points
-            self._screen.show(points, words(points), last=last)
+            rows = self._rows
+        if rows and (last or rows != self._rows):
+            self._rows = rows
+            self._screen.show(rows, summary(rows), last=last)
 
 
-def points_of(rows: Iterable[Row]) -> list[Point]:
-    """Return the points of a history. If an attempt repeats earlier steps, only the later points remain."""
-    points: list[Point] = []
+def last_attempts(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that have a step. If an attempt repeats earlier steps, only the later rows remain."""
+    kept: list[Row] = []
     for row in rows:
-        if step := int(row.get(metrics.LAST_STEP.name, 0)):
-            while points and points[-1].step >= step:
-                points.pop()
-            planned, loss = row.get(metrics.STEPS_PLANNED.name), row.get(metrics.LOSS.name)
-            points.append(
-                Point(
-                    at=row[TIME],
-                    step=step,
-                    samples=row.get(metrics.SAMPLES.name, 0.0),
-                    planned=int(planned) if planned else None,
-                    loss=loss if loss is not None and math.isfinite(loss) else None,
-                    accuracy=row.get(_ACCURACY),
-                )
-            )
-    return points
+        if step := row.get(_STEP):
+            while kept and kept[-1][_STEP] >= step:
+                kept.pop()
+            kept.append(row)
+    return kept
 
 
-def words(points: Sequence[Point]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """Return a line such as ``step 120 of 450   loss 0.5310   1,234 samples/s   test 81.20 %``."""
-    last = points[-1]
-    parts = [f"step {last.step} of {last.planned}" if last.planned else f"step {last.step}"]
-    if last.loss is not None:
-        parts.append(f"loss {last.loss:.4f}")
-    before = points[max(0, len(points) - RATE_POINTS)]
-    if last.at > before.at and last.samples > before.samples:
-        parts.append(f"{(last.samples - before.samples) / (last.at - before.at):,.0f} samples/s")
-    if last.accuracy is not None:
-        parts.append(f"test {100 * last.accuracy:.2f} %")
+    last, before = rows[-1], rows[max(0, len(rows) - RATE_POINTS)]
+    planned = last.get(metrics.STEPS_PLANNED.name)
+    parts = [f"step {last[_STEP]:.0f} of {planned:.0f}" if planned else f"step {last[_STEP]:.0f}"]
+    if math.isfinite(loss := last.get(_LOSS, math.nan)):
+        parts.append(f"loss {loss:.4f}")
+    num_samples = last.get(metrics.SAMPLES.name, 0.0) - before.get(metrics.SAMPLES.name, 0.0)
+    if last[TIME] > before[TIME] and num_samples > 0:
+        parts.append(f"{num_samples / (last[TIME] - before[TIME]):,.0f} samples/s")
+    if (accuracy := last.get(f"{metrics.EVAL_ACCURACY.name}:test")) is not None:
+        parts.append(f"test {100 * accuracy:.2f} %")
     return "   ".join(parts)
 
 
-def curve(points: Sequence[Point]) -> str:
-    """Draw the loss over the steps as SVG, in the colors of the page. Return an empty string if no loss is known."""
-    known = [(point.step, point.loss) for point in points if point.loss is not None]
+def curve(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the loss over the steps for cell.html, in the coordinates of its SVG, or None if no loss is known."""
+    known = [(row[_STEP], row[_LOSS]) for row in rows if math.isfinite(row.get(_LOSS, math.nan))]
     if not known:
-        return ""
+        return None
     # ddptrain reports one loss per epoch, which stays the same until the next one.
     changes = [point for before, point in zip([(0, None), *known], known, strict=False) if point[1] != before[1]]
     drawn = [*changes[:: -(-len(changes) // MAX_POINTS)], known[-1]]
-    first, end = known[0][0], max(points[-1].planned or 0, points[-1].step)
-    begin = 0 if first <= end / 2 else first  # a resumed run has no values for the steps before it was resumed
+    first, end = known[0][0], max(rows[-1].get(metrics.STEPS_PLANNED.name, 0.0), rows[-1][_STEP])
+    begin = 0.0 if first <= end / 2 else first  # a resumed run has no values for the steps before it was resumed
     losses = [loss for _, loss in known]
     margin = (max(losses) - min(losses)) * 0.05 or 0.5
     low, high = min(losses) - margin, max(losses) + margin
 
     def x(step: float) -> float:
-        return LEFT + (step - begin) / max(1, end - begin) * (WIDTH - LEFT - RIGHT)
+        return round(LEFT + (step - begin) / max(1, end - begin) * (WIDTH - LEFT - RIGHT), 1)
 
     def y(loss: float) -> float:
-        return HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return round(HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
 
-    right, bottom, path = WIDTH - RIGHT, HEIGHT - BOTTOM, " ".join(f"{x(s):.1f},{y(loss):.1f}" for s, loss in drawn)
-    return "".join((
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="11" fill="currentColor">',
-        f"<title>loss from {losses[0]:.4g} to {losses[-1]:.4g}, steps {first} to {known[-1][0]}</title>",
-        *(
-            f'<path d="M{LEFT} {y(tick):.1f}H{right}" stroke="currentColor" stroke-opacity="0.15"/>'
-            f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{short(tick)}</text>'
-            for tick in ticks(low, high)
-        ),
-        *(
-            f'<path d="M{x(tick):.1f} {bottom}v4" stroke="currentColor"/>'
-            f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:,.0f}</text>'
-            for tick in ticks(begin, end)
-            if tick == int(tick)
-        ),
-        f'<path d="M{LEFT} {TOP - 6}V{bottom}H{right}" fill="none" stroke="currentColor"/>',
-        f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="middle">loss</text>',
-        f'<text x="{right}" y="{bottom + 31}" text-anchor="end">step</text>',
-        f'<polyline points="{path}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>',
-        f'<circle cx="{x(known[-1][0]):.1f}" cy="{y(losses[-1]):.1f}" r="3" fill="#1f77b4"/></svg>',
-    ))  # fmt: skip
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": HEIGHT - BOTTOM,
+        "title": f"loss from {losses[0]:.4g} to {losses[-1]:.4g}, steps {first:.0f} to {known[-1][0]:.0f}",
+        "losses": [(y(tick), short(tick)) for tick in ticks(low, high)],
+        "steps": [(x(tick), f"{tick:,.0f}") for tick in ticks(begin, end) if tick == int(tick)],
+        "points": [f"{x(step)},{y(loss)}" for step, loss in drawn],
+        "last": (x(known[-1][0]), y(losses[-1])),
+    }
 
 
 class Lines:
@@ -144,9 +114,9 @@ class Lines:
     def __init__(self) -> None:
         self._printed = time.monotonic()
 
-    def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
+    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
         """Print the text if ``last`` is true, or if the previous line was printed more than ``LINE_S`` ago."""
-        del points
+        del rows
         if last or time.monotonic() - self._printed > LINE_S:
             self._printed = time.monotonic()
             print(text, flush=True)
@@ -159,10 +129,11 @@ class Cell:
         self._display = display
         self._handle: Any = None
 
-    def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
+    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
         """Show the curve and the text."""
         del last
-        data = {"text/plain": text, "text/html": f"{curve(points)}<pre>{text}</pre>"}
+        page = environment().get_template("cell.html").render(curve=curve(rows), text=text)
+        data = {"text/plain": text, "text/html": page}
         if self._handle is None:
             self._handle = self._display(data, raw=True, display_id=True)
         else:

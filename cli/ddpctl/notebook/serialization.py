@@ -37,10 +37,10 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     called = title(function)
     parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]
     parts += [("argument", name, value) for name, value in kwargs.items()]
-    for what, name, value in [*parts, *_used(function)]:
+    for kind, name, value in [*parts, *_used(function)]:
         if on := _device_of(value):
             raise ConfigError(
-                f"{called} cannot be sent to the ranks: the {what} {name} is a tensor on {on} of "
+                f"{called} cannot be sent to the ranks: the {kind} {name} is a tensor on {on} of "
                 f"this process: use {name}.cpu(), and move the tensor to the rank's device in {called}"
             )
     dumps = partial(_dumps, cloudpickle.Pickler)
@@ -54,9 +54,9 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             f"load large data inside {called}, on each rank"
         )
     functions = [
-        one for one in (function, *(value for _, _, value in _used(function))) if isinstance(one, FunctionType)
+        part for part in (function, *(value for _, _, value in _used(function))) if isinstance(part, FunctionType)
     ]
-    files = sorted({one.__code__.co_filename for one in functions})
+    files = sorted({part.__code__.co_filename for part in functions})
     sources = {file: "".join(linecache.getlines(file)) for file in files}
     return pickle.dumps(
         {"call": call, "sources": sources, "cells": {file: cell_of(file) for file in files}, "path": list(sys.path)}
@@ -73,7 +73,7 @@ def _dumps(pickler: Any, value: object) -> bytes:
 
     def keep_file_name(code: CodeType) -> tuple[Any, ...]:
         make, arguments = reduce_code(code)
-        return make, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments)
+        return make, tuple(code.co_filename if argument == "<dynamic-code>" else argument for argument in arguments)
 
     table = ChainMap({CodeType: keep_file_name}, pickler.dispatch_table)
     buffer = io.BytesIO()
@@ -88,8 +88,8 @@ def cell_of(file: str) -> str:
     """
     compiler = getattr(_ipython(), "compile", None)
     names = getattr(compiler, "format_code_name", None)
-    found = names(file) if names else None
-    return " ".join(found) if found else file
+    cell = names(file) if names else None
+    return " ".join(cell) if cell else file
 
 
 def _ipython() -> Any:
@@ -151,17 +151,17 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     If such a variable is a function that a rank cannot import, its outer variables are included, too.
     """
     used: list[tuple[str, str, Any]] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: list[Any] = [function]
     while waiting:
-        one = waiting.pop(0)
-        if not isinstance(one, FunctionType) or id(one) in seen:
+        function = waiting.pop(0)
+        if not isinstance(function, FunctionType) or id(function) in visited:
             continue
-        if one.__module__ != "__main__" and one.__module__ in sys.modules:  # a rank imports it, so it is not serialized
-            continue
-        seen.add(id(one))
+        if function.__module__ != "__main__" and function.__module__ in sys.modules:
+            continue  # a rank imports it, so it is not serialized
+        visited.add(id(function))
         try:
-            around = inspect.getclosurevars(one)
+            around = inspect.getclosurevars(function)
         except (TypeError, ValueError):  # a variable of the closure has no value yet
             continue
         for kind, values in (("variable", around.nonlocals), ("global variable", around.globals)):
@@ -172,11 +172,11 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
     why, names = error, "it "
-    for what, name, value in parts:
+    for kind, name, value in parts:
         try:
             dumps(value)
         except Exception as own:  # functions that use the value fail, too; the last is the innermost
-            why, names = own, f"the {what} '{name}' (a {type(value).__qualname__}) "
+            why, names = own, f"the {kind} '{name}' (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__).removesuffix(".")
     return (
         f"{called} cannot be sent to the ranks, because {names}cannot be pickled: {reason}. "

@@ -22,7 +22,8 @@ from typing import IO, Any, NamedTuple
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import program
-from ddpctl.job.spec import NAME_PATTERN, JobSpec, check_env, check_time
+from ddpctl.job.schema import validate
+from ddpctl.job.spec import NAME_PATTERN, JobSpec
 from ddpctl.notebook import serialization
 from ddpctl.notebook.errors import RankError
 from ddpctl.notebook.progress import Progress, screen
@@ -60,7 +61,7 @@ class Finished:
 
 
 def run(
-    what: Callable[..., Any] | str,
+    callee: Callable[..., Any] | str,
     *,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -70,17 +71,17 @@ def run(
 ) -> Any:
     """Do what ``ddpctl.notebook.launch`` documents. ``fields``: those arguments that are fields of JobSpec."""
     # In messages, show the name of the function instead of the module that calls it.
-    module, shown = "ddpctl.notebook.rank_main", what if isinstance(what, str) else serialization.title(what)
+    module, shown = "ddpctl.notebook.rank_main", callee if isinstance(callee, str) else serialization.title(callee)
     context = AppContext(
         executor=_executor(),
         root=run_store.state_dir(os.environ),
         emit=lambda line: print(line.replace(module, shown), flush=True),
     )
-    job = _job(what, args, kwargs, fields)
+    job = _job(callee, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(f"launch: name is {name!r}: expected up to 40 of a-z, 0-9 and '-', starting with a letter")
-    packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
-    resumes = _resumed(context, resume, program_of(what))
+    packed = None if isinstance(callee, str) else serialization.pack(callee, args, kwargs)
+    resumes = _resumed(context, resume, program_of(callee))
     calls = None  # the folder of the serialized call and its result; no other user can read it
     if packed is not None:
         (context.root / ".calls").mkdir(parents=True, exist_ok=True)
@@ -99,11 +100,11 @@ def run(
     )
     try:
         record = _start(context, request)
-        if not isinstance(what, str):
+        if not isinstance(callee, str):
             # ps and status print this command, and resume=True finds the run by the program in its handle.
-            function, source = program_of(what)
+            function, source = program_of(callee)
             handle = {**record.handle, FUNCTION: function, SOURCE: source}
-            record = replace(record, job=replace(job, command=(serialization.name_of(what),)), handle=handle)
+            record = replace(record, job=replace(job, command=(serialization.name_of(callee),)), handle=handle)
             run_store.save(record)
         state, interrupted = follow(context, record)
         _print_end(context, record, state)
@@ -136,34 +137,26 @@ def _executor() -> Executor:
 
 
 def _job(
-    what: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any]
+    callee: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> JobSpec:
     command: tuple[str, ...] = ()
-    if isinstance(what, str):
+    if isinstance(callee, str):
         if kwargs:
-            raise UsageError(f"launch: kwargs are only for a function: give the command line of {what} in args")
-        command = (what, *map(str, args))
-    elif not callable(what):
-        raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
-    gpus, on = fields["gpus"], kaggle.session(os.environ)
-    if not isinstance(gpus, int) or not 1 <= gpus <= 64:
-        raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
-    ranks = fields["ranks"]
-    if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
-        raise UsageError(f"launch: ranks is {ranks!r}: expected an integer that divides gpus ({gpus})")
+            raise UsageError(f"launch: kwargs are only for a function: give the command line of {callee} in args")
+        command = (callee, *map(str, args))
+    elif not callable(callee):
+        raise UsageError(f"launch: {type(callee).__name__} is neither a function nor the name of a script")
+    on = kaggle.session(os.environ)
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
-    if device not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")
-    try:
-        check_env(fields["env"])
-        if fields["time_limit"] is not None:
-            check_time(fields["time_limit"])
-    except ValueError as error:
-        raise UsageError(f"launch: {error}") from None
-    called = Path(what).stem if isinstance(what, str) else serialization.name_of(what)
+    values, problems = validate(JobSpec, {**fields, "command": command, "device": device})
+    if problems:
+        raise UsageError(f"launch: {problems[0].field}: {problems[0].text}")
+    called = Path(callee).stem if isinstance(callee, str) else serialization.name_of(callee)
     name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
-    name = name if NAME_PATTERN.fullmatch(name) else "train"
-    return JobSpec(**{**fields, "name": name, "command": command, "device": device})
+    job = JobSpec(**{**values, "name": name if NAME_PATTERN.fullmatch(name) else "train"})
+    for _, text in job.problems():
+        raise UsageError(f"launch: {text}")
+    return job
 
 
 def _start(context: AppContext, request: Request) -> Run:
@@ -180,20 +173,20 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
     if not resume:
         return None
     if resume is True:
-        found = _newest(context, own)
+        earlier = _newest(context, own)
     else:
-        found = run_store.load(context.root, str(resume))
-        if found.elsewhere:
+        earlier = run_store.load(context.root, str(resume))
+        if earlier.elsewhere:
             raise UsageError(
-                f"launch: resume={resume!r}: the run's checkpoints are in {found.checkpoint_dir}, not here"
+                f"launch: resume={resume!r}: the run's checkpoints are in {earlier.checkpoint_dir}, not here"
             )
-    if found:
-        launcher.check_alone(context, found)
+    if earlier:
+        launcher.check_alone(context, earlier)
         left = (
-            "" if run_store.has_checkpoint(found) else ", which left no checkpoint: the run starts from the beginning"
+            "" if run_store.has_checkpoint(earlier) else ", which left no checkpoint: the run starts from the beginning"
         )
-        context.emit(f"continuing from run '{found.name}'{left}")
-    return found
+        context.emit(f"continuing from run '{earlier.name}'{left}")
+    return earlier
 
 
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
@@ -205,8 +198,8 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
     own = [run for run in here if program_of_run(run) == wanted]
     # An earlier session had its program in another folder, so only the names are compared.
     own += [run for run in inputs if program_of_run(run).name == wanted.name]
-    if found := max(own, key=lambda run: run.created, default=None):
-        return found if found in here else restore(found, context.root)
+    if newest := max(own, key=lambda run: run.created, default=None):
+        return newest if newest in here else restore(newest, context.root)
     context.emit(f"no earlier run of {wanted.name} in {wanted.source}: the run starts from the beginning")
     if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
         context.emit(f"  to continue from the run of {program_of_run(other).source}, use resume={other.name!r}")
@@ -309,8 +302,8 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
             progress.update()
             if (node / OUTCOME).exists() or time.monotonic() - checked > interval_s:
                 checked, interval_s = time.monotonic(), min(2 * interval_s, ALIVE_CHECK_SELDOM_S)
-                (found,) = launcher.status(context, (run,))
-                state = found if found.ended else None
+                (status,) = launcher.status(context, (run,))
+                state = status if status.ended else None
             if state is None:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
@@ -342,11 +335,11 @@ class Program(NamedTuple):
     source: str
 
 
-def program_of(what: Callable[..., Any] | str) -> Program:
-    """Return the program for the argument ``what`` of ``launch``."""
-    if isinstance(what, str):
-        return _program_of_command((what,), str(Path.cwd()))
-    return Program(serialization.full_name(what), serialization.source_of(what))
+def program_of(callee: Callable[..., Any] | str) -> Program:
+    """Return the program for the first argument of ``launch``."""
+    if isinstance(callee, str):
+        return _program_of_command((callee,), str(Path.cwd()))
+    return Program(serialization.full_name(callee), serialization.source_of(callee))
 
 
 def program_of_run(run: Run) -> Program:
@@ -357,10 +350,10 @@ def program_of_run(run: Run) -> Program:
 
 
 def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
-    words = program(command)
-    if words[0] == "-m":
-        return Program(words[1], os.path.realpath(cwd))
-    path = Path(os.path.realpath(Path(cwd) / words[0]))
+    args = program(command)
+    if args[0] == "-m":
+        return Program(args[1], os.path.realpath(cwd))
+    path = Path(os.path.realpath(Path(cwd) / args[0]))
     return Program(path.name, str(path.parent))
 
 
@@ -368,16 +361,16 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
 # an input is copied to the folder of all runs before it is resumed.
 
 
-def restore(found: Run, root: Path) -> Run:
+def restore(run: Run, root: Path) -> Run:
     """Copy a run into ``root``, the folder of all runs, and return the copy. Raises CannotWriteError."""
-    first = PurePath(found.checkpoint_dir).parent.name  # the folder of this run or, if it was resumed, of its first run
-    folder = Path(found.folder)
+    first = PurePath(run.checkpoint_dir).parent.name  # the folder of this run or, if it was resumed, of its first run
+    folder = Path(run.folder)
     try:
-        for name in dict.fromkeys((first, found.name)):
+        for name in dict.fromkeys((first, run.name)):
             _copy(folder.parent / name, root / name)
     except OSError as error:
         raise CannotWriteError(f"cannot copy {folder} to {root}: {error.strerror or error}") from None
-    copy = replace(found, folder=str(root / found.name), checkpoint_dir=str(root / first / CHECKPOINTS))
+    copy = replace(run, folder=str(root / run.name), checkpoint_dir=str(root / first / CHECKPOINTS))
     run_store.save(copy)
     return copy
 
@@ -393,10 +386,10 @@ def _copy(source: Path, target: Path) -> None:
 
 def _runs_below(top: Path) -> list[Run]:
     """Return the runs in folders at most ``MAX_DEPTH`` levels below ``top``."""
-    found = []
+    runs = []
     for folder, below, files in os.walk(top, followlinks=True):
         is_deepest = len(Path(folder).relative_to(top).parts) == MAX_DEPTH
         below[:] = [] if is_deepest else [name for name in below if not name.startswith(".")]
         if RECORD in files and (run := run_store.read(Path(folder))):
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs

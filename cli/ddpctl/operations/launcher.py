@@ -1,8 +1,8 @@
 """Launches, follows, stops and pulls runs. These functions are the steps of ddpctl's subcommands."""
 
-import fcntl
 import getpass
 import json
+import math
 import os
 import signal as signals
 import sys
@@ -35,11 +35,13 @@ from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
-from ddpctl.targets import LogQuery, StopSignal
+from ddpctl.targets import LogQuery, Lookup, StopSignal, Submission
 from ddpctl.text import one_line, plain
+from ddpwire import locks
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
+    NODE_LOG,
     TARGETS,
     MetricsTarget,
     is_targets_file_of,
@@ -50,7 +52,9 @@ from ddpwire.run_files import (
 from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long a run may appear to be alive after its last log line
-LAUNCH_STOP_S = 60.0  # how long an interrupted launch may take to undo its changes
+ANSWER_GAP_S = 30.0  # a controller may take so long to act on a request whose sender no longer waits
+LOCATE_S = 100.0  # how long to look for a run after a lost reply
+LAUNCH_STOP_S = 150.0  # how long an interrupted launch may take to undo its changes
 STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
 SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
 PROGRESS_S = 5.0
@@ -200,9 +204,13 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     with run_store.launching(folder) as context.executor.on_say:
+        context.executor.may_have_started = False
         try:
             run_store.save(run)
             submission = context.executor.perform(target.submit(plan, attached=attached))
+        except BaseException as error:
+            submission = _settle(context, target, run, error)
+        try:
             checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
             job = replace(run.job, nodes=submission.nodes or run.job.nodes)
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
@@ -218,21 +226,68 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                context.emit(f"the launch of {name} was undone")
-            context.executor.kill_started()
-            if isinstance(error, NotStartedError):
-                run_store.discard(folder)
-                raise error.reason from None
-            gone = "sweep" not in target.capabilities
-            with suppress(DdpctlError):  # the user must see the first error
-                gone |= context.executor.perform(target.stop(run, signal="KILL"))
-            if gone:
-                run_store.discard(folder)
-            else:
-                context.emit(f"parts of {name} may still exist: ddpctl stop {name} removes them")
-            raise
+            _settle(context, target, run, error)  # it raises an error
     return run
+
+
+def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseException) -> Submission:
+    """Return the submission of a failed launch if only the reply to it was lost, and all of its nodes exist.
+
+    Otherwise, stop what the launch has started, delete its record if nothing of it exists, and raise ``error``, or
+    UnavailableError if it is unknown whether something exists.
+    """
+    context.executor.kill_started()
+    if isinstance(error, NotStartedError):
+        run_store.discard(Path(run.folder))
+        raise error.reason from None
+    fields = error.fields if isinstance(error, DdpctlError) else {"submission": None}
+    is_lost = context.executor.may_have_started and not run.handle and "submission" in fields
+    submission, lookup, gone = fields.get("submission"), Lookup(state="absent"), False
+    try:
+        if is_lost:
+            context.emit(f"{error or 'interrupted'}: looking for run '{run.name}', which may have been started")
+            lookup = _locate(context, target, run)
+            if isinstance(submission, Submission) and lookup.state == "exists" and lookup.is_whole:
+                return replace(submission, handle={**lookup.handle, **submission.handle})
+        run = replace(run, handle=run.handle or lookup.handle)
+        gone = context.executor.perform(target.stop(run, signal="KILL"))
+        if not lookup.is_whole:  # another node may have started since
+            lookup = _locate(context, target, run)
+            gone = context.executor.perform(target.stop(run, signal="KILL"))
+    except DdpctlError as failure:
+        context.emit(f"run '{run.name}' was not stopped: {failure}")
+    except KeyboardInterrupt:
+        lookup, gone = Lookup(state="unknown"), False
+    if gone and lookup.state != "unknown":
+        run_store.discard(Path(run.folder))
+        if isinstance(error, KeyboardInterrupt):
+            context.emit(f"the launch of {run.name} was undone")
+        raise error
+    with suppress(CannotWriteError):  # the record without the handle remains
+        run_store.save(run)
+    to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
+    if lookup.state == "unknown" and isinstance(error, DdpctlError):
+        raise UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
+    context.emit(f"parts of {run.name} may still exist: {to_do}")
+    raise error
+
+
+def _locate(context: AppContext, target: targets.Target, run: Run, *, once: bool = False) -> Lookup:
+    """Look for a run until it is found, or until two answers ``ANSWER_GAP_S`` apart say that it does not exist."""
+    started, first_absent = time.monotonic(), math.inf
+    while True:
+        try:
+            lookup = context.executor.perform(target.locate(run))
+        except DdpctlError as error:
+            lookup = Lookup(state="unknown", message=str(error))
+        now = time.monotonic()
+        if lookup.state == "absent" and not (once or lookup.is_final or now - first_absent >= ANSWER_GAP_S):
+            first_absent = min(first_absent, now)
+            lookup = Lookup(state="unknown", message="it does not exist yet")
+        if lookup.state != "unknown" or once or now - started >= LOCATE_S:
+            return lookup
+        context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(lookup.message)}")
+        time.sleep(min(PROGRESS_S, ANSWER_GAP_S))
 
 
 def _name(context: AppContext, request: Request) -> tuple[str, str]:
@@ -360,7 +415,11 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
         return end
     target = target_of(run)
     run_store.note_stop(run, "you (ddpctl stop)")
-    context.executor.perform(target.keep(run))
+    try:
+        run = _located(context, target, run)
+    except UnavailableError:
+        context.executor.perform(target.stop(run, signal="KILL"))  # what can be found
+        raise
     if not kill:
         if before and before.state in ("pending", "suspended"):
             when = " before its job starts" if before.state == "pending" else ", which has no ranks now"
@@ -407,7 +466,6 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 def clear(run: Run) -> Verb[None]:
     """Remove the jobs, pods and processes that an ended run has left on its machines."""
-    yield from target_of(run).keep(run)
     if not (yield from target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
 
@@ -453,10 +511,8 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     folder = Path(os.path.abspath(into or Path(run.folder, run_store.PULLED)))  # noqa: PTH100 - it removes "..", too
     verb = _pull(run, folder, best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it") from None
+        if locks.lock(lock.fileno(), Path(lock.name)) is locks.Lock.BUSY:
+            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it")
         missing = context.executor.perform(verb)
     if missing:
         raise UnavailableError("\n".join([f"some files could not be fetched into {folder}", *missing]))
@@ -485,9 +541,10 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     for run in asked:
         try:
             key = run.kind, json.dumps(run.options, sort_keys=True)
-            groups.setdefault(key, (target_of(run), []))[1].append(run)
-        except ConfigError as error:  # one invalid record must not hide the other runs
-            found[run.name] = RunStatus(run=run.name, state="unknown", message=str(error))
+            target = target_of(run)
+            groups.setdefault(key, (target, []))[1].append(_located(context, target, run))
+        except DdpctlError as error:  # one invalid record must not hide the other runs
+            found[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
     for target, group in groups.values():
         try:
             states = context.executor.perform(target.status(tuple(group), now=time.time()))
@@ -502,6 +559,21 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     return tuple(found[run.name] for run in asked)
 
 
+def _located(context: AppContext, target: targets.Target, run: Run) -> Run:
+    """Return the run, with its handle if its launch was killed before it could save it. Raises UnavailableError."""
+    launch = run_store.unfinished_launch(run)
+    if run.handle or not run.uid or launch is None or launch.going:
+        return run
+    lookup = _locate(context, target, run, once=True)
+    if lookup.state == "unknown":
+        raise UnavailableError(f"it is unknown whether run '{run.name}' was started: {lookup.message}")
+    if lookup.handle:
+        run = replace(run, handle=lookup.handle)
+        with suppress(CannotWriteError):  # it is looked for again
+            run_store.save(run)
+    return run
+
+
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     """Add data from the run's local folder to its status: how it ended, who stopped it, and an unfinished launch."""
     # The target did not answer, or knows nothing about the run's end.
@@ -511,13 +583,18 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
+    if state.ended and any(Path(run.folder).glob(f"node-*/{NODE_LOG}")):  # saved before the nodes were deleted
+        state = replace(state, has_logs=True)
     by, outcome = run_store.stopped_by(run), state.outcome
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):
         at = outcome if outcome and outcome.rank is not None and outcome.code not in STOPPED else None
         who = f": rank {at.rank} on node {at.node} ended with exit code {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
-        return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        stopped = replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
+        if run.handle:
+            run_store.note_end(run, stopped)
+        return stopped
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state
     if launch.going:

@@ -4,7 +4,6 @@ A record contains the request, and the data with which the target finds the run 
 status. The end of a run is recorded, because the target may be unable to report it later.
 """
 
-import fcntl
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec, check_nodes, fields_of
 from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, fold_nodes
-from ddpwire import kaggle
+from ddpwire import kaggle, locks
 from ddpwire.events import is_time
 from ddpwire.run_files import (
     CHECKPOINTS,
@@ -218,8 +217,7 @@ def launching(folder: Path) -> Iterator[Callable[[str], None]]:
     with writing(path):
         file = path.open("wb", buffering=0)
     with file:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # waits for processes that check the lock
+        locks.lock(file.fileno(), path, wait_s=None)  # waits for processes that check the lock
         try:
             with writing(path):
                 size = file.write(f"{os.getpid()} {os.uname().nodename}\n".encode())
@@ -259,11 +257,11 @@ def _launch_in(folder: Path) -> Launch | None:
         with (folder / _LAUNCH).open() as file:
             head, _, doing = file.read().partition("\n")
             pid, _, host = head.strip().partition(" ")
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return Launch(going=True, pid=int(pid or 0), host=host, doing=doing)
-            return Launch(going=False, pid=int(pid or 0), host=host)
+            state = locks.lock(file.fileno(), folder / _LAUNCH, shared=True)
+            going = state is locks.Lock.BUSY
+            if state is locks.Lock.UNSUPPORTED:  # a process on another machine counts as alive
+                going = host != os.uname().nodename or Path(f"/proc/{pid}").exists()
+            return Launch(going=going, pid=int(pid or 0), host=host, doing=doing if going else "")
     except (OSError, ValueError):
         return None
 
@@ -392,10 +390,10 @@ def _folders(root: Path) -> Iterator[Path]:
         raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
 
 
-def read(folder: Path) -> Run | None:
-    """Return the run whose record is in ``folder``, or None if the folder has no readable record."""
+def read(folder: Path, text: str | None = None) -> Run | None:
+    """Return the run whose record is in ``folder``, or is ``text``. Return None if the record is not readable."""
     try:
-        text = read_record(folder / RECORD).decode()
+        text = read_record(folder / RECORD).decode() if text is None else text
         if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)
@@ -498,16 +496,7 @@ def _entries_below(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _is_locked(path: str) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO does not block
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+    return locks.is_locked(Path(path))
 
 
 def _remove(folder: Path) -> None:

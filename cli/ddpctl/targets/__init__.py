@@ -4,9 +4,10 @@ A target is a place where jobs run. It runs no commands itself. Its operations (
 commands (``ddpctl.command``), receive their output, and return a value.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +31,17 @@ class Submission:
     table: tuple[str, ...] = ()  # lines for the user about each machine
     checkpoint_dir: str | None = None  # the folder of the checkpoints, if it is not that of the plan
     nodes: str | None = None  # how many nodes were started, if not the requested number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """What the verb ``locate`` returns: whether the job of a launch exists."""
+
+    state: Literal["exists", "absent", "unknown"]
+    message: str = ""  # why it is unknown
+    handle: Mapping[str, Any] = field(default_factory=dict)  # if it exists: the run's handle, as far as it is known
+    is_whole: bool = True  # whether all nodes exist
+    is_final: bool = False  # no request is under way any more, so a second answer would be the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +172,16 @@ class Target(ABC):
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Start the job. ``attached``: whether the job must end when this ddpctl ends."""
+        """Start the job. ``attached``: whether the job must end when this ddpctl ends.
+
+        If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success.
+        """
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the job of a launch by the launch's uid, if the reply to its submission was lost."""
+        (state,) = yield from self.status((run,), now=math.inf)
+        exists = not state.ended or state.remains or state.outcome is not None
+        return Lookup(state="exists" if exists else "absent", is_final=True)
 
     @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -174,6 +195,7 @@ class Target(ABC):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Stop a run. Return whether all its processes and objects are gone.
 
+        Logs, events and outcomes that are deleted together with the nodes are first saved in the run's local folder.
         After INT or TERM, the ranks have the run's grace period to save. KILL ends them at once. INT needs the
         capability "interrupt". ``wait``: whether to wait until the run has ended.
         """
@@ -244,13 +266,6 @@ class Target(ABC):
     def remove_outside(self) -> str:
         """Return shell code for a machine of ``roots``. It removes files that ended runs have outside their folders."""
         return ""
-
-    def keep(self, run: Run) -> Verb[None]:
-        """Save the files for ``timeline`` and ``report`` if they would otherwise be deleted together with the nodes.
-
-        Raises no DdpctlError.
-        """
-        yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the files of a run to the local folder ``into``. Return a line about each thing that is missing.
@@ -329,16 +344,16 @@ def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
     Raises ConfigError.
     """
     values = {}
-    for name, field in fields_of(cls).items():
+    for name, option in fields_of(cls).items():
         if name in record:
             value = record[name]
-            if not field.holds(value):
+            if not option.holds(value):
                 raise ConfigError(
-                    f"its record is invalid, because '{name}' is {quote(value)}: expected {field.type_words}"
+                    f"its record is invalid, because '{name}' is {quote(value)}: expected {option.type_words}"
                 )
-            if field.record:
-                value = tuple(fill_options(field.record, item) for item in value)
-            values[name] = tuple(value) if field.kind == "list" else value
+            if option.record:
+                value = tuple(fill_options(option.record, item) for item in value)
+            values[name] = tuple(value) if option.kind == "list" else value
     return cls(**values)
 
 

@@ -116,6 +116,7 @@ class LocalTarget(Target):
                 output=str(PurePath(plan.run_dir) / run_files.node_name(node) / run_files.NODE_LOG),
                 stdin_inherited=attached and job.world_size == 1,
                 tether=attached,
+                starts=True,
             )
             for node in range(job.max_nodes)
         )

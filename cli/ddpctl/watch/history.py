@@ -57,7 +57,7 @@ class History:
         lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
         return tuple(
-            None if (known := [one for one in grown if one is not None]) == [] else sum(known) / span
+            None if (known := [increase for increase in grown if increase is not None]) == [] else sum(known) / span
             for grown, span in zip(zip(*lines, strict=True), spans, strict=True)
         ) if lines else ()  # fmt: skip
 
@@ -79,8 +79,8 @@ class History:
 
     def first_time(self, name: str) -> tuple[float, float] | None:
         """Return the time and the value of the first row that has a series, or None if no row has it."""
-        found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
-        return min((one for one in found if one), default=None)
+        firsts = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
+        return min((first for first in firsts if first), default=None)
 
 
 def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
@@ -99,15 +99,15 @@ def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[f
     times = [time for time, _ in known]
     steps = (after - before if after >= before else after for (_, before), (_, after) in pairwise(known))
     grown = list(accumulate(steps, initial=known[0][1])) if known else []
-    found: list[float | None] = []
+    values: list[float | None] = []
     for moment in moments:
         place = bisect.bisect_right(times, moment + 1e-6)
         if place in (0, len(times)):
-            found.append(grown[-1] if place else None)
+            values.append(grown[-1] if place else None)
         else:
             share = (moment - times[place - 1]) / (times[place] - times[place - 1])
-            found.append(grown[place - 1] + max(0.0, share) * (grown[place] - grown[place - 1]))
-    return found
+            values.append(grown[place - 1] + max(0.0, share) * (grown[place] - grown[place - 1]))
+    return values
 
 
 def _increases(values: Sequence[float | None]) -> list[float | None]:

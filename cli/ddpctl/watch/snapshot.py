@@ -57,20 +57,22 @@ class Reading:
         return [value for _, value in self.samples.get(name, ())]
 
 
-def read_metrics(seen: ProbeResult) -> Reading | None:
+def read_metrics(answer: ProbeResult) -> Reading | None:
     """Parse the metrics of a node. Return None if they are missing or damaged."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    if not seen.metrics or seen.time is None:
+    if not answer.metrics or answer.time is None:
         return None
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
-        for family in text_string_to_metric_families(seen.metrics):
+        for family in text_string_to_metric_families(answer.metrics):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, KeyError, IndexError):
         return None  # the text is incomplete, or is not in the format of Prometheus
-    return Reading(node=seen.node, time=seen.time, samples={name: tuple(values) for name, values in samples.items()})
+    return Reading(
+        node=answer.node, time=answer.time, samples={name: tuple(values) for name, values in samples.items()}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +157,10 @@ def state(now: Sequence[Reading]) -> State | None:
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
     """Return a row for each rank. Rows of stragglers have a value in ``slow``."""
-    found = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
-    own = [row.own_s for row in found if row.own_s is not None]
+    unmarked = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
+    own = [row.own_s for row in unmarked if row.own_s is not None]
     typical = statistics.median_low(own) if len(own) > 1 else None
-    return tuple(sorted((_marked(row, typical) for row in found), key=lambda row: row.rank))
+    return tuple(sorted((_marked(row, typical) for row in unmarked), key=lambda row: row.rank))
 
 
 def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
@@ -171,13 +173,13 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
     gpus = now.by("device", of_ranks.DEVICE_MEMORY_USED.name).keys()
     shares = now.by("device", of_ranks.DEVICE_UTILIZATION.name)
     share = shares.get(next(iter(gpus))) if len(gpus) == len(ranks) == len(memory) == 1 else None
-    found = []
+    rows_of_node = []
     for rank in ranks:
         step_s = _step_s(now, before, rank)
         phases = _phases(now, before, rank)
         silent_s = now.time - last[rank] if rank in last else 0.0
         waits = phases.get("comm_exposed", 0.0)
-        found.append(
+        rows_of_node.append(
             RankRow(
                 rank=int(rank),
                 node=now.node,
@@ -190,7 +192,7 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
                 silent_s=silent_s if silent_s > max(SILENT_S, SILENT_STEPS * (step_s or 0.0)) else None,
             )
         )
-    return found
+    return rows_of_node
 
 
 def _marked(row: RankRow, typical: float | None) -> RankRow:
@@ -230,12 +232,12 @@ def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels:
 
 
 def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float | None:
-    name, found = of_ranks.SAMPLES.name, []
+    name, rates = of_ranks.SAMPLES.name, []
     for reading in now:
         before, ranks = earlier.get(reading.node), reading.by("rank", name)
         if before is not None and reading.time > before.time and any(ranks.values()):  # a script may report no samples
-            found += [_grown(reading, before, name, rank) / _stepping_s(reading, before, rank) for rank in ranks]
-    return sum(found) if found else None
+            rates += [_grown(reading, before, name, rank) / _stepping_s(reading, before, rank) for rank in ranks]
+    return sum(rates) if rates else None
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
@@ -305,13 +307,13 @@ class Watcher:
         status = self._ask(again=False)
         if status.ended:
             return self._after_the_end(status)
-        seen = self._probe_nodes(metrics=True)
-        readings = tuple(reading for one in seen if (reading := read_metrics(one)))
+        answers = self._probe_nodes(metrics=True)
+        readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
         if not readings:
             status = self._ask(again=True)
             if status.ended:
                 return self._after_the_end(status)
-        return self._snapshot(status, seen, readings)
+        return self._snapshot(status, answers, readings)
 
     def _ask(self, *, again: bool) -> RunStatus:
         now = time.monotonic()
@@ -323,13 +325,13 @@ class Watcher:
     def _probe_nodes(self, *, metrics: bool) -> tuple[ProbeResult, ...]:
         files = (HISTORY,) if self._rows is None or not metrics else ()
         probe = Probe(metrics=metrics, files=files)
-        seen = launcher.probe(self._context, self._run, probe)
+        answers = launcher.probe(self._context, self._run, probe)
         if files:
-            self._rows = {one.node: list(read_history(one.files.get(HISTORY, ""))) for one in seen}
-        return seen
+            self._rows = {answer.node: list(read_history(answer.files.get(HISTORY, ""))) for answer in answers}
+        return answers
 
-    def _snapshot(self, status: RunStatus, seen: Sequence[ProbeResult], readings: tuple[Reading, ...]) -> Snapshot:
-        now = max((one.time for one in seen if one.time is not None), default=time.time())
+    def _snapshot(self, status: RunStatus, answers: Sequence[ProbeResult], readings: tuple[Reading, ...]) -> Snapshot:
+        now = max((answer.time for answer in answers if answer.time is not None), default=time.time())
         for reading in readings:
             self._keep(reading)
         before = self._before(readings)
@@ -338,7 +340,9 @@ class Watcher:
         snapshot = replace(snapshot, state="running" if fresh == "training" and snapshot.step is None else fresh)
         answered = {reading.node for reading in readings}
         silent = tuple(
-            f"node {one.node}: {one.failure}" for one in seen if one.node not in answered and one.failure and readings
+            f"node {answer.node}: {answer.failure}"
+            for answer in answers
+            if answer.node not in answered and answer.failure and readings
         )
         return self._with_history(replace(snapshot, silent=silent))
 
@@ -358,7 +362,7 @@ class Watcher:
         return replace(self._with_history(snapshot), left_s=None)
 
     def _keep(self, reading: Reading) -> None:
-        samples = ((name, labels, value) for name, found in reading.samples.items() for labels, value in found)
+        samples = ((name, labels, value) for name, pairs in reading.samples.items() for labels, value in pairs)
         assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
         self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
 
@@ -402,8 +406,8 @@ def _requeued_s(history: History) -> float:
         return max((row.get(name, 0.0) for row in rows), default=0.0)
 
     name, alive = f"{of_ranks.UNPRODUCTIVE.name}:requeue", of_ranks.RANKS_ALIVE.name
-    found = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
-    return max(found, default=0.0)
+    waits_s = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
+    return max(waits_s, default=0.0)
 
 
 def _counted(history: History, name: str) -> int:
@@ -412,6 +416,6 @@ def _counted(history: History, name: str) -> int:
     The counter of each node covers the whole run, not only that node. So the result is the highest value, not the sum
     over the nodes.
     """
-    found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
+    counters = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
-    return int(max((sum(last.values()) for last in found), default=0))
+    return int(max((sum(last.values()) for last in counters), default=0))

@@ -139,17 +139,17 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
     A single node that starts again while the other nodes go on does not begin a new group.
     """
-    found: list[list[Event]] = []
+    starts: list[list[Event]] = []
     for index, event in enumerate(events):
-        current = found[-1] if found else []
-        if not found or (
+        current = starts[-1] if starts else []
+        if not starts or (
             event.event == "node_started"
-            and any(one.node == event.node for one in current if one.event in OF_NODES)
+            and any(earlier.node == event.node for earlier in current if earlier.event in OF_NODES)
             and _is_over(current, placed, events[index:])
         ):
-            found.append([])
-        found[-1].append(event)
-    return list(found)
+            starts.append([])
+        starts[-1].append(event)
+    return list(starts)
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
@@ -218,17 +218,17 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
                     clock.turn(following[event.event], event.time)
 
 
-def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
+def phase_totals(spans: Iterable[Span]) -> Mapping[str, float]:
     """Return the total seconds of each phase that occurred, in the order of PHASES."""
     seconds: dict[str, float] = {}
-    for span in found:
+    for span in spans:
         seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
 
 
-def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
+def phase_shares(spans: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
     """Return the seconds of each phase and its share of the time outside the queue. The share of the queue is None."""
-    seconds = phase_totals(found)
+    seconds = phase_totals(spans)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
@@ -277,18 +277,18 @@ def _steps(history: History) -> list[tuple[float, float]]:
 
 def _within(events: Sequence[Event]) -> list[Span]:
     """Return the spans in which rank 0 saved a checkpoint, loaded a checkpoint, or evaluated the model."""
-    found = []
+    spans = []
     for event in events:
         if event.rank not in (0, None):
             continue
         if event.event == "checkpoint_saved" and (waited := _seconds(event.facts.get("waited_s"))):
             begun = event.time - (event.seconds or waited)
-            found.append(Span(phase="checkpoints", begin=begun, end=begun + waited))
+            spans.append(Span(phase="checkpoints", begin=begun, end=begun + waited))
         elif event.event == "epoch_ended" and (took := _seconds(event.facts.get("evaluation_s"))):
-            found.append(Span(phase="evaluation", begin=event.time - took, end=event.time))
+            spans.append(Span(phase="evaluation", begin=event.time - took, end=event.time))
         elif event.event == "checkpoint_loaded" and event.seconds:
-            found.append(Span(phase="restore", begin=event.time - event.seconds, end=event.time))
-    return found
+            spans.append(Span(phase="restore", begin=event.time - event.seconds, end=event.time))
+    return spans
 
 
 def _seconds(value: object) -> float:
@@ -300,17 +300,17 @@ def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
 
     Restores are inserted into the phase ``import``, and all other parts into the phase ``training``.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     for span in whole:
         at = span.begin
-        for part in sorted(parts, key=lambda one: one.begin) if span.phase in ("training", "import") else ():
+        for part in sorted(parts, key=lambda part: part.begin) if span.phase in ("training", "import") else ():
             begin, end = max(part.begin, at), min(part.end, span.end)
             if end > begin and (part.phase == "restore") == (span.phase == "import"):
-                found += [Span(phase=span.phase, begin=at, end=begin)] if begin > at else []
-                found.append(Span(phase=part.phase, begin=begin, end=end))
+                spans += [Span(phase=span.phase, begin=at, end=begin)] if begin > at else []
+                spans.append(Span(phase=part.phase, begin=begin, end=end))
                 at = end
-        found += [Span(phase=span.phase, begin=at, end=span.end)] if span.end > at else []
-    return found
+        spans += [Span(phase=span.phase, begin=at, end=span.end)] if span.end > at else []
+    return spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,12 +346,12 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     """Load the timeline of a run from its nodes. Raises DdpctlError if the target does not answer."""
     (status,) = launcher.status(context, (run,))
     probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
-    seen = launcher.probe(context, run, probe)
-    history = History(nodes={one.node: read_history(one.files.get(HISTORY, "")) for one in seen})
-    events = read_events(*(one.files.get(name, "") for one in seen for name in (EVENTS_BEFORE, EVENTS)))
-    placed = {one.node: one.placed for one in seen}
+    answers = launcher.probe(context, run, probe)
+    history = History(nodes={answer.node: read_history(answer.files.get(HISTORY, "")) for answer in answers})
+    events = read_events(*(answer.files.get(name, "") for answer in answers for name in (EVENTS_BEFORE, EVENTS)))
+    placed = {answer.node: answer.placed for answer in answers}
     now = time.time()
-    last_lines_of, last_lines = _last_words(context, run, status)
+    last_lines_of, last_lines = _last_output(context, run, status)
     return Timeline(
         run=run,
         status=status,
@@ -370,16 +370,16 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
             nodes=run.job.max_nodes,
             history=history,
         ),
-        environments={one.node: _environment(one) for one in seen if ENVIRONMENT in one.files},
+        environments={answer.node: _environment(answer) for answer in answers if ENVIRONMENT in answer.files},
         last_lines=last_lines,
         last_lines_of=last_lines_of,
-        silent=tuple(f"node {one.node}: {one.failure}" for one in seen if one.failure),
-        torn=tuple(line for one in seen for line in _torn(one)),
+        silent=tuple(f"node {answer.node}: {answer.failure}" for answer in answers if answer.failure),
+        torn=tuple(line for answer in answers for line in _torn(answer)),
         restarts=count_restarts(events, placed),
     )
 
 
-def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
+def _last_output(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
     """Return the rank or node whose log shows why a run failed, and the end of this log.
 
     Return two empty strings if the run has not failed, or if there is no such log.
@@ -389,47 +389,47 @@ def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, 
         return "", ""
     node = (outcome.node if outcome else None) or 0
     names = (NODE_LOG,) if outcome is None or outcome.rank is None else (rank_log(outcome.rank), NODE_LOG)
-    seen = next((one for one in launcher.probe(context, run, Probe(metrics=False, files=names, max_bytes=LOG_BYTES))
-                 if one.node == node), None)  # fmt: skip
-    found = next((name for name in names if seen and seen.files.get(name, "").strip()), None)
-    if seen is None or found is None:
+    answers = launcher.probe(context, run, Probe(metrics=False, files=names, max_bytes=LOG_BYTES))
+    answer = next((answer for answer in answers if answer.node == node), None)
+    name = next((name for name in names if answer and answer.files.get(name, "").strip()), None)
+    if answer is None or name is None:
         return "", ""
-    who = f"rank {outcome.rank} on node {node}" if outcome and found != NODE_LOG else f"node {node}"
-    return who, seen.files[found]
+    who = f"rank {outcome.rank} on node {node}" if outcome and name != NODE_LOG else f"node {node}"
+    return who, answer.files[name]
 
 
-def _torn(seen: ProbeResult) -> list[str]:
-    counts = {name: strange_lines(seen.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
-    counts[HISTORY] = strange_rows(seen.files.get(HISTORY, ""))
+def _torn(answer: ProbeResult) -> list[str]:
+    counts = {name: strange_lines(answer.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
+    counts[HISTORY] = strange_rows(answer.files.get(HISTORY, ""))
     return [
-        f"node {seen.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
+        f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
         for name, count in counts.items()
         if count
     ]
 
 
-def _environment(seen: ProbeResult) -> Mapping[str, str]:
+def _environment(answer: ProbeResult) -> Mapping[str, str]:
     with suppress(ValueError, AttributeError, RecursionError):
-        return {str(key): str(value) for key, value in json.loads(seen.files[ENVIRONMENT]).items()}
+        return {str(key): str(value) for key, value in json.loads(answer.files[ENVIRONMENT]).items()}
     return {}
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
     """Return the events that matter to a user, ordered by time. An event that all nodes report is listed once."""
-    found: list[Event] = []
+    listed: list[Event] = []
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):
             continue
         key = (event.event, event.attempt, event.facts.get("signal"))
         if event.event in OF_ALL and any(
-            key == (one.event, one.attempt, one.facts.get("signal"))
-            and event.time - one.time < SAME_S
-            and (event.event != "node_started" or event.node != one.node)
-            for one in found
+            key == (other.event, other.attempt, other.facts.get("signal"))
+            and event.time - other.time < SAME_S
+            and (event.event != "node_started" or event.node != other.node)
+            for other in listed
         ):
             continue
-        found.append(event)
-    return tuple(found)
+        listed.append(event)
+    return tuple(listed)
 
 
 def describe_event(event: Event) -> str:

@@ -22,6 +22,7 @@ def world(
         return worlds[-1]
 
     monkeypatch.setattr(launcher, "SILENT_S", 0.0)
+    monkeypatch.setattr(launcher, "ANSWER_GAP_S", 0.2)
     monkeypatch.setattr(explain, "ANSWER_S", 2.0)
     yield make
     for one in worlds:

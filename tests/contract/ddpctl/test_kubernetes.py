@@ -86,8 +86,10 @@ def test_suspended_pods_save_and_a_resumed_run_has_new_ones(cluster: Kubernetes)
     cluster.wait_for(lambda: not {*pods} & {*cluster.node_pids()})
     cluster.wait_for(lambda: cluster.has(0, "node.json", '"training"') and cluster.has(1, "node.json", '"training"'))
     assert cluster.state() == "running"
-    patches = [call.rsplit(" ", 1)[1] for call in cluster.calls() if call.startswith("patch pytorchjobs")]
-    assert patches == ['{"spec":{"runPolicy":{"suspend":true}}}', '{"spec":{"runPolicy":{"suspend":false}}}']
+    patches = [call.partition("--patch ")[2] for call in cluster.calls() if call.startswith("patch pytorchjobs")]
+    assert [json.loads(patch)["spec"] for patch in patches] == [
+        {"runPolicy": {"suspend": suspended}} for suspended in (True, False)
+    ]
     assert cluster.ddpctl("stop", "night").returncode == 0
 
 
@@ -124,6 +126,34 @@ def test_the_timeline_outlives_the_pods(cluster: Kubernetes, *, ended: bool) -> 
     assert cluster.ddpctl("stop", "night").returncode == 0
     assert cluster.objects() == []
     assert timeline()[: len(before)] == before
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["saves", "is killed"])
+def test_logs_and_outcome_outlive_a_stop(cluster: Kubernetes, *, kill: bool) -> None:
+    cluster.enter("training")
+    assert cluster.ddpctl("stop", "night", *["--kill"] * kill).returncode == 0
+    subprocess.run(["/bin/rm", "-r", str(cluster.cluster / "disk")], check=True)
+    for pod in cluster.cluster.glob("log.*"):
+        pod.unlink()
+    logs = cluster.ddpctl("logs", "night")
+    assert logs.returncode == 0, logs.stderr
+    assert all(f"[node{node}" in logs.stdout for node in (0, 1))
+    assert "ddprun-record" not in logs.stdout
+    timed = cluster.ddpctl("logs", "night", "--node", "1", "--timestamps").stdout.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\S+Z \[node1", line) for line in timed)
+    shown = cluster.json("status", "night")
+    assert (shown["state"], shown["code"]) == ("stopped", 143)
+    if not kill:
+        assert logs.stdout.count("stopped by SIGTERM") == 2  # the last line of each node
+        outcomes = [json.loads((cluster.runs / f"night/node-{node}/outcome.json").read_text()) for node in (0, 1)]
+        assert [outcome["code"] for outcome in outcomes] == [143, 143]
+
+
+def test_a_stopped_run_stays_stopped_while_the_cluster_does_not_answer(still: Kubernetes) -> None:
+    assert still.launch("wait").returncode == 0
+    assert still.ddpctl("stop", "night").returncode == 0
+    (still.cluster / "away").write_text("0")
+    assert still.state() == "stopped"
 
 
 @pytest.mark.parametrize(("number", "code"), [("TERM", 143), ("HUP", 143), ("KILL", -9)])
@@ -173,8 +203,8 @@ def test_another_users_objects_survive_the_stop_of_an_interrupted_launch(still: 
 
 def test_a_second_stop_removes_what_an_interrupted_one_has_left(still: Kubernetes) -> None:
     assert still.ddpctl(*DETACHED).returncode == 0
-    # After two calls of its status, three to keep its events, and five for what is its own.
-    assert interrupt(still, "stop", "night", call=len(still.calls()) + 11, edge="end", number="KILL") == -9
+    # After two calls of its status, five for what is its own, and five to save its events and logs.
+    assert interrupt(still, "stop", "night", call=len(still.calls()) + 13, edge="end", number="KILL") == -9
     assert still.objects() == KEPT
     assert still.state() == "stopped"
     assert still.ddpctl("stop", "night").returncode == 0

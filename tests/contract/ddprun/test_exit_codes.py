@@ -22,6 +22,14 @@ def test_the_exit_code_of_a_script_is_that_of_both_nodes(runs, code, node):
     assert ended(*runs.pair("act.py", f"{node}={code}")) == (code, "error", node, node)
 
 
+@pytest.mark.parametrize(("words", "code", "of_pod"), [("0=3", 3, 3), ("0=200", 200, 75)])
+def test_in_a_pod_a_hopeless_run_ends_below_128(runs, words, code, of_pod):
+    """A PyTorchJob replaces a pod that ends with 128 or more, as often as it takes."""
+    node = runs.start("act.py", words, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert (node.end(), node.outcome().code) == (of_pod, code)
+    assert (runs.run_dir / "checkpoints").is_dir()  # DDP_CHECKPOINT_DIR, which the target did not create
+
+
 @pytest.mark.parametrize("program", [["gone.py"], ["-m", "gone_entirely.part"]], ids=["script", "module"])
 def test_a_missing_script_is_66_before_torch_is_imported(runs, program, tmp_path):
     node = runs.start("act.py", options=tuple(program), cwd=tmp_path)

@@ -1,11 +1,35 @@
 """What a node refuses, and a node's folder that is in use, deleted or read-only."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from ddpwire.exits import Exit
+from ddpwire.heartbeat import read_beat
+from ddpwire.run_files import LOCK, rank_heartbeat, rank_metrics
+
+# Runs ddprun in a process whose flock fails as it does there.
+WITHOUT_FLOCK = """
+import errno, fcntl, runpy, sys
+def flock(*_): raise OSError(errno.ENOSYS, "Function not implemented")
+fcntl.flock = flock
+sys.argv[0:1] = []
+runpy.run_module("ddprun", run_name="__main__", alter_sys=True)
+"""
+BEATS = """
+import time
+from ddpwire.script import progress
+for step in range(1, 10**6):
+    progress(step, total=10**6)
+    time.sleep(0.02)
+"""
 
 
 def test_a_folder_that_is_in_use_is_refused(runs):
@@ -47,3 +71,71 @@ def test_a_folder_that_cannot_be_written_is_a_bounded_exit(tmp_path):
     command = [sys.executable, "-m", "ddprun", "--run-dir", "/sys/run", __file__]  # read-only for root, too
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (Exit.CANNOT_WRITE, 1)
+
+
+def test_a_node_without_file_locks_starts_and_refuses_a_second_one(tmp_path):
+    (tmp_path / "wait.py").write_text("print('ready', flush=True)\nimport time\ntime.sleep(1000)\n")
+    command = [sys.executable, "-c", WITHOUT_FLOCK, "ddprun", "--nproc-per-node=1", f"--run-dir={tmp_path / 'run'}"]
+    command.append(str(tmp_path / "wait.py"))
+    environ = os.environ | {"DDP_DEVICE": "cpu"}
+    first = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert first.stdout is not None
+    try:
+        lines = []
+        for line in first.stdout:
+            lines.append(line)
+            if "ready" in line:
+                break
+        assert sum(f"{LOCK}.owner" in line for line in lines) == 1
+        second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        assert second.returncode == Exit.CONFIG, second.stderr
+        assert f"process {first.pid}" in second.stderr
+        owner = json.loads((tmp_path / "run/node-0" / f"{LOCK}.owner").read_text())
+        assert owner["pid"] == first.pid
+    finally:
+        first.terminate()
+        first.communicate(timeout=120)
+    assert not (tmp_path / "run/node-0" / f"{LOCK}.owner").exists()
+
+
+def test_a_node_whose_files_hang_still_answers_and_trains(runs, tmp_path):
+    """The process that writes is stopped, as by a disk that hangs: heartbeats and metrics go on."""
+    (tmp_path / "beats.py").write_text(BEATS)
+    node = runs.start(str(tmp_path / "beats.py"), options=("--nproc-per-node", "1"))
+    runs.until(lambda: (steps_of(node) or 0) > 3)
+    writer = next(one for one in children_of(node) if os.getsid(one) != one)
+    os.kill(writer, signal.SIGSTOP)
+    before = steps_of(node)
+    runs.until(lambda: steps_of(node) > before + 20)
+    os.kill(writer, signal.SIGCONT)
+    os.kill(node.process.pid, signal.SIGTERM)
+    node.end()
+    assert not Path(runtime_of(node)).exists()
+
+
+def test_a_runtime_folder_that_is_emptied_ends_nothing(runs, tmp_path):
+    (tmp_path / "beats.py").write_text(BEATS)
+    node = runs.start(str(tmp_path / "beats.py"), options=("--nproc-per-node", "1"))
+    runs.until(lambda: (steps_of(node) or 0) > 3)
+    shutil.rmtree(runtime_of(node))
+    runs.until(lambda: Path(runtime_of(node), rank_metrics(0)).exists())
+    assert node.process.poll() is None
+    os.kill(node.process.pid, signal.SIGTERM)
+    node.end()
+    assert runs.remaining() == []
+
+
+def runtime_of(node) -> str:
+    return str(json.loads((node.folder / "node.json").read_text())["runtime"])
+
+
+def steps_of(node) -> int | None:
+    try:
+        beat = read_beat(Path(runtime_of(node), rank_heartbeat(0)))
+    except (OSError, ValueError, KeyError):
+        return None
+    return beat.step if beat else None
+
+
+def children_of(node) -> list[int]:
+    return [child.pid for child in psutil.Process(node.process.pid).children()]

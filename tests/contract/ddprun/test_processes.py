@@ -16,8 +16,8 @@ EXECUTED = ("test_whichever_process_is_killed_nothing_is_left",)
 def test_whichever_process_is_killed_nothing_is_left(runs, victim):
     node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2", "--max-restarts", "0"))
     runs.wait_until_ready(node)
-    runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
-    supervisor = psutil.Process(node.process.pid).children()[0]
+    runs.until(lambda: len(runs.alive()) == 3 + 2 * 4)
+    supervisor = supervisor_of(node)
     pids = {"ddprun": node.process.pid, "supervisor": supervisor.pid, "rank": node.rank_pid(0)}
     os.kill(pids[victim], signal.SIGKILL)
     if victim == "ddprun":
@@ -34,8 +34,8 @@ def test_whichever_process_is_killed_nothing_is_left(runs, victim):
 
 def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs):
     node = runs.start("act.py", "0=family", "again=0", options=("--max-restarts", "1"))
-    runs.until(lambda: len(runs.alive()) == 2 + 4)
-    psutil.Process(node.process.pid).children()[0].kill()
+    runs.until(lambda: len(runs.alive()) == 3 + 4)
+    supervisor_of(node).kill()
     assert node.end() == 0
     assert node.outcome().attempt == 2
     assert any("exec" in line for line in node.messages()), "nothing is left that has imported torch"

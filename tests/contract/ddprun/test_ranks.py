@@ -32,6 +32,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     node = runs.start("say.py", "--epochs", "3")
     assert node.end() == 0
+    runtime = json.loads((node.folder / "node.json").read_text())["runtime"]
     for rank in (0, 1):
         first, *rest = node.log(rank).split("\n")
         program = json.loads(first)
@@ -67,12 +68,12 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
             "DDP_CHECKPOINT_DIR": str(runs.run_dir / "checkpoints"),
             "DDP_DEVICE": "cpu",
             "DDP_ATTEMPT": "1",
-            "DDP_HEARTBEAT_FILE": str(node.folder / "heartbeat" / f"rank-{rank}"),
+            "DDP_HEARTBEAT_FILE": f"{runtime}/heartbeat/rank-{rank}",
             "DDP_EVENTS_FILE": str(node.folder / "events.jsonl"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "=lo",
-            "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),
+            "PROMETHEUS_MULTIPROC_DIR": f"{runtime}/metrics/rank-{rank}",
         }
         lines = ["a line in two parts", "x" * 200_000, *(f"line {n}" for n in range(2_000)), "no newline at the end"]
         assert sorted(rest) == sorted(lines)
@@ -96,6 +97,18 @@ def test_real_ranks_share_the_cores_out(runs):
     lines = "\n".join(node.messages())
     for rank, own in enumerate(cores[::2]):
         assert f"rank {rank} on cores {format_ranges(own)}" in lines
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_nproc_per_node_auto_counts_the_cores_of_the_affinity_as_torchrun_does(runs):
+    runs.executed, cores = True, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        node = runs.start("environment.py", "WORLD_SIZE", options=("--nproc-per-node", "auto"))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert node.end() == 0
+    assert json.loads(node.log(0)) == {"WORLD_SIZE": "1"}
 
 
 def test_ddprun_forks_unless_it_is_told_to_execute_or_a_fork_would_be_another_program(runs, tmp_path):

@@ -1,5 +1,6 @@
 """Two ddpruns agree on the first failure and on the exit code."""
 
+import json
 import signal
 
 from ddpwire.run_files import Outcome
@@ -39,3 +40,40 @@ def test_a_lost_node_is_named_by_the_other(runs):
     assert first.end() == 137
     assert first.facts() == Outcome(code=137, cause="node_lost", message="", node=1, retry=True)
     assert runs.remaining() == []
+
+
+def test_a_new_pod_waits_for_the_folder_of_a_pod_that_still_runs(runs, monkeypatch):
+    """Its machine is cut off from Kubernetes, and the run's folder is on a claim."""
+    monkeypatch.setenv("DDP_NODE_REPLACED", "1")
+    port = runs.free_port()
+    first, second = runs.pair("act.py", "all=save", port=port)
+    runs.wait_until_ready(first, second)
+    new = runs.start("act.py", "all=save", node=1, nodes="2", port=port)
+    runs.until(lambda: "another ddprun uses" in new.stderr.read_text())
+    assert [node.process.poll() for node in (first, second, new)] == [None] * 3
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 143
+    runs.until(lambda: new.state().pid == new.process.pid and new.state().state == "training")
+    stop(first, new)
+
+
+def test_a_new_pod_without_a_claim_waits_for_the_number_of_a_pod_that_still_runs(runs, monkeypatch, tmp_path):
+    monkeypatch.setenv("DDP_NODE_REPLACED", "1")
+    port = runs.free_port()
+    first, second = runs.pair("act.py", "all=save", port=port)
+    runs.wait_until_ready(first, second)
+    own = {"DDP_RUN_DIR": str(tmp_path / "own")}
+    new = runs.start("act.py", "all=save", node=1, nodes="2", port=port, env=own)
+    runs.until(lambda: "another ddprun has the number of this node: it is alive" in new.stderr.read_text())
+    assert [node.process.poll() for node in (first, second, new)] == [None] * 3
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 143
+    state = tmp_path / "own/node-1/node.json"
+    runs.until(lambda: json.loads(state.read_text())["state"] == "training")
+    stop(first, new)
+
+
+def stop(*nodes):
+    for node in nodes:
+        node.process.send_signal(signal.SIGTERM)
+    assert {node.process.wait(60) for node in nodes} == {143}

@@ -98,16 +98,7 @@ def configurations(wild: bool) -> st.SearchStrategy[tuple[dict[str, Any], dict[s
         keep=st.sampled_from(["7d", "1h", "x"] if wild else ["7d", "90s"]),
         scratch=st.none() | maybe(st.sampled_from(["512Mi", "2Ti"])),
         gpu_resource=maybe(st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"])),
-        **({"request_cpus": st.integers(1, 1024), "request_memory": SIZE} if wild else {}),
-        image_pull_secrets=st.lists(maybe(NAME), max_size=2).map(tuple),
-        env_secrets=st.dictionaries(
-            st.sampled_from(["A_KEY", "B_KEY"]), maybe(st.builds("{}/{}".format, NAME, NAME)), max_size=2
-        ),
-        node_selector=st.dictionaries(maybe(NAME), maybe(NAME), max_size=2),
         tolerations=st.lists(maybe(st.sampled_from(["a", "a=b", "a/b=c:NoSchedule"])), max_size=2).map(tuple),
-        spread=st.sampled_from(["prefer", "require", "none"]),
-        together=maybe(st.sampled_from(["topology.kubernetes.io/zone"])),
-        priority_class=maybe(NAME),
         queue=NAME,
         gang=st.booleans() if wild else st.just(False),
         profile=st.sampled_from(["restricted", "rdma"]),

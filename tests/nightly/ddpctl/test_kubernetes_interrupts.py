@@ -18,6 +18,8 @@ from tests.contract.ddpctl.test_kubernetes import still as still
 from tests.contract.ddpctl.worlds import Kubernetes, World
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
+from ddpwire.run_files import runtime_files
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -60,7 +62,7 @@ def test_ranks_in_pods_are_explained_and_profiled(world: Callable[[str], World],
         return explanation.get("cause") == "missing"
 
     try:
-        there.wait_for(lambda: len([*folder.glob("node-*/heartbeat/rank-*.group")]) == 4, timeout_s=200)
+        there.wait_for(lambda: len(runtime_files(folder, "heartbeat/rank-*.group")) == 4, timeout_s=200)
         there.wait_for(explained, timeout_s=200)
         assert (explanation["rank"], explanation["node"], explanation["unknown"]) == (1, 0, [])
         profile = there.json("profile", "night", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"))

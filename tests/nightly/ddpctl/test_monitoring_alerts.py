@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
-from tests.unit.ddpctl.expressions import faults, names
-from tests.unit.ddpctl.test_monitoring_alerts import ALERTS, PROMTOOL, ROOT, check_rules, needs_promtool
+from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
+from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, check_rules, needs_promtool
 
 from ddpctl.job.schema import fields_of
-from ddpctl.monitoring.alerts import RECORDINGS, Limits
+from ddpctl.monitoring.alerts import Limits
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 PROMETHEUS = shutil.which("prometheus")

@@ -1,6 +1,5 @@
 """What the batch script gives a container of the job's share and of the site's network, run against stand-ins."""
 
-import json
 import subprocess
 import time
 from pathlib import Path
@@ -28,54 +27,47 @@ def extend(stand_ins: StandIns, program: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def given(stand_ins: StandIns, engine: Any, **env: str) -> tuple[str, ...]:
-    """What stands between a container's name and what every container gets."""
+def given(stand_ins: StandIns, engine: Any, **env: str) -> set[str]:
+    """The options of a container that depend on the job's share of the node."""
     done = stand_ins.run(JOB, SlurmOptions(runtime=engine), **env)
     assert done.code == 0, done.output
     argv = next(call.argv for call in done.of(engine) if call.argv[0] == "run")
-    return argv[3 : argv.index("--rm")]
+    names = ("--memory", "--cpus", "--gpus", "--device", "--ulimit", "--cgroups")
+    return {word for word in argv if word.startswith(names)} - {"--device=/dev/infiniband", "--ulimit=memlock=-1"}
 
 
 def test_dockers_container_gets_the_jobs_memory_and_cores(stand_ins: StandIns) -> None:
-    limits = given(stand_ins, "docker", SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_NODE="2048", SLURM_CPUS_ON_NODE="8")
-    assert limits == ("--memory", "2048m", "--cpus", "1")
-    limits = given(stand_ins, "docker", SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="4")
-    assert limits == ("--memory", "2048m", "--cpus", "1")
-    # Cores that the machine lacks, as where Slurm counts what is not there: docker would refuse them.
-    assert given(stand_ins, "docker", SLURM_CPUS_PER_TASK="100000") == ()
+    limits = given(stand_ins, "docker", SLURM_MEM_PER_NODE="2048", SLURM_CPUS_ON_NODE="8")
+    assert limits == {"--memory=2048m", "--cpus=4"}
+    limits = given(stand_ins, "docker", SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="4")
+    assert limits == {"--memory=2048m", "--cpus=4"}
+    assert given(stand_ins, "docker", SLURM_CPUS_PER_TASK="") == {"--memory=0m", "--cpus=0"}  # no limit
 
 
 def test_podmans_container_stays_in_the_jobs_cgroup_where_crun_runs_it(stand_ins: StandIns) -> None:
-    assert given(stand_ins, "podman") == ()
+    assert given(stand_ins, "podman") == set()
     extend(stand_ins, "podman", "[[ $1 != info ]] || echo crun\n")
-    assert given(stand_ins, "podman") == ("--cgroups=disabled",)
+    assert given(stand_ins, "podman") == {"--cgroups=disabled"}
 
 
 def test_what_the_site_sets_for_its_network_goes_in(stand_ins: StandIns) -> None:
-    names = ("--env", "NCCL_IB_HCA", "--env", "UCX_TLS")
-    for engine in ("docker", "podman"):
-        assert given(stand_ins, engine, SLURM_CPUS_PER_TASK="", **SITE) == names
     _, *nodes = stand_ins.run(JOB, SlurmOptions(runtime="apptainer"), **SITE).of("apptainer")
     for call in nodes:
         assert {name: call.env[f"APPTAINERENV_{name}"] for name in SITE} == SITE
     assert len(nodes) == 2
 
 
-def test_a_machine_with_gpus_and_a_job_without(stand_ins: StandIns) -> None:
-    extend(stand_ins, "nvidia-smi", "")
-    env = {"SLURM_CPUS_PER_TASK": ""}
-    memlock = ("--device", "/dev/infiniband", "--ulimit", "memlock=-1") if Path("/dev/infiniband").is_dir() else ()
-    assert given(stand_ins, "docker", **env) == memlock
-    assert given(stand_ins, "docker", **env, SLURM_STEP_GPUS="0,3") == ("--gpus", '"device=0,3"', *memlock)
+def test_a_container_gets_only_the_gpus_of_the_job(stand_ins: StandIns) -> None:
+    env = {"SLURM_CPUS_PER_TASK": "", "SLURM_STEP_GPUS": "0,3"}
+    assert given(stand_ins, "docker", **env) == {"--memory=0m", "--cpus=0", '--gpus="device=0,3"'}
+    assert given(stand_ins, "podman", **env) == {"--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=3"}
 
 
-def test_an_image_that_cannot_be_pulled_is_the_outcome(stand_ins: StandIns) -> None:
+def test_an_image_that_cannot_be_pulled_ends_the_job(stand_ins: StandIns) -> None:
     extend(stand_ins, "apptainer", "[[ $1 != pull ]] || exit 255\n")
     done = stand_ins.run(JOB, SlurmOptions(runtime="apptainer"))
     assert done.code == 69
-    assert "apptainer" in done.output
-    outcome = json.loads((stand_ins.folder / "runs/train-4711/node-0/outcome.json").read_text())
-    assert (outcome["code"], outcome["cause"]) == (69, "unavailable")
+    assert done.of("srun") == ()
     images = stand_ins.folder / "home/.cache/ddpctl/images"
     assert [path.suffix for path in images.iterdir()] == [".lock"]  # nothing half done
 

@@ -79,7 +79,7 @@ def test_a_host_says_which_checkpoint_it_has(
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
     found = parse_facts(Output(returncode=0, stdout=done.stdout))
     assert found.failure == ""
-    assert (found.get("checkpoint"), found.number("step"), found.number("announced")) == words
+    assert (found.get("checkpoint"), found.step("copy"), found.step("announced")) == words
 
 
 def test_an_image_is_the_same_by_a_registrys_digest() -> None:

@@ -13,7 +13,7 @@ from ddpwire.run_files import ENVIRONMENT
 
 
 def log_of(node_dir: Path, node: int = 1) -> str:
-    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {part}\n" for part in log_record.pack(node_dir))
+    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {part}\n" for part in log_record.pack(node_dir, 1e6))
 
 
 def test_the_last_whole_record_counts_and_a_strange_one_does_not(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_last_whole_record_counts_and_a_strange_one_does_not(tmp_path: Path)
     ):
         assert log_record.unpack(f"{first}[node1] {more}\n") == log_record.unpack(first)
     assert log_record.unpack("") == log_record.unpack("[node1] ddprun-record 1/0 QUJD\n") == {}
-    assert log_record.pack(tmp_path / "nothing") == ()
+    assert log_record.pack(tmp_path / "nothing", 1e6) == ()
 
 
 def test_what_is_kept_of_an_earlier_pod_stays(tmp_path: Path) -> None:

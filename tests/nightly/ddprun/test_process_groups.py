@@ -52,6 +52,29 @@ def test_nothing_is_said_of_ranks_that_have_met(runs, tmp_path, text):
     assert run(runs, tmp_path, text).outcome().message == NOTHING
 
 
+NO_BACKEND = """\
+import os, signal, torch.distributed as d
+import ddpwire.script as ddp
+d.init_process_group()  # without a GPU, get_backend() of a CUDA build is "undefined"
+for step in range(1, 10**9):
+    ddp.progress(step, loss=0.5)
+    if step == 9 and d.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if ddp.should_stop():
+        print(f"stops after step {step}", flush=True)
+        ddp.stop()
+"""
+
+
+def test_ranks_without_a_named_backend_agree_on_the_step_after_which_they_stop(runs, tmp_path):
+    (tmp_path / "script.py").write_text(NO_BACKEND)
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
+    assert node.end() == 143
+    steps = [re.search(r"stops after step (\d+)", node.log(rank)) for rank in (0, 1)]
+    assert None not in steps
+    assert steps[0][1] == steps[1][1]
+
+
 # Scripts that choose the place of their processes themselves, on each of two ranks.
 
 SPAWN = """\

@@ -3,6 +3,7 @@
 import errno
 
 from ddprun.settings.requeue import Requeues
+from ddprun.system.file_writer import FileWriter
 from ddpwire.run_files import Outcome, read_outcome
 
 
@@ -22,7 +23,12 @@ STOPPED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=
 
 
 def start(tmp_path, *, is_first=False):
-    return Requeues(tmp_path, tmp_path / "checkpoints", is_first=is_first)
+    return Requeues(tmp_path, tmp_path / "checkpoints", is_first=is_first, files=FileWriter())
+
+
+def limit(requeues, outcome):
+    assert requeues.is_ready()
+    return requeues.limit(outcome)
 
 
 def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkeypatch):
@@ -32,5 +38,5 @@ def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkey
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr("ddprun.settings.requeue.newest_checkpoint", fails)
-    assert starts[-1].limit(STOPPED) == STOPPED
-    assert start(tmp_path).limit(STOPPED) == STOPPED
+    assert limit(starts[-1], STOPPED) == STOPPED
+    assert limit(start(tmp_path), STOPPED) == STOPPED

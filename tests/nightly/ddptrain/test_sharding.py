@@ -110,7 +110,7 @@ def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp
         expected = {what: size for what, size, _ in size.rows()}
         for measured in one["bytes"]:
             assert all(size == pytest.approx(expected[what], rel=0.1) for what, size in measured.items())
-    for size in (1, 2):
+    for size in (1, 3):  # with 3 ranks, some rows are from two shards, and the last rank has fewer rows
         ended = start("read", ".", str(STEPS), *options, size=size, command=SCRIPT).end()
         assert set(json.loads(ended[0].out).values()) == {found["fsdp"]["digest"]}
 
@@ -148,3 +148,11 @@ def test_killed_ranks_go_on_to_the_same_weights(
     newest.write_bytes(b"torn")
     warning = f"warning: checkpoints/{newest.with_suffix('.pt').name} is skipped"
     assert warning in command(*sample).stderr.decode()
+    evaluated = train(
+        *options, "--epochs=0", size=2
+    )  # rank 1 verifies its shard, and rank 0 selects another checkpoint
+    assert [rank.code for rank in evaluated] == [0] * 2, evaluated[0].err
+    assert (
+        f"resumed from checkpoints/{sorted((tmp_path / 'checkpoints').glob('step-*.pt'))[-1].name}" in evaluated[0].out
+    )
+    assert newest.with_name(f"{newest.name}.bad").exists()

@@ -164,7 +164,7 @@ def test_the_curve_in_the_cell_ends_at_the_last_step(kernel: Kernel) -> None:
     answer = kernel.run("launch(slow, gpus=2, name='curve')")
     assert answer.error == "", answer.traceback
     picture = answer.pictures[-1]
-    assert re.search(r"</svg><pre>step 59   loss 0\.1695   [\d,]+ samples/s</pre>$", picture), answer.pictures
+    assert re.search(r"</svg>\s*<pre>step 59   loss 0\.1695   [\d,]+ samples/s</pre>$", picture), answer.pictures
     assert re.findall(r"<text [^>]*>(loss|step)</text>", picture) == ["loss", "step"]
     assert re.search(r'<polyline points="[^"]*\b544\.0,\S+" ', picture)  # the right end of the axis
 

@@ -20,6 +20,8 @@ from tests.cluster.ssh_lab import ROOT_MISSING
 from tests.e2e.driver import PACED, ROOT, SCRIPTS, wait_until
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
+from ddpwire.run_files import runtime_files
+
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 FOREVER = ("--", str(PACED), "--epochs", "5000")
 
@@ -131,8 +133,12 @@ def test_hang_of_eight_ranks_on_two_nodes_is_explained_and_profiled(
         return answer.get("cause") == "missing"
 
     try:
-        groups = "*/home/.ddpctl/runs/night/node-*/heartbeat/rank-*.group"
-        wait_until(lambda: len([*lab.folder.glob(groups)]) == 8, "the ranks", timeout_s=120)
+
+        def have_met() -> bool:
+            runs = lab.folder.glob("*/home/.ddpctl/runs/night")
+            return sum(len(runtime_files(run, "heartbeat/rank-*.group")) for run in runs) == 8
+
+        wait_until(have_met, "the ranks", timeout_s=120)
         wait_until(explained, "the hang", timeout_s=120)
         record_property("took", answer["took"])
         assert (answer["state"], answer["rank"], answer["node"], answer["unknown"]) == ("running", 1, 0, [])

@@ -101,7 +101,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
                 "project/train.py",
                 "secrets",
                 "store.secret",
-                f"{here}/metrics/rank-0/x.db",
                 f"{here}/ddprun.lock",
             ):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

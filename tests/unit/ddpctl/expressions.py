@@ -1,14 +1,50 @@
-"""Reads PromQL: whether an expression asks only for series and label values that somebody sets."""
+"""Reads the rules, and PromQL: whether an expression asks only for series and label values that a program sets."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import promql_parser
+import yaml
 
-from ddpctl.monitoring.alerts import RECORDINGS
+from ddpctl.monitoring.alerts import Limits, rule_groups
 from ddpwire.metrics import CATALOGUE
 
+
+@dataclass(frozen=True)
+class Rule:
+    """A recording rule or an alert. ``help`` is the first line of its comment."""
+
+    name: str
+    expr: str
+    help: str
+    severity: str
+    description: str
+    runbook: str
+
+
+def rules(limits: Limits) -> list[Rule]:
+    """Return the rules of the rule file, in its order."""
+    text = rule_groups(limits)
+    comments = re.findall(r"(?m)^  # (.*)\n(?:  # .*\n)*  - record: (\S+)$", text)
+    help_of = {name: comment for comment, name in comments}
+    (group,) = yaml.safe_load(text)["groups"]
+    return [
+        Rule(
+            name=rule.get("record") or rule["alert"],
+            expr=rule["expr"],
+            help=help_of.get(rule.get("record"), ""),
+            severity=rule.get("labels", {}).get("severity", ""),
+            description=rule.get("annotations", {}).get("description", ""),
+            runbook=rule.get("annotations", {}).get("runbook_url", ""),
+        )
+        for rule in group["rules"]
+    ]
+
+
+RECORDINGS = [rule for rule in rules(Limits()) if not rule.severity]
+ALERTS = {rule.name: rule for rule in rules(Limits()) if rule.severity}
 OF_A_RUN: dict[str, tuple[str, ...]] = {"run_uid": (), "user": (), "project": ()}
 FROM_TARGETS = {"job", "instance", "node", "job_id", "namespace", "launcher"}
 # Prometheus' own, and what the rules make of the catalogue.

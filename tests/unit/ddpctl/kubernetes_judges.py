@@ -19,7 +19,7 @@ CRDS = {
     "TrainJob": ("trainer-v2.3.0-trainjobs",),
     "TrainingRuntime": ("trainer-v2.3.0-trainingruntimes",),
 }
-VERSIONS = tuple(f"1.{minor}" for minor in range(27, 37))
+VERSIONS = tuple(f"1.{minor}" for minor in range(28, 37))
 # https://kubernetes.io/docs/concepts/security/pod-security-standards/ of 1.32
 _VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 

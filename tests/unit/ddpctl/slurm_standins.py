@@ -4,6 +4,7 @@ environment byte for byte, and does no more than the batch script needs to conti
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 
 SYSTEM = "/usr/bin:/bin"
+TRAINER = Path(__file__).parents[3] / "trainer"
 # Records, then says what Slurm would say.
 RECORD = """\
 #!/bin/bash
@@ -42,9 +44,11 @@ esac
 """,
     "getent": 'echo "10.0.0.1        STREAM node-0"\n',
     "squeue": "echo RUNNING\n",
-    # ddprun, or what contains it; OUTCOME is what its nodes agree on.
-    "ddprun": """
-[[ " $* " != *" -c import "* ]] || exit 0 # the script's question whether it is there
+    # ddprun, or what contains it; OUTCOME is what its nodes agree on. ddprun.batch is the real one.
+    "ddprun": f"""
+[[ " $* " != *" -m ddprun.batch "* ]] || exec {sys.executable} "$@"
+""" + """
+if [[ $SLURM_NODEID == 0 ]]; then echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"; fi
 if [[ -n ${SAVES:-} ]]; then echo "$SAVES" >"$DDP_CHECKPOINT_DIR/step-$SAVES.pt"; fi
 if [[ -n ${OUTCOME:-} ]]; then
   mkdir -p "$DDP_RUN_DIR/node-$SLURM_NODEID"
@@ -54,7 +58,12 @@ exit "${CODE:-0}"
 """,
 }  # fmt: skip
 for engine in ("docker", "podman", "apptainer"):
-    SAYS[engine] = 'for word; do case $word in pull) touch "${@:2:1}" ;; esac; done\n'
+    SAYS[engine] = """
+for word; do case $word in
+  pull) touch "${@:2:1}" ;;
+  --env-file=*) cat "${word#*=}" >"$_in_record.names" ;;
+esac; done
+"""
 SAYS["scancel"] = ""
 
 
@@ -65,6 +74,7 @@ class Recorded:
     program: str
     argv: tuple[str, ...]
     env: dict[str, str]
+    passed: frozenset[str]  # the names of the variables that an engine's container gets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +110,7 @@ class StandIns:
             "HOME": str(self.folder / "home"),
             "RECORDS": str(self._records),
             "PYTHON": str(self._bin / "ddprun"),
+            "PYTHONPATH": str(TRAINER),
             "ENVIRONMENT": "BATCH",
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NAME": "train",
@@ -142,7 +153,9 @@ class StandIns:
         arguments = os.fsdecode(path.read_bytes()).split("\0")[:-1]
         pairs = os.fsdecode(path.with_suffix(".env").read_bytes()).split("\0")[:-1]
         env = dict(pair.split("=", 1) for pair in pairs)
-        return Recorded(program=path.stem.split("-", 1)[1], argv=tuple(arguments), env=env)
+        names = path.with_suffix(".names")
+        passed = frozenset(names.read_text().split() if names.exists() else ())
+        return Recorded(program=path.stem.split("-", 1)[1], argv=tuple(arguments), env=env, passed=passed)
 
 
 def _number(path: Path) -> int:

@@ -443,6 +443,42 @@ def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():
     assert facts(explain_outcome(done, (), "", (), 4)) == ("none", None, False)
 
 
+FRAMES = """\
+Traceback (most recent call last):
+  File "/run/train.py", line 15, in <module>
+    for batch in loader:
+  File "/lib/torch/utils/data/dataloader.py", line 1306, in _try_get_data
+    raise RuntimeError(
+"""
+IN_TRANSIT = """\
+  File "/lib/torch/multiprocessing/reductions.py", line 543, in rebuild_storage_fd
+    fd = df.detach()
+  File "/lib/python3.11/multiprocessing/connection.py", line 395, in _recv
+    raise EOFError
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (f"{FRAMES}RuntimeError: DataLoader worker (pid(s) 9370, 9371) exited unexpectedly\n", "data_loader"),
+        (
+            f"{FRAMES}RuntimeError: DataLoader worker (pid 8714) exited unexpectedly with exit code 3. Details\n",
+            "data_loader",
+        ),
+        (f"{FRAMES}RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. \n", "data_loader"),
+        (f"{FRAMES}{IN_TRANSIT}ConnectionResetError: [Errno 104] Connection reset by peer\n", "data_loader"),
+        (f"{FRAMES}{IN_TRANSIT}FileNotFoundError: [Errno 2] No such file or directory\n", "data_loader"),
+        (f"{FRAMES}{IN_TRANSIT}EOFError\n", "data_loader"),
+        (f"{FRAMES}FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.\n", "failed"),
+    ],
+)
+def test_a_worker_of_a_data_loader_that_has_ended_is_not_taken_for_a_lost_rank(log: str, cause: str) -> None:
+    error = log.splitlines()[-1]
+    failed = Outcome(code=1, cause="error", message=f"rank 0 on node 0 exited with 1: {error}", node=0, rank=0)
+    assert facts(explain_outcome(failed, (), log, (), 2)) == (cause, 0, True)
+
+
 def test_a_hang_that_was_killed_is_explained_by_the_saved_evidence():
     hung = Outcome(code=144, cause="hang", message="rank 1 on node 0 hung", node=0, rank=1)
     kept = read_answer({"node": 0, "ranks": [rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT)]})

@@ -84,7 +84,7 @@ def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
         Command(argv=(sys.executable, "-P", "-m", "ddpctl.files.own_wheel"), probe=True, timeout_s=60),
         Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
         Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
-        Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300),
+        Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300, starts=True),
     ]
     assert asked[-1].argv[:-1] == argv("push")[:-1]
     assert submission == Submission(
@@ -216,13 +216,47 @@ def test_a_refusal_that_was_not_recorded(output: str, fact: str) -> None:
 
 @pytest.mark.parametrize(
     ("output", "fact"),
-    [(NO_CLIENT, "pip install kaggle"), (Output(returncode=124, stderr="no answer within 300 s"), "300 s")],
-    ids=["no client", "no answer"],
+    [
+        (NO_CLIENT, "pip install kaggle six"),
+        (Output(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'six'\n"), "pip install six"),
+    ],
+    ids=["no client", "no module"],
 )
-def test_a_push_that_fails_without_an_answer_of_kaggle_is_unavailable(output: Output, fact: str) -> None:
+def test_a_push_without_a_working_client_starts_nothing(output: Output, fact: str) -> None:
     reason = refusal_of(output)
     assert type(reason) is UnavailableError
     assert fact in str(reason)
+
+
+@pytest.mark.parametrize(
+    "pushed",
+    [
+        Output(returncode=124, stderr="no answer within 300 s"),
+        Output(returncode=-9),
+        Output(returncode=1, stderr="HTTPSConnectionPool(host='www.kaggle.com', port=443): Read timed out."),
+        Output(returncode=1, stderr="502 Server Error: Bad Gateway for url: https://www.kaggle.com/api"),
+        Output(returncode=0, stdout="Something new"),
+    ],
+    ids=["no answer", "killed", "read timed out", "gateway", "other client"],
+)
+def test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed: Output) -> None:
+    with pytest.raises(UnavailableError) as error:
+        push(pushed)
+    assert error.value.fields == {"submission": None}
+
+
+@pytest.mark.parametrize(
+    ("answered", "state", "kernel"),
+    [
+        (answer("status-running"), "exists", KERNEL),
+        (answer("status-404"), "absent", None),
+        (Output(returncode=124), "unknown", None),
+    ],
+)
+def test_a_notebook_is_located_by_its_name(answered: Output, state: str, kernel: str | None) -> None:
+    target = KaggleTarget(KaggleOptions(owner="ann"))
+    _, presence = perform(target.locate(replace(RUN, handle={})), {"kernels status": answered})
+    assert (presence.state, presence.handle.get("kernel")) == (state, kernel)
 
 
 def test_a_client_that_is_not_logged_in_starts_nothing() -> None:

@@ -42,13 +42,14 @@ def test_every_pod_has_its_node_rank_and_settings(
     configs = [read(pod) for pod in pods]
     assert [config.node_rank for config in configs] == [0, 1, 2]
     assert master in pods[0].names
+    join_timeout_s = 600.0 if word == "pytorchjob" else 1200.0  # a Job delays new pods
     for config in configs:
         assert (config.master_addr, config.master_port, config.local_world_size) == (master, port, 4)
         assert (config.min_nodes, config.max_nodes) == (job.min_nodes, 3)
         assert config.command[-3:] == ("train.py", "--note", "$(HOSTNAME) $$")
         assert (config.run_id, str(config.run_dir)) == ("digits-otter", "/runs/digits-otter")
         assert config.checkpoint_dir == "/runs/digits-otter/checkpoints"
-        assert (config.retries_network, config.join_timeout_s, config.metrics_port) == (True, 600.0, 9500)
+        assert (config.retries_network, config.join_timeout_s, config.metrics_port) == (True, join_timeout_s, 9500)
         assert config.deadline is not None
         assert config.deadline.at == 12 * 3600  # from 0, which is now here
 

@@ -64,6 +64,16 @@ def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
     assert "PyTorchJob" in CRDS
 
 
+@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")
+def test_the_runtime_of_a_train_job_comes_first_with_the_order_that_the_page_names(tmp_path: Path) -> None:
+    (advice,) = re.findall(r"`(sortOptions: \{.*?\})`", (ROOT / "k8s/README.md").read_text())
+    shutil.copy(ROOT / "k8s/trainjob.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [trainjob.yaml]\n{advice}\n")
+    done = subprocess.run([str(KUBECTL), "kustomize", tmp_path], capture_output=True, text=True, timeout=60, check=True)
+    kinds = [thing["kind"] for thing in yaml.safe_load_all(done.stdout)]
+    assert kinds.index("TrainingRuntime") < kinds.index("TrainJob")
+
+
 def test_the_role_allows_what_the_verbs_do() -> None:
     """The resources and verbs of every kubectl command that the target may give."""
     role, binding = yaml.safe_load_all((ROOT / "k8s/rbac.yaml").read_text())

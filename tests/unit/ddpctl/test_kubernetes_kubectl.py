@@ -62,7 +62,7 @@ SECRETS = (
         (ConfigError, "error: cannot locate context prodd\n", "'prodd'"),
         (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
         (UnavailableError, "", "exit code 1"),
-        (ConfigError, QUOTA, "pods: 1 requested, 4 used, 4 allowed; requests.cpu: 2 requested, 8 used, 8 allowed"),
+        (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),
         (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),
     ],
     ids=["refused", "no cluster", "no context", "unknown", "nothing", "two quotas", "secrets"],

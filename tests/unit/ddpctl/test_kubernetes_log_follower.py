@@ -180,7 +180,7 @@ def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(clust
     events = EventLog(cluster.folder / "there" / EVENTS, node=1)
     (cluster.folder / "there").mkdir()
     events.emit("node_ended", code=0)
-    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there")]
+    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there", 1e6)]
     cluster.emit("running-worker-0", "[node0 rank0] a")
     cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
     for node in (0, 1):

@@ -33,17 +33,15 @@ JOBS = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "queued": {"queue": "team", "keep": "7d", "priority_class": "high", "labels": {"team": "vision", "x.y/z": ""}},
-    "gang": {"gang": True, "queue": "team", "scheduler": "scheduler-plugins-scheduler"},
+    "queued": {"queue": "team", "keep": "7d", "labels": {"team": "vision", "x.y/z": ""}},
+    "gang": {"gang": True, "queue": "team", "pod": {"spec": {"schedulerName": "scheduler-plugins-scheduler"}}},
     "placed": {
-        "node_selector": {"gpu.example.com/kind": "h200"},
+        "pod": {"spec": {"nodeSelector": {"gpu.example.com/kind": "h200"}, "priorityClassName": "high"}},
         "tolerations": ("dedicated=gpu:NoSchedule", "spot"),
-        "spread": "require",
-        "together": "topology.kubernetes.io/zone",
         "lost_node": 0,
     },
-    "amd": {"gpu_resource": "amd.com/gpu", "image_pull_secrets": ("registry",), "pull": "Always"},
-    "mig": {"gpu_resource": "nvidia.com/mig-1g.10gb", "env_secrets": {"TOKEN": "wandb/key"}, "network_policy": False},
+    "amd": {"gpu_resource": "amd.com/gpu", "pod": {"spec": {"imagePullSecrets": [{"name": "registry"}]}}},
+    "mig": {"gpu_resource": "nvidia.com/mig-1g.10gb", "network_policy": False},
     "rdma": {"profile": "rdma"},
     "master": {"master": True},
     "exit-code": {"restart": "ExitCode", "failures": 1},
@@ -217,7 +215,7 @@ def test_rendering_is_pure_and_the_same_each_time() -> None:
 @pytest.mark.parametrize("word", WORKLOADS)
 def test_all_that_a_launch_makes_has_its_uid_and_is_selected_by_its_name(word: str) -> None:
     job = replace(JOB, secrets=("TOKEN",))
-    options = KubernetesOptions(workload=word, spread="require")  # type: ignore[arg-type]
+    options = KubernetesOptions(workload=word)  # type: ignore[arg-type]
     draft = Draft(plan=plan_of(job, uid="4c1f5a1e2b3d"), options=options, project={})
     before = (manifests.network_policy(draft), manifests.config_map(draft, {}), manifests.secret(draft, {"TOKEN": "x"}))
     things = (*before, *WORKLOADS[word].before(draft), WORKLOADS[word].job(draft))

@@ -58,9 +58,6 @@ def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(snapshot: Callable
         mounts=("pvc=checkpoints:/runs", "pvc=imagenet:/data:ro", "secret=s3:/s3", "configmap=conf:/conf"),
     )
     options = {
-        "image_pull_secrets": ("registry",),
-        "env_secrets": {"TOKEN": "hub/token", "OTHER": "hub/other"},
-        "priority_class": "high",
         "queue": "vision",
         "gang": True,
     }

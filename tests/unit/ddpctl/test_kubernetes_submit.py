@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.messages import assert_names
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, cluster, lines, plan_of, recorded
 
@@ -239,8 +240,9 @@ def test_a_script_goes_along_with_the_files_it_needs() -> None:
             "items": [{"key": "000-model.py", "path": "lib/model.py"}, {"key": "001-train.py", "path": "train.py"}],
         }
     ]
-    _, sent, left_out, _ = submission.note.splitlines()
+    _, sent, read_only, left_out, _ = submission.note.splitlines()
     assert "lib/model.py, train.py" in sent
+    assert_names(read_only, "/workspace", "$DDP_RUN_DIR", "/tmp")
     assert "lib/secrets.py" in left_out
 
 

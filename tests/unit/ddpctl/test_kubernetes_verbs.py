@@ -4,10 +4,12 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, recorded, run_of
 
@@ -18,7 +20,9 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.status import report
 from ddpctl.targets.kubernetes.target import KubernetesTarget
+from ddpwire.run_files import Outcome, read_outcome, termination_message
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()
@@ -58,7 +62,7 @@ def test_status_asks_for_events_where_pods_do_not_explain_their_state() -> None:
         "--ignore-not-found -o json"
     ]
     assert state.state == "rendezvous"
-    assert "requests.nvidia.com/gpu: 2 requested, 2 used, 2 allowed" in state.message
+    assert_names(state.message, "requested: requests.nvidia.com/gpu=2", "limited: requests.nvidia.com/gpu=2")
 
 
 def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
@@ -69,6 +73,36 @@ def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
     assert (state.has_logs, state.has_files) == (True, False)
     _, state = status({GET_JOB: job}, run=KEPT)
     assert (state.has_logs, state.has_files) == (False, True)
+
+
+def with_outcomes(output: Output, outcome: Outcome, **metadata: Any) -> Output:
+    """The answer, in which each container has ended with this outcome."""
+    answer = json.loads(output.stdout)
+    for pod in answer["items"]:
+        pod["metadata"] |= metadata
+        for container in pod["status"]["containerStatuses"]:
+            container["state"] = {"terminated": {"exitCode": 75, "message": termination_message(outcome)}}
+    return replace(output, stdout=json.dumps(answer))
+
+
+def test_the_cause_of_a_failed_job_is_its_outcome_even_while_pods_are_deleted() -> None:
+    message = "rank 1 on node 0 ran out of memory and was killed: 2 GiB. A restart did not help"
+    outcome = Outcome(code=137, cause="oom", message=message, node=0, rank=1, attempt=2)
+    job, pods = (as_run(f"{kind}/failed-exitcode", "digits-otter", "failcode") for kind in ("jobs", "pods"))
+    deleted = {"deletionTimestamp": "2026-11-20T09:01:00Z", "deletionGracePeriodSeconds": 60}
+    _, state = status({GET_JOB: job, GET_PODS: with_outcomes(pods, outcome, **deleted)})
+    assert (state.state, state.code, state.outcome) == ("failed", 137, outcome)
+    assert_names(state.message, "rank 1 on node 0", "2 GiB")
+
+
+def test_a_termination_message_has_room_for_a_long_outcome() -> None:
+    long = Outcome(code=75, cause="gave_up", message='the Wörter "x\\y" ' * 500, node=1, rank=3, step=7)
+    text = termination_message(long)
+    assert len(text.encode()) <= 4096
+    outcome = read_outcome(text)
+    assert (outcome.code, outcome.rank, outcome.step) == (75, 3, 7)
+    assert long.message.startswith(outcome.message)
+    assert len(outcome.message) > 1000
 
 
 @pytest.mark.parametrize(
@@ -170,7 +204,7 @@ AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector 
 
 def test_stop_deletes_the_job_and_all_that_belongs_to_it_and_waits_for_its_grace() -> None:
     asked, gone = perform(TARGET.stop(RUN, signal="TERM"), {})
-    assert lines(asked) == [DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
+    assert lines(asked) == [LIST_PODS, DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
     assert gone
 
 
@@ -178,13 +212,42 @@ def test_stop_with_kill_deletes_the_pods_and_reports_those_that_remain() -> None
     asked, gone = perform(TARGET.stop(RUN, signal="KILL"), {GET_PODS: RESTARTED})
     selected = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
     pods = f"{KUBECTL} delete pods {selected} --grace-period=1"
-    assert lines(asked) == [DELETE_JOB, pods, DELETE_REST, f"{AWAIT} --timeout=30s", LIST_PODS]
+    assert lines(matching(asked, " delete ")) == [DELETE_JOB, pods, DELETE_REST]
+    assert lines(asked[-2:]) == [f"{AWAIT} --timeout=30s", LIST_PODS]
     assert not gone
 
 
 def test_stop_without_waiting_does_not_wait() -> None:
     asked, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
-    assert (lines(asked), gone) == ([DELETE_JOB, DELETE_REST, LIST_PODS], False)
+    assert (matching(asked, " wait "), gone) == ([], False)
+
+
+def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_have_ended() -> None:
+    answers = {GET_PODS: RUNNING, " logs ": Output(returncode=0, stdout="2026-11-20T09:00:00.1Z [node0] ready\n")}
+    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    logs = matching(asked, " logs ")
+    follow = [line.endswith("--timestamps --follow") for line in lines(logs)]
+    assert follow == [False, False, True, True]
+    assert [command.timeout_s for command in logs] == [15.0, 15.0, 70.0, 70.0]
+    steps = [asked.index(logs[1]), asked.index(only(asked, DELETE_JOB)), asked.index(logs[2])]
+    assert steps == sorted(steps)
+    saved = json.loads(matching(asked, "kubernetes.files")[-1].stdin or "")
+    assert saved["nodes"]["1"] == {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"}
+
+
+def test_stop_reports_the_logs_that_are_lost() -> None:
+    lost = Output(returncode=1, stderr='Error from server: Get "https://10.0.0.7:10250": dial tcp: i/o timeout\n')
+    answers = {GET_PODS: RUNNING, "logs digits-otter-worker-1": lost}
+    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    assert_names(asked[-1].say, "node 1", "i/o timeout")
+    assert "node 0" not in asked[-1].say
+
+
+def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
+    path = "/state/digits-otter/node-1/node.log"
+    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {"ls ": Output(returncode=2, stdout=f"{path}\n")})
+    assert asked[-1].argv[-2:] == ("5", path)
+    assert asked[-1].mode == "stream"
 
 
 def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> None:
@@ -201,18 +264,17 @@ def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
 
 
 def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
-    asked, messages = [], []
+    asked: list[Command] = []
+    messages: list[str] = []
 
     class Recorder:
-        def perform(self, verb: Any) -> bool:
-            (command,) = next(verb)
-            asked.append(shell_line(command))
-            return True
+        def perform(self, verb: Any) -> Any:
+            return perform(verb, {}, asked)[1]
 
     recorder: Any = Recorder()
     stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
     stopper()
-    assert asked == [DELETE_JOB]
+    assert DELETE_JOB in lines(asked)
     (message,) = messages
     assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 
@@ -321,17 +383,98 @@ def test_a_master_is_node_0() -> None:
     assert only(asked, EXEC).argv[6] == "digits-otter-worker-0"
 
 
-def test_suspend_and_resume_patch_the_job() -> None:
+@pytest.mark.parametrize(
+    ("workload", "again", "resource", "patch"),
+    [
+        ("pytorchjob", False, "pytorchjobs.kubeflow.org", {"runPolicy": {"suspend": True}}),
+        ("job", True, "jobs.batch", {"suspend": False}),
+    ],
+)
+def test_suspend_and_resume_patch_the_job(workload: str, resource: str, patch: dict[str, Any], *, again: bool) -> None:
     assert "suspend" in TARGET.capabilities
-    (suspend,), _ = perform(TARGET.suspend(RUN, again=False), {" patch ": recorded("misc/patch-suspend")})
-    assert shell_line(suspend) == (
-        f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge "
-        '--patch \'{"spec":{"runPolicy":{"suspend":true}}}\''
-    )
-    (resume,), _ = perform(TARGET.suspend(run_of(workload="job"), again=True), {})
-    assert shell_line(resume) == (
-        f'{KUBECTL} patch jobs.batch digits-otter --type=merge --patch \'{{"spec":{{"suspend":false}}}}\''
-    )
+    asked, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
+    command = asked[-1]
+    assert command.argv[6:10] == ("patch", resource, "digits-otter", "--type=merge")
+    note = {"annotations": {"ddpctl.suspended": None if again else "true"}}
+    assert json.loads(command.argv[-1]) == {"metadata": note, "spec": patch}
+
+
+def in_queue(**annotations: str) -> Output:
+    """A suspended job that has the label of a queue of Kueue."""
+    output = as_run("jobs/suspended", "digits-otter", "susp1")
+    answer = json.loads(output.stdout)
+    for job in answer.get("items", [answer]):
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+        job["metadata"]["annotations"] = annotations
+        job["spec"]["runPolicy"]["suspend"] = True
+    return replace(output, stdout=json.dumps(answer))
+
+
+def test_a_job_that_its_queue_has_suspended_is_pending_and_is_not_resumed_past_the_queue() -> None:
+    _, state = status({GET_JOB: in_queue()})
+    assert state.state == "pending"
+    assert_names(state.message, "gpus")
+    asked: list[Command] = []
+    with pytest.raises(ConfigError) as error:
+        perform(TARGET.suspend(RUN, again=True), {GET_JOB: in_queue()}, asked)
+    assert_names(error.value, "gpus")
+    assert matching(asked, " patch ") == []
+
+
+def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
+    job = in_queue(**{"ddpctl.suspended": "true"})
+    assert status({GET_JOB: job})[1].state == "suspended"
+    asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
+    assert len(matching(asked, " patch ")) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "after_s", "fact"),
+    [
+        ((0, 0), 3, "in 7 s"),
+        ((1, 2), 3, "in 77 s"),
+        ((40, 0), 3, "in 597 s"),
+        ((0, 0), 60, "is replacing"),
+        ((), 3, ""),
+    ],
+)
+def test_status_shows_when_the_job_controller_replaces_a_pod(
+    counts: tuple[int, ...], after_s: float, fact: str
+) -> None:
+    names = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
+    pod = {
+        "metadata": {
+            "name": "night-1-x",
+            "annotations": dict(zip(names, map(str, counts), strict=False)),
+            "deletionTimestamp": "2026-11-20T09:01:00Z",
+        },
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [
+                {"name": "main", "state": {"terminated": {"exitCode": 143, "finishedAt": "2026-11-20T09:00:00Z"}}}
+            ],
+        },
+    }
+    now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
+    words = report(pod, "main", now=now).words
+    assert (fact in words) if fact else "replac" not in words
+    del pod["metadata"]["deletionTimestamp"]
+    words = report(pod, "main", now=now).words
+    assert (fact in words) if fact else "replac" not in words
+
+
+def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
+    outcome = Outcome(code=3, cause="error", message="rank 1 on node 0 exited with 3", node=0, rank=1)
+    pods = as_run("pods/running", "digits-otter", "running")
+    job = as_run("jobs/failed-exitcode", "digits-otter", "failcode")
+    ended = with_outcomes(pods, outcome)
+    _, state = status({GET_JOB: job, GET_PODS: ended})
+    assert state.state == "failed"
+    assert [report.note for report in state.nodes] == [
+        f"digits-otter-worker-{node}: exit code 3: {outcome.message}" for node in (0, 1)
+    ]
+    _, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: ended})
+    assert [report.note == f"digits-otter-worker-{node}: exit code 3" for node, report in enumerate(state.nodes)]
 
 
 def test_suspend_of_a_job_that_is_gone_names_the_launch_that_resumes_it() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.expressions import faults
+from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 
 from ddpctl.errors import UsageError
-from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts, parse_limits, prometheus_rule, rule_groups
+from ddpctl.job.spec import fields_of
+from ddpctl.monitoring.alerts import Limits, parse_limits, prometheus_rule, rule_groups
 
 ROOT = Path(__file__).parents[3]
 PROMTOOL = shutil.which("promtool")
-ALERTS = {alert.name: alert for alert in alerts(Limits())}
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
 
 
@@ -89,7 +89,13 @@ def test_limits_reach_the_conditions() -> None:
     assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
     assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
     assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0.5"])))) == {"500ms"}
-    assert "    for: " not in rule_groups(parse_limits(["hold=0"]))
+    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0"])))) == {"0s"}
+
+
+@pytest.mark.parametrize("name", fields_of(Limits))
+def test_a_limit_that_no_rule_reads_is_noticed(name: str) -> None:
+    other = 0.5 if fields_of(Limits)[name].low < 1 else 77
+    assert rule_groups(parse_limits([f"{name}={other}"])) != rule_groups(Limits())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A look into nodes: the shell's text, run by real shells against a real endpoint, and every target's command lines."""
 
 import http.server
-import json
 import shutil
 import subprocess
 import threading
@@ -17,7 +16,7 @@ from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
 from ddpctl.command import Output
 from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.targets.ssh.target import SshTarget
-from ddpwire.run_files import DIAGNOSIS_REQUEST
+from ddpwire.run_files import DIAGNOSIS_REQUEST, NodeState
 
 METRICS = "# TYPE ddp_loss gauge\nddp_loss 0.5\n"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -44,7 +43,7 @@ def url() -> Iterator[str]:
 
 def node(folder: Path, url: str) -> Path:
     folder.mkdir(parents=True)
-    (folder / "node.json").write_text(json.dumps({"run": "night", "metrics": url, "ranks": []}, indent=1) + "\n")
+    NodeState(run="night", node=0, pid=1, state="training", started=0.0, metrics=url).write(folder)
     (folder / "history.csv").write_text("time,ddp_loss\n1.0,2\n")
     (folder / "node.log").write_text("one\n\x1e=time\ntwo three\n")
     return folder
@@ -53,7 +52,7 @@ def node(folder: Path, url: str) -> Path:
 @pytest.mark.parametrize("fetcher", ["curl", "wget", "bash"])
 def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) -> None:
     """By whichever program there is; what a log says is never taken for an answer."""
-    programs = ("sh", "date", "sed", "tail", "tr", "env", "timeout", fetcher)
+    programs = ("sh", "cat", "date", "sed", "tail", "tr", "env", "timeout", fetcher)
     if fetcher not in ("bash",) and not shutil.which(fetcher, path=PATH):
         pytest.skip(f"needs {fetcher}")
     (tmp_path / "bin").mkdir()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpctl.notebook.progress import Point, Progress, points_of, words
-from ddpwire.history import HEADER, HISTORY, line, read_history
+from ddpctl.notebook.progress import Cell, Progress, last_attempts, summary
+from ddpwire.history import HEADER, HISTORY, Row, line, read_history
 
 
 def row(step: int, **values: float) -> dict[str, float]:
@@ -22,9 +22,9 @@ class Shown:
     def __init__(self) -> None:
         self.steps: list[tuple[int, bool]] = []
 
-    def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
+    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
         del text
-        self.steps.append((points[-1].step, last))
+        self.steps.append((int(rows[-1]["ddp_last_step"]), last))
 
 
 def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tmp_path: Path) -> None:
@@ -49,5 +49,18 @@ def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
 
 def test_the_line_says_how_far_it_is() -> None:
     rows = read_history("\n".join([HEADER, line(1000.0, row(10, samples=100)), line(1002.0, row(20, samples=300))]))
-    assert words(points_of(rows)) == "step 20   100 samples/s"
-    assert words(points_of([row(20, planned=90, loss=0.5)])) == "step 20 of 90   loss 0.5000"
+    assert summary(last_attempts(rows)) == "step 20   100 samples/s"
+    assert summary([row(20, planned=90, loss=0.5)]) == "step 20 of 90   loss 0.5000"
+
+
+def test_a_cell_shows_the_curve_above_the_line() -> None:
+    outputs: list[dict[str, str]] = []
+
+    def display(data: dict[str, str], **options: object) -> None:
+        outputs.append(data)
+
+    Cell(display).show([row(10, loss=2.0), row(20, loss=1.0)], "step 20 <of> 90", last=False)
+    assert outputs[0]["text/plain"] == "step 20 <of> 90"
+    picture, _, text = outputs[0]["text/html"].partition("</svg>")
+    assert picture.count("<polyline") == 1
+    assert text.strip() == "<pre>step 20 &lt;of&gt; 90</pre>"

@@ -90,3 +90,54 @@ def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tm
     with pytest.raises(UsageError) as refused:
         session._resumed(context, "night", Program("train()", ""))
     assert ("resume='night'" in str(refused.value), "/runs/night/c" in str(refused.value)) == (True, True)
+
+
+FIELDS: dict[str, Any] = {
+    "gpus": 2,
+    "ranks": None,
+    "device": "cpu",
+    "env": {},
+    "max_restarts": None,
+    "hang_timeout": None,
+    "time_limit": None,
+    "grace": 30.0,
+}
+
+
+def test_the_arguments_of_launch_become_a_job() -> None:
+    job = session._job("train.py", ("--lr", 0.1), {}, {**FIELDS, "ranks": 1, "env": {"LR": "1"}, "time_limit": "2h"})
+    assert job == JobSpec(
+        name="train",
+        command=("train.py", "--lr", "0.1"),
+        gpus=2,
+        ranks=1,
+        device="cpu",
+        env={"LR": "1"},
+        time_limit="2h",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gpus", 0),
+        ("gpus", 2.5),
+        ("gpus", True),
+        ("ranks", 3),
+        ("ranks", -1),
+        ("device", "tpu"),
+        ("env", {"A B": "1"}),
+        ("env", {"RANK": "1"}),
+        ("env", {"LR": 0.1}),
+        ("env", {"LR": "\0"}),
+        ("time_limit", "soon"),
+        ("grace", "soon"),
+        ("grace", float("nan")),
+        ("hang_timeout", -1),
+        ("max_restarts", 1.5),
+    ],
+)
+def test_an_invalid_argument_of_launch_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(UsageError) as refused:
+        session._job("train.py", (), {}, {**FIELDS, field: value})
+    assert field in str(refused.value)

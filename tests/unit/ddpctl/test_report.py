@@ -13,7 +13,6 @@ from ddpctl.watch.history import History
 from ddpctl.watch.timeline import Span
 from ddpwire.events import Event
 
-HOSTILE = "</pre><script>alert(1)</script>&"
 DONE = RunStatus(run="night", state="succeeded", message="every rank exited with 0", code=0)
 SPANS = (Span(phase="start", begin=100, end=110), Span(phase="training", begin=110, end=200))
 
@@ -43,9 +42,8 @@ def test_the_configuration_is_shown_without_secrets() -> None:
         ),
         options={"python": "/venv/bin/python", "registry_token": "xyz", "login": None},
     )
-    rows = re.findall(r'<tr><th>(.*?)</th><td class="mono">(.*?)</td></tr>', configuration_table(run, ["plain-secret"]))
-    assert rows == [
-        ("program", "t.py --password &#x27;[REDACTED]&#x27; &#x27;[REDACTED]&#x27;"),
+    assert list(configuration_table(run, ["plain-secret"]).items()) == [
+        ("program", "t.py --password '[REDACTED]' '[REDACTED]'"),
         ("nodes", "2"),
         ("gpus", "1"),
         ("device", "auto"),
@@ -61,25 +59,67 @@ def test_the_configuration_is_shown_without_secrets() -> None:
 
 
 def test_whatever_a_run_writes_is_escaped() -> None:
-    failed = RunStatus(run="night", state="failed", message=f"rank 0 said {HOSTILE}", code=1)
-    event = Event(event="failed", time=150, node=0, facts={"message": HOSTILE})
-    report = replace(
-        timeline([*START, event], SPANS, failed),
-        history=history(),
-        last_lines=f"Traceback\n{HOSTILE}\n",
-        last_lines_of="rank 0 on node 0",
-        environments={0: {"host": HOSTILE}},
+    """30 texts, each with another number, are planted in all values that come from a run, a node or a log."""
+    planted: list[str] = []
+
+    def hostile() -> str:
+        planted.append(f"</pre></title><script>alert({len(planted)})</script>&\"'{{{{7*7}}}}<svg onload=x>")
+        return planted[-1]
+
+    events = [
+        Event(event="failed", time=150, node=0, facts={"message": hostile()}),
+        Event(event="failed", time=151, node=0, rank=1, attempt=2, facts={"message": hostile(), "cause": hostile()}),
+        Event(event=hostile(), time=152, node=0, facts={hostile(): 1, "x": hostile()}),
+        Event(event="checkpoint_failed", time=153, node=0, facts={"message": hostile(), "y": [hostile()]}),
+        Event(event="signal", time=154, node=0, facts={"signal": hostile()}),
+        Event(event="rank_exited", time=155, node=0, rank=1, facts={"cause": hostile(), "status": hostile()}),
+    ]
+    failed = RunStatus(run="night", state="failed", message=f"rank 0 said {hostile()}", code=1)
+    report = timeline([*START, *events], SPANS, failed)
+    job = replace(report.run.job, env={hostile(): hostile()}, command=("t.py", hostile()))
+    run = replace(
+        report.run,
+        name=f"night{hostile()}",
+        target=hostile(),
+        cwd=hostile(),
+        checkpoint_dir=hostile(),
+        version=hostile(),
+        job=job,
+        options={hostile(): hostile()},
     )
-    check = {"check": "doctor", "lines": ["node 0  node 1", f"{HOSTILE} s3cret-value"], "time": 140}
-    text = render_page(report, checks=[check], values=["s3cret-value"])
-    assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
+    report = replace(
+        report,
+        run=run,
+        history=history(),
+        last_lines=f"Traceback\n{hostile()}\n{hostile()} s3cret-value\n",
+        last_lines_of=hostile(),
+        silent=(hostile(),),
+        environments={0: {"host": hostile(), hostile(): hostile()}},
+    )
+    check = {"check": "doctor", "lines": ["node 0  node 1", f"{hostile()} s3cret-value"], "time": 140}
+    text = render_page(report, why=hostile(), checks=[check], values=["s3cret-value"], unsought=[hostile()])
+    assert len(planted) >= 30
     assert "s3cret-value" not in text
-    parser = Tags()
-    parser.feed(text)
-    assert "script" not in parser.tags
-    assert not parser.links, "nothing is fetched"
-    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6
+    page = Tags()
+    page.feed(text)
+    assert "script" not in page.tags
+    assert not page.links, "nothing is fetched"
+    assert not page.handlers
+    written = "".join(page.texts)
+    assert [number for number in range(len(planted)) if f"<script>alert({number})</script>&" not in written] == []
+    assert "{{7*7}}" in written
+    assert page.tags >= {"svg", "polyline", "rect", "table", "pre"}
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
+
+
+def test_the_page_has_its_tiles_and_begins_with_the_last_output() -> None:
+    failed = RunStatus(run="night", state="failed", message="rank 0 failed", code=1)
+    report = replace(
+        timeline([*START], SPANS, failed), history=history(), last_lines="Traceback\n", last_lines_of="rank 0 on node 0"
+    )
+    check = {"check": "doctor", "lines": ["node 0  node 1", "x"], "time": 140}
+    text = render_page(report, checks=[check])
+    assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
     assert "rank 0 on node 0" in re.findall("<h2>(.*?)</h2>", text)[0]
     assert re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', text) == [
         ("100 s", "from launch to end"),
@@ -92,13 +132,19 @@ def test_whatever_a_run_writes_is_escaped() -> None:
 
 
 class Tags(HTMLParser):
-    """Which tags there are, and what of them would be fetched."""
+    """The tags of a page, its texts, and the attributes that fetch or run something."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tags: set[str] = set()
         self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.texts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.links += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "action", "data", "xlink:href")]
+        self.handlers += [f"{tag} {name}" for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)

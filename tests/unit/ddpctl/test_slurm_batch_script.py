@@ -19,16 +19,11 @@ from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
+from ddpwire.exits import Exit
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
-HANDED = (
-    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "DDP_RUN_ID", "DDP_RUN_UID",
-    "DDP_RUN_DIR", "DDP_CHECKPOINT_DIR", "DDP_SECRET_FILE", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE",
-    "DDP_IMAGE", "SLURM_JOB_ID", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_NODEID",
-    "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES", "DDP_CHECKPOINT_STORE", "DDP_JOB_ENV",
-)  # fmt: skip
 CARRIED = json.dumps(JOB.env)
 RETRY = '{"code": 143, "cause": "stopped", "message": "saved", "retry": true}'
 
@@ -51,13 +46,14 @@ def config(call: Recorded) -> NodeConfig:
 def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), PET_NODE_RANK="7", SLURM_NTASKS="9", DDP_LIFELINE_FD="3")
     run_dir = f"{stand_ins.folder}/runs/train-4711"
-    step = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--export=ALL", "--input=none", "--mpi=none",
-            f"--chdir={stand_ins.folder}", "--cpus-per-task=4", "--kill-on-bad-exit=0")  # fmt: skip
+    step = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--export=ALL", "--input=none", "--cpus-per-task=4",
+            "--mpi=none", "--kill-on-bad-exit=0", "--wait=0")  # fmt: skip
     assert done.code == 0, done.output
-    assert [fact in done.output for fact in ("4711", "nodes: 2", "10.0.0.1", run_dir)] == [True] * 4
-    assert [call.argv[:10] for call in done.of("srun")] == [(*step, "--wait=60"), (*step, "--wait=0")]
+    assert [fact in done.output for fact in ("4711", "node-[0-1]", "10.0.0.1", run_dir)] == [True] * 4
+    assert [call.argv[:9] for call in done.of("srun")] == [step, step]
+    assert done.of("srun")[0].argv[9] == "--wait=60"
     assert "SLURM_NTASKS" not in done.of("srun")[1].env
-    nodes = done.of("ddprun")[2:]  # the first two answered whether it is there
+    _, *nodes = done.of("ddprun")  # the first is ddprun.batch
     assert [call.argv for call in nodes] == [("-P", "-m", "ddprun", *GIVEN)] * 2
     assert [contract(call.env) for call in nodes] == [
         {
@@ -79,7 +75,7 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
 
 def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NUM_NODES="3", SLURM_GPUS_ON_NODE="1", SLURM_JOB_ID="9072")
-    nodes = done.of("ddprun")[3:]
+    _, *nodes = done.of("ddprun")
     read = [config(call) for call in nodes]
     assert [(node.max_nodes, node.node_rank, node.local_world_size) for node in read] == [
         (3, 0, 1),
@@ -106,39 +102,40 @@ def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engine: Any) -> None:
-    job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi")
+    job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi", device="cpu")
     options = SlurmOptions(runtime=engine, runtime_args=("--device=/dev/x y",))
-    done = stand_ins.run(job, options, TOKEN="hidden", SLURM_CPUS_PER_TASK="")  # noqa: S106
+    site = {"NCCL_IB_HCA": "mlx5", "UCX_TLS": "rc", "LD_PRELOAD": ""}
+    env = {"TOKEN": "hidden", "SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}
+    done = stand_ins.run(job, options, **env, **site)
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     targets = f"{stand_ins.folder}/runs/.targets"
-    user = f"--user {os.getuid()}:{os.getgid()}" if engine == "docker" else "--userns=keep-id"
-    names = " ".join(f"--env {name}" for name in (*HANDED, "TOKEN"))
+    share = (f"--user={os.getuid()}:{os.getgid()}", "--memory=2048m", "--cpus=4")
+    share = share if engine == "docker" else ("--userns=keep-id",)
     for node, call in enumerate(call for call in done.of(engine) if call.argv[0] == "run"):
-        assert call.argv == (
-            "run", "--name", f"ddpctl-4711-{node}", "--rm", "--init", "--interactive", "--network=host", "--label",
-            "ddpctl.run=train-4711", "--shm-size=4g", "--cap-drop=ALL",
-            "--security-opt=no-new-privileges", *user.split(), "--workdir", "/workspace", "--env", "HOME=/tmp",
-            "--env", "DDP_LIFELINE_FD=3", *names.split(), "--volume", f"{stand_ins.folder}:/workspace",
-            "--volume", f"{run_dir}:{run_dir}", "--volume", f"{run_dir}/checkpoints:{run_dir}/checkpoints",
-            "--volume", f"{targets}:{targets}", "--volume", "/data:/data:ro",
-            "--device=/dev/x y", "--entrypoint", "sh", IMAGE,
+        argv = [word for word in call.argv if not word.startswith("--env-file=")]
+        assert argv == [
+            "run", f"--name=ddpctl-4711-{node}", "--rm", "--init", "--interactive", "--network=host",
+            "--label=ddpctl.run=train-4711", "--shm-size=4g", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+            "--workdir=/workspace", *share, "--env=HOME=/tmp", "--env=DDP_LIFELINE_FD=3",
+            f"--volume={stand_ins.folder}:/workspace", f"--volume={run_dir}:{run_dir}",
+            f"--volume={run_dir}/checkpoints:{run_dir}/checkpoints", f"--volume={targets}:{targets}",
+            "--volume=/data:/data:ro", "--device=/dev/x y", "--entrypoint=sh", IMAGE,
             "-c", 'exec 3<&0 </dev/null; exec ddprun "$@"', "ddprun", *GIVEN,
-        )  # fmt: skip
-        inside = {name: call.env[name] for name in (*HANDED, "TOKEN") if name in call.env}
+        ]  # fmt: skip
+        inside = {name: value for name, value in call.env.items() if name in call.passed}
+        assert {"NCCL_IB_HCA", "UCX_TLS", "DDP_IMAGE", "SLURM_NODEID"} <= inside.keys()
+        assert not {"LD_PRELOAD", "PATH", "HOME", "CUDA_VISIBLE_DEVICES"} & inside.keys()
         read = config(replace(call, argv=GIVEN, env=inside))
         assert (read.node_rank, read.max_nodes, read.local_world_size) == (node, 2, 2)
         assert (read.master_addr, read.master_port, read.run_id) == ("10.0.0.1", 61175, "train-4711")
-        assert (call.env["TOKEN"], call.env["DDP_JOB_ENV"]) == ("hidden", CARRIED)
+        assert (inside["TOKEN"], inside["DDP_JOB_ENV"]) == ("hidden", CARRIED)
     removed = [call.argv for call in done.of(engine) if call.argv[0] == "rm"]
-    assert removed == [("rm", "--force", f"ddpctl-4711-{node}") for node in (0, 0, 1, 1)]  # before and after
+    assert removed == [("rm", "--force", f"ddpctl-4711-{node}") for node in (0, 1)]
 
 
 def test_a_secret_that_is_not_set_is_named(stand_ins: StandIns) -> None:
     done = stand_ins.run(replace(JOB, secrets=("TOKEN",)), SlurmOptions())
-    outcome = json.loads((stand_ins.folder / "runs/train-4711/node-0/outcome.json").read_text())
-    assert (done.code, done.output) == (78, f"slurm: {outcome['message']}\n")
-    assert outcome == {"code": 78, "cause": "config", "message": outcome["message"]}
-    assert "TOKEN" in outcome["message"]
+    assert (done.code, done.calls, "TOKEN" in done.output) == (78, (), True)
 
 
 def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
@@ -154,14 +151,20 @@ def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
     secrets.write_text("export TOKEN=hidden\n")
     secrets.chmod(0o600)
     done = stand_ins.run(job, SlurmOptions())
-    assert [call.env["TOKEN"] for call in done.of("ddprun")[2:]] == ["hidden", "hidden"]
+    assert [call.env["TOKEN"] for call in done.of("ddprun")[1:]] == ["hidden", "hidden"]
     assert not secrets.exists()
 
 
-def test_a_missing_script_is_reported_by_every_node(stand_ins: StandIns) -> None:
-    done = stand_ins.run(replace(JOB, command=("no such.py",)), SlurmOptions())
-    assert done.code == 66
-    assert [f"node-{node}: no such.py" in done.output for node in (0, 1)] == [True, True]
+@pytest.mark.parametrize("runtime", ["none", "pyxis"])
+def test_secrets_stay_for_the_start_after_a_requeue(stand_ins: StandIns, runtime: Any) -> None:
+    secrets = stand_ins.folder / "runs" / "train-4711" / "secrets"
+    secrets.parent.mkdir(parents=True)
+    job, options = replace(JOB, secrets=("TOKEN",)), SlurmOptions(runtime=runtime)
+    for code, exists in (("143", True), ("1", False)):
+        secrets.write_text("export TOKEN=hidden\n")
+        secrets.chmod(0o600)
+        done = stand_ins.run(job, options, CODE=code)
+        assert (done.code, secrets.exists()) == (int(code), exists)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +198,25 @@ def test_no_requeue_beyond_the_cap_or_outside_of_a_batch_job(stand_ins: StandIns
     assert (inside.code, len(inside.of("scontrol"))) == (143, 2)
 
 
+@pytest.mark.parametrize("code", [0, 1, 75, 130, 137, 139, 142, 143, 144])
+def test_a_containers_exit_code_decides_on_a_requeue(stand_ins: StandIns, code: int) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code))
+    requeued = code in {exit_code for exit_code in Exit if exit_code.retry}
+    assert done.code == code
+    assert [call.argv for call in done.of("scontrol")[2:]] == [("requeue", "4711")] * requeued
+    assert ("slurm: requeued\n" in done.output) == requeued
+    capped = stand_ins.run(JOB, SlurmOptions(runtime="pyxis", requeues=1), CODE=str(code), SLURM_RESTART_COUNT="1")
+    inside = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code), ENVIRONMENT="")
+    assert [len(done.of("scontrol")) for done in (capped, inside)] == [2, 2]
+
+
 @contextlib.contextmanager
-def start(stand_ins: StandIns) -> Iterator["subprocess.Popen[bytes]"]:
+def start(stand_ins: StandIns, options: SlurmOptions) -> Iterator["subprocess.Popen[bytes]"]:
     """A job of one node, whose srun or ddprun a test has replaced; what scancel is asked is in the file ``told``."""
     signalled = stand_ins.folder / "told"
     (stand_ins.folder / "bin" / "scancel").write_text(f'#!/bin/bash\necho "$*" >>{signalled}\n')
     script = stand_ins.folder / "job.sh"
-    script.write_text(render_script(stand_ins.plan(replace(JOB, nodes="1")), SlurmOptions()))
+    script.write_text(render_script(stand_ins.plan(replace(JOB, nodes="1")), options))
     env = stand_ins.environ | {"SLURM_JOB_NUM_NODES": "1"}
     argv = ["/bin/bash", str(script)]
     with subprocess.Popen(argv, env=env, cwd=stand_ins.folder, stderr=subprocess.PIPE, process_group=0) as job:
@@ -224,12 +239,19 @@ def until(ready: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def wait_for_go(stand_ins: StandIns, go: Path) -> None:
+    """Let ddprun write the number of its step, and run until the file ``go`` exists."""
+    program = stand_ins.folder / "bin" / "ddprun"
+    wait = f"while [[ ! -e {go} ]]; do sleep 0.05; done\nexit 143\n"
+    program.write_text(program.read_text().replace('exit "${CODE:-0}"', wait))
+
+
 @pytest.mark.parametrize(
     ("signals", "num_signals", "requeued"),
     [
         pytest.param(["USR1"], 1, True, id="warning"),
         pytest.param(["USR2"], 1, False, id="stop"),
-        pytest.param(["TERM"], 1, False, id="scancel"),
+        pytest.param(["TERM"], 1, False, id="kill-of-the-script"),
         pytest.param(["USR1", "USR2"], 1, False, id="warning-and-stop"),
         pytest.param(["USR2", "USR2"], 2, False, id="two-stops"),  # the second one kills
     ],
@@ -238,10 +260,8 @@ def test_a_signal_is_handed_on_to_the_step(
     stand_ins: StandIns, signals: list[str], num_signals: int, requeued: bool
 ) -> None:
     signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
-    (stand_ins.folder / "bin" / "ddprun").write_text(
-        f'#!/bin/bash\n[[ " $* " != *" -c "* ]] || exit 0\nwhile [[ ! -e {go} ]]; do sleep 0.05; done\nexit 143\n'
-    )
-    with start(stand_ins) as job:
+    wait_for_go(stand_ins, go)
+    with start(stand_ins, SlurmOptions()) as job:
         assert job.stderr is not None
         until((run_dir / "step").exists)
         lines = [job.stderr.readline()]  # of the start
@@ -254,4 +274,20 @@ def test_a_signal_is_handed_on_to_the_step(
         assert job.wait(30) == 143
     assert set(signalled.read_text().splitlines()) == {"--quiet --signal=TERM 4711.1"}
     assert len(signalled.read_text().splitlines()) == num_signals
+    assert was_requeued(stand_ins) == requeued
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "requeued"), [("USR1", 1, True), ("USR2", 1, False), ("INT", 1, False), ("TERM", 0, False)]
+)
+def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: str, told: int, requeued: bool) -> None:
+    signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+    wait_for_go(stand_ins, go)
+    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
+        until((run_dir / "step").exists)
+        job.send_signal(getattr(signal, f"SIG{name}"))
+        until(lambda: not told or signalled.exists())
+        go.touch()
+        assert job.wait(30) == 143
+    assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
     assert was_requeued(stand_ins) == requeued

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 
 import pytest
@@ -20,8 +20,9 @@ from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
+UID = "1f2a3b4c5d6e"
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
-PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints")
+PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
 RUN = Run(
     name="night",
     created=1000.0,
@@ -43,11 +44,12 @@ TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
 )
+SENT = Output(returncode=0, stdout="7\n")
 ANSWERS: dict[str, Answer] = {
     "printenv SLURM_JOB_ID": NONE,
     "printenv HOME": Output(returncode=0, stdout="/home/me\n"),
     "--test-only": TESTED,
-    "--parsable": Output(returncode=0, stdout="7\n"),
+    "--parsable": SENT,
     "sinfo": Output(returncode=0, stdout="debug* 3 8 8000 gpu:1\ncpu 9 64 512000 (null)\n"),
 }
 
@@ -63,9 +65,10 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
     asked, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
     script = render_script(PLAN, SlurmOptions())
     assert only(asked, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
-    assert only(asked, "mkdir -p /r/night") == Command(argv=("mkdir", "-p", "/r/night"))
+    written = only(asked, "cat >")
+    assert (written.argv[-1], written.stdin) == ("/r/night/job.sh", script)
     assert only(asked, "--parsable") == Command(
-        argv=(*SBATCH, "--parsable"), stdin=script, placeholder="<job>", timeout_s=120
+        argv=(*SBATCH, "--parsable", "/r/night/job.sh", UID), placeholder="<job>", timeout_s=120, starts=True
     )
     assert submission == Submission(
         handle={"job": "7", "dir": "/r/night", "workdir": "/p"},
@@ -73,8 +76,7 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
         checkpoint_dir="/r/night/checkpoints",
     )
     assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
-    assert "run_dir=/r/night\n" in script
-    assert "workdir=/p\n" in script
+    assert "_ddp_dir=/r/night\n" in script
 
 
 def test_a_login_node_has_folders_of_its_own() -> None:
@@ -83,7 +85,7 @@ def test_a_login_node_has_folders_of_its_own() -> None:
     assert {command.host for command in asked} == {Host(address="hpc", user="me")}
     assert only(asked, "--parsable").argv == (
         "sbatch", "--job-name=night", "--output=/home/me/.local/state/ddpctl/runs/night/job.log", "--chdir=/home/me",
-        "--parsable",
+        "--parsable", "/home/me/.local/state/ddpctl/runs/night/job.sh", UID,
     )  # fmt: skip
     run_dir = "/home/me/.local/state/ddpctl/runs/night"
     assert submission.handle == {"job": "7", "dir": run_dir, "workdir": "/home/me", "logs": f"hpc:{run_dir}"}
@@ -97,7 +99,7 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     value = {"printenv TOKEN": Output(returncode=0, stdout="it's\n")}
     asked, _ = submit(value, plan=plan)
     (written,) = (command for command in asked if command.secret)
-    assert written.argv == ("sh", "-c", 'umask 077; mkdir -p "${1%/*}" && cat >"$1"', "ddpctl", "/r/night/secrets")
+    assert written.argv == ("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
     assert not any("it's" in (command.stdin or "") for command in asked if not command.secret)
     asked, _ = submit(value, plan=plan, options=SlurmOptions(array="0-1"))
@@ -106,12 +108,18 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
 
 
 def test_an_array_after_another_run_depends_on_its_job() -> None:
-    record = {"cat /r/day/run.json": Output(returncode=0, stdout=json.dumps({"handle": {"job": "5"}}))}
+    day = json.dumps(asdict(replace(RUN, handle={"job": "5", "dir": "/r/day"})))
+    record: dict[str, Answer] = {
+        "cat /r/day/run.json": Output(returncode=0, stdout=day),
+        "--parsable": lambda command: (
+            Output(returncode=0, stdout="==> squeue <==\n5|N/A|RUNNING||N/A|\n") if queue.ASK in command.argv else SENT
+        ),
+    }
     asked, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
-    assert only(asked, "cat ") == Command(argv=("cat", "/r/day/run.json"), probe=True)
-    assert only(asked, "--parsable").argv == (
+    assert only(asked, "cat /r/day") == Command(argv=("cat", "/r/day/run.json"), probe=True)
+    assert only(asked, "--parsable /r").argv == (
         "sbatch", "--job-name=night", "--output=/r/night/job-%a.log", "--chdir=/p", "--dependency=afterok:5",
-        "--kill-on-invalid-dep=yes", "--parsable",
+        "--kill-on-invalid-dep=yes", "--parsable", "/r/night/job.sh", UID,
     )  # fmt: skip
     assert submission.handle["tasks"] == ["0", "1", "2"]
 
@@ -123,8 +131,9 @@ def test_inside_of_an_allocation_its_nodes_are_used() -> None:
     assert matching(asked, "sbatch --job") == []
     assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
     assert only(asked, "bash /r/night/job.sh") == Command(
-        argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>"
-    )
+        argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>",
+        starts=True,
+    )  # fmt: skip
     assert submission.handle == {"job": "99", "pid": "1234", "dir": "/r/night", "workdir": "/p"}
     assert "job 99" in submission.note
     (kind, why), (outside, _) = default_kind({"SLURM_JOB_ID": "99"}), default_kind({})
@@ -152,7 +161,8 @@ def test_a_job_that_slurm_does_not_take_is_refused_with_slurm_s_reason(
     sent: Output, error: type[DdpctlError], facts: tuple[str, ...]
 ) -> None:
     with pytest.raises(error) as raised:
-        submit({"--parsable": sent})
+        submit({"--parsable": sent, "printenv": Output(returncode=0, stdout="SBATCH_ACCOUNT=me\n")})
+    facts = (*facts, "SBATCH_ACCOUNT=me") if error is ConfigError else facts
     assert [fact for fact in facts if fact not in str(raised.value)] == []
 
 

@@ -95,6 +95,18 @@ def host(tmp_path: Path) -> Iterator[Host]:
             os.kill(int(path.read_text()), signal.SIGKILL)
 
 
+def test_the_cores_of_a_host_do_not_depend_on_the_variables_of_openmp() -> None:
+    def load(**variables: str) -> str:
+        text = scripts.gpus_text(OPTIONS, load=True)
+        environ = {"PATH": "/usr/bin:/bin", "HOME": "/", **variables}
+        done = subprocess.run(
+            ["/bin/sh", "-c", text], env=environ, capture_output=True, text=True, timeout=60, check=True
+        )
+        return next(line for line in done.stdout.splitlines() if line.startswith("load ")).split()[2]
+
+    assert load(OMP_NUM_THREADS="77") == load(OMP_THREAD_LIMIT="1") == str(len(os.sched_getaffinity(0)))
+
+
 def test_two_runs_share_a_host_and_who_dies_loses_its_gpus(host: Host) -> None:
     assert host.start("night", "GPU-0").returncode == 0
     refused = host.start("late", "GPU-1", "GPU-0")

@@ -7,6 +7,7 @@ import pytest
 
 from ddprun.health import diagnosis
 from ddprun.health.diagnosis import MAX_DIAGNOSIS_BYTES, Diagnosis
+from ddprun.system.file_writer import FileWriter
 from ddpwire.run_files import diagnosis_file
 
 FRAME = ("/" + "f" * 498, 7, "n" * 499)  # as long as faulthandler writes them
@@ -21,7 +22,7 @@ def test_a_diagnosis_is_bounded_and_has_every_rank(tmp_path, monkeypatch, ranks,
     entry = {"samples": [sample] * 2, "children": children, "collectives": [COLLECTIVE] * diagnosis.MAX_COLLECTIVES}
     evidence = [entry | {"rank": rank} for rank in range(ranks)]
     monkeypatch.setattr(diagnosis, "collect", lambda *_: copy.deepcopy(evidence))
-    Diagnosis(tmp_path, 0).keep()
+    Diagnosis(tmp_path, 0, tmp_path, FileWriter()).keep()
     data = (tmp_path / diagnosis_file(1)).read_bytes()
     assert len(data) <= MAX_DIAGNOSIS_BYTES
     answer = json.loads(data)

@@ -9,6 +9,7 @@ import pytest
 
 from ddprun.health import folder_watch
 from ddprun.health.folder_watch import FolderWatch
+from ddprun.system.file_writer import FileWriter
 from ddpwire.exits import Exit
 
 
@@ -20,11 +21,12 @@ def frozen(tmp_path, monkeypatch):
     lock.touch()
     touch = os.utime
     monkeypatch.setattr(os, "utime", lambda path: answers.wait() and touch(path))
+    monkeypatch.setattr(folder_watch, "PATH_INTERVAL", 1)
     monkeypatch.setattr(folder_watch, "INTERVAL_S", 0.02)
     monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.2)
     with lock.open() as file:
-        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno())
-        with FolderWatch(folder, log=lines.put, stop=lambda: None, give_up=given_up.put):
+        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
+        with FolderWatch(folder, FileWriter(), log=lines.put, stop=lambda: None, give_up=given_up.put):
             yield answers, lines, given_up
         lock.unlink()  # its threads end
         answers.set()

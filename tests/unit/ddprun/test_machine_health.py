@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ddprun.system import machine as ddprun_machine
+from ddpwire import machine as wire_machine
 from ddpwire.machine import GIB, MIB, visible_devices
 
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
@@ -27,6 +28,8 @@ LOST = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
         ({"memlock_bytes": 65536}, 1, "", ()),
         ({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", ()),
         ({"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", ("64 KiB",)),
+        ({"num_gpus": 1, "has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "cuda", ("no uverbs0",)),
+        ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
         ({"num_gpus": 1}, 2, "cuda", ("1 GPU",)),
         ({"num_gpus": 2, "gpus": (BUSY,)}, 2, "cuda", ("GPU 1 has had 3 ", "pid 12, 13")),
         ({"num_gpus": 2, "gpus": (LOST,)}, 2, "cuda", ("GPU 1 cannot be read: GPU is lost",)),
@@ -55,3 +58,19 @@ def test_cuda_visible_devices_is_read_as_torch_reads_it(variable, monkeypatch):
     read = torch.cuda._parse_visible_devices()
     assert visible_devices(variable) == tuple(map(str, read))
     assert ddprun_machine.count_gpus() == len(read)
+
+
+def test_infiniband_that_the_container_cannot_open_has_a_reason(tmp_path, monkeypatch):
+    cards, devices = tmp_path / "class", tmp_path / "dev"
+    monkeypatch.setattr(wire_machine, "INFINIBAND", cards)
+    monkeypatch.setattr(wire_machine, "INFINIBAND_DEVICES", devices)
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: "libibverbs.so.1")
+    assert wire_machine.infiniband_error() == ""
+    (cards / "mlx5_0").mkdir(parents=True)
+    assert str(devices) in wire_machine.infiniband_error()
+    devices.mkdir()
+    assert str(devices) in wire_machine.infiniband_error()
+    (devices / "uverbs1").touch()
+    assert wire_machine.infiniband_error() == ""
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
+    assert "libibverbs" in wire_machine.infiniband_error()

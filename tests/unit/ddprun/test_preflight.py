@@ -25,13 +25,23 @@ def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path
     }
 
 
-def environment_of_a_rank(base):
+def environment_of_a_rank(base, *flags):
     group = SimpleNamespace(group_rank=0, group_world_size=1, master_addr="10.0.0.1", master_port=1)
     worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
-    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    config = node_config.read_config(options.parse([*flags, "train.py"]), {}, lambda _: 1)
     return rank_environment.rank_environment(
-        group, worker, config, Path("m"), base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
-    )
+        group, worker, config, Path("m"), base, attempt=1, steps_before=None, runtime=Path("r"), lost="", threads=1,
+        interface="eth0",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [(), ("--virtual-local-rank",)])
+def test_a_rank_on_the_cpu_sees_no_gpu(flags):
+    for own in ({}, {"CUDA_VISIBLE_DEVICES": "0"}):  # Slurm unsets the variable in a job without GPUs
+        env = environment_of_a_rank({**own, "DDP_DEVICE": "cpu"}, *flags)
+        assert (env["CUDA_VISIBLE_DEVICES"], env["LOCAL_RANK"]) == ("", "0")
+    assert environment_of_a_rank({"CUDA_VISIBLE_DEVICES": "3"}, *flags)["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "CUDA_VISIBLE_DEVICES" not in environment_of_a_rank({"DDP_DEVICE": "auto"})
 
 
 def test_the_ranks_are_told_the_interface_unless_somebody_has():

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddprun.files.node_dir import read_previous_run
+from ddprun.files.node_dir import encode_summary, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import read_rank
 from ddpwire.heartbeat import Heart
-from ddpwire.run_files import HEARTBEAT, RankProcess, rank_heartbeat
+from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
 
 COUNT = """
 from prometheus_client import Counter, Gauge, Histogram
@@ -50,25 +50,19 @@ def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: 
 
 
 def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
-    assert look_back_and_count(tmp_path, "night-17") is None
+    assert read_previous_run(tmp_path, "night-17") is None
     (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
-    before = look_back_and_count(tmp_path, "night-17")
+    counters = {"0": [["steps", "", "counter", [["steps_total", {}, 3.0]]]]}
+    (tmp_path / SUMMARY).write_bytes(encode_summary("night-17", "training", 40, counters))
+    before = read_previous_run(tmp_path, "night-17")
     assert before is not None
     assert before.step == 41
     assert before.heard_at >= (tmp_path / "events.jsonl").stat().st_mtime
-    assert samples(tmp_path / "metrics" / "rank-0") == {}
+    assert before.counters == counters
     assert read_previous_run(tmp_path, "other") is None
     assert not (tmp_path / "events.jsonl").exists()
-    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["run"]
-    assert read_previous_run(tmp_path, "none") is None
+    (tmp_path / SUMMARY).write_bytes(encode_summary("none", "training", 40, counters))
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
-
-
-def look_back_and_count(node_dir: Path, run: str) -> object:
-    before = read_previous_run(node_dir, run)
-    folder = node_dir / "metrics" / "rank-0"
-    folder.mkdir(parents=True, exist_ok=True)
-    return before
 
 
 def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
@@ -89,6 +83,7 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
         assert monitor.running_beats().keys() == {0}
         assert monitor.beats().keys() == {0, 1}
     finally:
+        monitor.forget()
         for process in ranks:
             process.kill()
             process.wait()
@@ -97,8 +92,8 @@ def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
 def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> None:
     (tmp_path / HEARTBEAT).mkdir()
     rank = subprocess.Popen(["/bin/sleep", "1000"])
+    monitor = HeartbeatMonitor(tmp_path, 0)
     try:
-        monitor = HeartbeatMonitor(tmp_path, 0)
         monitor.track((RankProcess(rank=0, local_rank=0, pid=rank.pid, log=""),))
         heart = Heart(str(tmp_path / rank_heartbeat(0)))
 
@@ -113,5 +108,6 @@ def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> 
         assert silence(132.5) == 0
         assert silence(*(132.5 + 0.25 * number for number in range(1, 41))) == 10.0
     finally:
+        monitor.forget()
         rank.kill()
         rank.wait()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddprun.system.restart_policy import Failure, find_root_failure, may_restart, outcome_of
+from ddprun.system.restart_policy import Failure, find_root_failure, may_restart, outcome_of, pod_exit_code
 from ddpwire.run_files import Outcome
 
 KILLED = Failure(node=0, rank=1, status=-9)
@@ -122,3 +122,24 @@ def test_a_rank_that_stopped_with_another_is_not_named():
 )
 def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
     assert may_restart(Outcome(code=code, cause=cause, message="")) is again
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "retry", "expected"),
+    [
+        (0, "success", False, 0),
+        (3, "error", False, 3),
+        (75, "gave_up", False, 75),
+        (139, "killed", False, 75),
+        (200, "error", True, 75),  # the script's own code
+        (137, "oom", False, 75),
+        (137, "killed", True, 75),  # ddprun may not restart the ranks any more
+        (144, "hang", True, 75),
+        (130, "stopped", False, 75),
+        (143, "stopped", True, 143),
+        (137, "node_lost", True, 137),
+        (142, "absent", True, 142),
+    ],
+)
+def test_a_pod_ends_with_128_or_more_only_if_a_new_pod_may_help(code, cause, retry, expected):
+    assert pod_exit_code(Outcome(code=code, cause=cause, message="", retry=retry)) == expected

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -170,13 +170,13 @@ def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
         write_checkpoint(directory.path(number), checkpoint(number))
     failed = []
 
-    def read(path: Path) -> bytes:
+    def open_or_fail(path: Path) -> BinaryIO:
         if path == directory.path(8) and len(failed) < times:
             failed.append(path)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return path.read_bytes()
+        return path.open("rb")
 
-    monkeypatch.setattr(checkpoint_format, "read_regular", read)
+    monkeypatch.setattr(checkpoint_format, "open_regular", open_or_fail)
     monkeypatch.setattr("ddptrain.checkpoint_directory.READ_PAUSE_S", 0.0)
     path, warnings = found(directory)
     assert path == directory.path(step)
@@ -276,7 +276,7 @@ def found(directory: CheckpointDirectory, *, resume: str = "auto") -> tuple[Path
 KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 import torch
 from ddptrain import checkpoint
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, write_checkpoint

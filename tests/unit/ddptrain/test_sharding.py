@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import random
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.messages import assert_names
 from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (
     Checkpoint,
+    CorruptCheckpoint,
     Shard,
     UnusableCheckpoint,
     data_files,
@@ -81,6 +83,19 @@ def test_a_tensor_in_shards_is_read_whole(tmp_path: Path) -> None:
     assert torch.equal(found["weight"], torch.arange(10.0).view(10, 1) + 8)
     assert int(found["count"]) == 8
     assert {choose_checkpoint(file, best=False)[0] for file in (*data_files(path), manifest_path(path))} == {path}
+
+
+def test_rows_of_several_shards_are_read_together(tmp_path: Path) -> None:
+    weight = load_checkpoint(write_shards(tmp_path, 8)).parts["model"]["weight"]
+    complete = torch.arange(10.0).view(10, 1) + 8
+    for first in range(11):
+        for last in range(first, 13):  # a rank's rows may end behind the last shard
+            assert torch.equal(weight[first:last], complete[first:last])
+
+
+def test_a_rank_can_tell_rank_0_that_a_shard_is_corrupt() -> None:
+    sent = pickle.loads(pickle.dumps(CorruptCheckpoint("truncated", "shard 1 is truncated")))  # noqa: S301
+    assert (type(sent), sent.reason, str(sent)) == (CorruptCheckpoint, "truncated", "shard 1 is truncated")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog, read_events
 from ddpwire.history import HEADER, HISTORY, line, read_history
-from ddpwire.run_files import ENVIRONMENT
+from ddpwire.run_files import ENVIRONMENT, OUTCOME, Outcome, read_outcome
 
 
 def log_of(node_dir: Path, node: int = 1) -> str:
-    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {part}\n" for part in log_record.pack(node_dir))
+    return "[node1 rank0] epoch 1\n" + "".join(f"[node{node}] {part}\n" for part in log_record.pack(node_dir, 1e6))
 
 
 def write(node_dir: Path, *, rows: int, events: int) -> None:
@@ -37,7 +37,7 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     write(tmp_path, rows=1200, events=4000)
     log = log_of(tmp_path)
     assert len(log) < 130_000
-    assert max(map(len, log.splitlines())) < 4100
+    assert max(map(len, log.splitlines())) < 1100
     files = log_record.unpack(log)
     assert read_events(files[EVENTS])[-1].step == 3999
     rows = read_history(files[HISTORY])
@@ -45,3 +45,14 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     assert len(rows) > 10
     assert len({after["time"] - before["time"] for before, after in pairwise(rows)}) == 1
     assert files[ENVIRONMENT] == (tmp_path / ENVIRONMENT).read_text()
+
+
+def test_a_log_has_at_most_one_line_for_each_minute(tmp_path: Path) -> None:
+    write(tmp_path, rows=1200, events=4000)
+    Outcome(code=3, cause="error", message="rank 1 on node 1 exited with 3").write(tmp_path)
+    for seconds, most in ((0.0, 1), (59.0, 1), (600.0, 10), (1e6, 120)):
+        lines = log_record.pack(tmp_path, seconds)
+        assert len(lines) <= most
+        files = log_record.unpack("".join(f"[node1] {line}\n" for line in lines))
+        assert read_outcome(files[OUTCOME]).code == 3
+        assert read_events(files[EVENTS])[-1].step == 3999

@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 from grafana_foundation_sdk.models import units
-from tests.unit.ddpctl.expressions import faults, names
+from tests.unit.ddpctl.expressions import RECORDINGS, faults, names
 
-from ddpctl.monitoring.alerts import RECORDINGS
-from ddpctl.monitoring.stack import DASHBOARDS, dashboard
+from ddpctl.monitoring.stack import DASHBOARDS, static_file
 from ddpwire.metrics import CATALOGUE
 
 UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 
 
 def board(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(dashboard(name))
+    document: dict[str, Any] = json.loads(static_file(f"{name}.json"))
     return document
 
 

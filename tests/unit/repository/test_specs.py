@@ -9,13 +9,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from dashboards import fleet, run
 
 from ddpctl import targets
 from ddpctl.execution.executor import Executor
 from ddpctl.job import config
 from ddpctl.monitoring import alerts, stack
-from ddpctl.monitoring import stack as monitoring_manifests
 from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
 from ddpctl.operations import launcher
@@ -143,11 +141,9 @@ def row(metric: Metric, scripts: set[str] | None = None) -> str:
 
 BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
 SPECS = {
-    "cli/ddpctl/monitoring/run.json": run.board,
-    "cli/ddpctl/monitoring/fleet.json": fleet.board,
-    **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items()},
+    **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items() if not name.endswith(".json")},
     "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
-    "k8s/monitoring/dashboards.yaml": monitoring_manifests.dashboard_config_maps,  # of the JSON above
+    "k8s/monitoring/dashboards.yaml": stack.dashboard_config_maps,
     "docs/metrics.md": metrics_page,
     "docs/events.md": events_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),

@@ -1,32 +1,37 @@
 """The node's folder: its lock, the files of an earlier start of the run, and the files that this node writes.
 
-A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its machine. Then the
-ranks' counters continue, so that goodput covers all starts of the run. Files of another run are removed.
+A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its machine. Then
+``summary.json`` tells the next start, perhaps on another machine, the step and the ranks' counters. They continue, so
+that goodput covers all starts of the run. Files of another run are removed.
 """
 
 import contextlib
+import json
+import os
 import re
-import shutil
+import sys
 import tempfile
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddprun.files import process_discovery
+from ddprun.files.runtime_dir import RuntimeDir
 from ddprun.output.console import Console
 from ddprun.settings.node_config import DEFAULT_RUN_ID, NodeConfig
 from ddprun.settings.requeue import Requeues, count_requeues
 from ddprun.system.errors import config_error, node_error
-from ddpwire import run_files
+from ddprun.system.file_writer import FileWriter
+from ddpwire import locks, run_files
 from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import read_beat
 from ddpwire.history import HISTORY
-from ddpwire.run_files import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT, NodeState, Outcome, node_name
+from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, SNAPSHOT, SUMMARY, NodeState, Outcome, node_name
 
+LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
 EVENTS_TAIL_BYTES = 65536  # how much of the end of the events is searched for the highest step
-RUN_ID_FILE = f"{METRICS}/run"  # has the id of the run whose counters are kept; a batch script may remove node.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class PreviousRun:
 
     heard_at: float  # when it last wrote a file, in seconds since the epoch
     step: int | None  # the highest step of all attempts, if known
+    counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.read_counters)
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
@@ -44,39 +50,40 @@ def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
     """
     previous_run = _read_previous(node_dir, run_id)
     if previous_run is None:
-        shutil.rmtree(node_dir / METRICS, ignore_errors=True)
         for name in (EVENTS, EVENTS_BEFORE, HISTORY):
             (node_dir / name).unlink(missing_ok=True)
-    for gauges in node_dir.glob(f"{METRICS}/*/gauge_*"):
-        gauges.unlink(missing_ok=True)
     for name in (OUTCOME, SNAPSHOT):
         (node_dir / name).unlink(missing_ok=True)
-    (node_dir / METRICS).mkdir(exist_ok=True)
-    (node_dir / RUN_ID_FILE).write_text(run_id)
     return previous_run
 
 
 def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
     try:
-        if (node_dir / RUN_ID_FILE).read_text() != run_id or run_id == DEFAULT_RUN_ID:
+        summary = run_files.parse_json(run_files.read_record(node_dir / SUMMARY))
+        if summary["run"] != run_id or run_id == DEFAULT_RUN_ID:
             return None
-    except (OSError, ValueError):
+        steps = [summary["step"]] if isinstance(summary["step"], int) else []
+        counters = dict(summary["counters"])
+    except (OSError, ValueError, TypeError, LookupError):
         return None
-    changed = []
-    for name in (RUN_ID_FILE, NODE, EVENTS, NODE_LOG, OUTCOME):
-        with contextlib.suppress(OSError):
+    changed = [0.0]
+    for name in (SUMMARY, NODE, EVENTS, NODE_LOG, OUTCOME):
+        with contextlib.suppress(OSError):  # the earlier start may not have written all of them
             changed.append((node_dir / name).stat().st_mtime)
-    beats = [read_beat(path) for path in node_dir.glob(f"{HEARTBEAT}/rank-*")]
-    steps = [beat.step for beat in beats if beat]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # there are no events yet
         events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
         steps += [event.step for event in events if isinstance(event.step, int)]
-    return PreviousRun(heard_at=max(changed), step=max(steps, default=None))
+    return PreviousRun(heard_at=max(changed), step=max(steps, default=None), counters=counters)
+
+
+def encode_summary(run_id: str, state: str, step: int | None, counters: dict[str, Any]) -> bytes:
+    """Return the content of summary.json."""
+    return f"{json.dumps({'run': run_id, 'state': state, 'step': step, 'counters': counters})}\n".encode()
 
 
 def last_checkpoint(node_dir: Path) -> int | None:
     """Return the step of the last checkpoint that a rank of this node has saved or loaded, or None if unknown."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # there are no events yet
         events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
         steps = [event.step for event in events if event.event in ("checkpoint_saved", "checkpoint_loaded")]
         return steps[-1] if steps else None
@@ -89,6 +96,8 @@ class NodeDir:
 
     path: Path
     lock_fd: int
+    has_locks: bool  # whether the file system has locks; without them, an owner record shows that this node is alive
+    runtime: RuntimeDir
     previous_run: PreviousRun | None  # None on the first start
     requeues: Requeues | None  # only for a Slurm job, on node 0
 
@@ -100,44 +109,70 @@ def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | 
     """
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the error that ended the node has been printed
             path.mkdir(parents=True, exist_ok=True)
             if not process_discovery.is_locked(path):  # else it belongs to another node
                 outcome.write(path)
 
 
-def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
+def claim_node_dir(config: NodeConfig, state: NodeState, files: FileWriter) -> NodeDir:
     """Create and lock the node's folder, and write node.json. Keep earlier rank logs. Raises NodeError."""
     try:
         run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
         path = run_dir / node_name(config.node_rank)
         path.mkdir(parents=True, exist_ok=True)
-        lock_fd = process_discovery.take_lock(path)
-        if lock_fd is None:
-            hint = "give each node its own --node-rank, or this run its own --run-dir"
-            raise config_error(f"{path} is used by another running ddprun", hint=hint)
-        previous_run = read_previous_run(path, config.run_id)
-        state.write(path)
+        lock_fd, has_locks = _lock(path)
+        before = read_previous_run(path, config.run_id)
+        runtime = RuntimeDir(config.run_id, config.node_rank, os.environ)
+        known = (before.step, before.counters) if before else (None, {})
+        run_files.write_atomic(path / SUMMARY, encode_summary(config.run_id, state.state, *known))
+        replace(state, runtime=str(runtime.path)).write(path)
     except OSError as error:
-        message = f"the node's folder cannot be created: {error.filename}: {error.strerror}"
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        message = f"the node's folder cannot be created: {what}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
-    return NodeDir(path=path, lock_fd=lock_fd, previous_run=previous_run, requeues=count_requeues(config))
+    requeues = count_requeues(config, files)
+    return NodeDir(
+        path=path, lock_fd=lock_fd, has_locks=has_locks, runtime=runtime, previous_run=before, requeues=requeues
+    )
+
+
+def _lock(path: Path) -> tuple[int, bool]:
+    """Lock the node's folder. Return the descriptor, and whether there are locks. Raises OSError and NodeError."""
+    lock = path / LOCK
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    state, user = locks.lock(descriptor, lock, wait_s=LOCK_TIMEOUT_S), ""
+    if state is locks.Lock.UNSUPPORTED:
+        owner = locks.read_owner(lock)
+        user = f": process {owner.pid} on {owner.host}" if owner else ""
+        seen = f"; waiting at most {locks.SILENT_S:g} s for a sign of its owner{user}" if owner else ""
+        why = f"the file system of {path} has no file locks: {lock.name}{locks.OWNER_SUFFIX} replaces them"
+        print(f"ddprun: {why}{seen}", file=sys.stderr, flush=True)
+        if locks.owner_that_writes(lock):
+            state = locks.Lock.BUSY
+        else:
+            locks.Owner.of_this_process().write(lock)
+    if state is locks.Lock.BUSY:
+        hint = "give each node its own --node-rank, or this run its own --run-dir"
+        raise config_error(f"{path} is used by another running ddprun{user}", hint=hint)
+    return descriptor, state is locks.Lock.TAKEN
 
 
 class Journal:
     """Writes the node's state (node.json), its events and its log lines."""
 
-    def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
-        self._node_dir = node_dir
+    def __init__(self, node_dir: Path, state: NodeState, console: Console, files: FileWriter) -> None:
+        self._node_dir, self._files = node_dir, files
         self._lock = threading.Lock()
         self._events = EventLog(node_dir / EVENTS, node=state.node)
+        self._events.append = partial(files.submit, run_files.append_bounded)
         self.state = state
         self.log = console.log
         self.emit = self._events.emit
 
     def update(self, **changes: Any) -> None:
         """Change fields of the state and write it. On a full disk, keep the old file and let the training continue."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self.state = replace(self.state, **changes)
             self._events.attempt = self.state.attempt
-            self.state.write(self._node_dir)
+            self._files.submit(self.state.write, self._node_dir)

@@ -7,8 +7,6 @@ in /proc, because all processes of a run inherit the path of its folder.
 """
 
 import contextlib
-import errno
-import fcntl
 import os
 import signal
 import time
@@ -16,44 +14,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ddprun.system import processes
-from ddpwire import names
+from ddpwire import locks, names
 from ddpwire.run_files import LOCK, NODE, OUTCOME
 
-LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
 POLL_S = 0.02
-
-
-def take_lock(node_dir: Path) -> int | None:
-    """Lock the node. Return the descriptor that holds the lock, or None if another ddprun has it. Raises OSError."""
-    descriptor = os.open(node_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except OSError as error:
-            is_taken = error.errno in (errno.EAGAIN, errno.EACCES)
-            if not is_taken or time.monotonic() > deadline:
-                os.close(descriptor)
-                if is_taken:
-                    return None
-                raise
-        time.sleep(POLL_S)
 
 
 def is_locked(node_dir: Path) -> bool:
     """Return whether the node's ddprun or its supervisor is alive."""
     try:
-        descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        return locks.is_locked(node_dir / LOCK)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except OSError:  # unknown: it counts as alive
         return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def all_processes() -> Iterator[tuple[int, list[bytes]]]:

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddprun.ranks.rank_server import STACKS, STACKS_SIGNAL, ask
 from ddprun.system import processes
+from ddprun.system.file_writer import FileWriter, replace_file
 from ddpwire import run_files
-from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_heartbeat, read_regular, write_atomic
+from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_heartbeat, read_regular
 
 RANKS = Path(__file__).parents[1] / "ranks"
 NUM_SAMPLES = 5
@@ -31,6 +31,7 @@ SAMPLE_INTERVAL_S = 0.3
 STACKS_TIMEOUT_S = 1.0
 SETTLED_S = 0.1  # a dump that has not grown for this long is complete: it has no end mark
 POLL_S = 0.01
+REQUEST_INTERVAL_S = 1.5
 FLIGHT_TIMEOUT_S = 1.0
 TRACE_TIMEOUT_S = 30.0  # in addition to the recorded seconds
 MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
@@ -51,8 +52,8 @@ Frame = tuple[str, int, str]  # file, line, function
 class Diagnosis:
     """Collects data about what the ranks of the current attempt do."""
 
-    def __init__(self, node_dir: Path, node: int) -> None:
-        self._node_dir, self._node = node_dir, node
+    def __init__(self, node_dir: Path, node: int, runtime: "os.PathLike[str]", files: FileWriter) -> None:
+        self._node_dir, self._node, self._runtime, self._files = node_dir, node, runtime, files
         self._ranks: tuple[RankProcess, ...] = ()
         self._attempt = 1
         self._answered = ""
@@ -65,30 +66,31 @@ class Diagnosis:
             (node_dir / DIAGNOSIS_REQUEST).write_text("")
 
     def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
-        """From now on, collect data from these ranks."""
+        """From now on, collect data from these ranks, and answer requests in a thread."""
         self._ranks, self._attempt = ranks, attempt
-
-    def answer_request(self) -> None:
-        """If ddpctl has written a request, answer it in a thread, because the ranks may take seconds to answer."""
-        if self._thread and self._thread.is_alive():
-            return
-        try:
-            request = read_regular(self._node_dir / DIAGNOSIS_REQUEST).decode(errors="replace")[:MAX_REQUEST_CHARS]
-        except OSError:
-            return
-        if request and request != self._answered:
-            self._answered = request
-            wanted = PROFILE_REQUEST.fullmatch(request)
-            answer = partial(self._profile, float(wanted[1])) if wanted else partial(self._write, DIAGNOSIS)
-            self._thread = threading.Thread(target=answer, args=(request,), name="diagnosis", daemon=True)
+        if not self._thread:
+            self._thread = threading.Thread(target=self._answer_requests, name="diagnosis", daemon=True)
             self._thread.start()
+
+    def _answer_requests(self) -> None:
+        """If ddpctl has written a request, answer it. The disk and the ranks may take seconds to answer."""
+        while True:
+            time.sleep(REQUEST_INTERVAL_S)
+            data: bytes = self._files.read(read_regular, self._node_dir / DIAGNOSIS_REQUEST, unknown=b"")
+            request = data.decode(errors="replace")[:MAX_REQUEST_CHARS]
+            if request and request != self._answered:
+                self._answered = request
+                if wanted := PROFILE_REQUEST.fullmatch(request):
+                    self._profile(float(wanted[1]), request)
+                else:
+                    self._write(DIAGNOSIS, request)
 
     def keep(self) -> None:
         """Save the data of the current attempt. Call this before its ranks are killed because of a hang."""
         self._write(run_files.diagnosis_file(self._attempt), num_samples=2)
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
-        ranks = collect(self._ranks, self._node_dir, num_samples)
+        ranks = collect(self._ranks, Path(self._runtime), num_samples)
         found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
         data = json.dumps(found).encode()
         for most in (20, 2, 0):  # with very many ranks, keep their current state and drop older data
@@ -96,27 +98,26 @@ class Diagnosis:
                 for rank in ranks:
                     _shorten(rank, most)
                 data = json.dumps(found | {"shortened": True}).encode()
-        with contextlib.suppress(OSError):  # the disk is full
-            write_atomic(self._node_dir / name, data)
+        self._files.submit(replace_file, self._node_dir / name, data)
 
     def _profile(self, seconds: float, request: str) -> None:
         """Profile all ranks at the same time. ddpctl recognizes the answer by ``request``, which is written last."""
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
 
             def record(rank: RankProcess) -> dict[str, Any]:
-                name = rank_heartbeat(rank.rank)
-                return {"rank": rank.rank} | profile_rank(self._node_dir / name, Path(folder, f"{rank.rank}"), seconds)
+                heartbeat = Path(self._runtime, rank_heartbeat(rank.rank))
+                return {"rank": rank.rank} | profile_rank(heartbeat, Path(folder, f"{rank.rank}"), seconds)
 
             with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
                 found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
-            write_atomic(self._node_dir / run_files.PROFILE, json.dumps(found).encode())
+            self._files.submit(replace_file, self._node_dir / run_files.PROFILE, json.dumps(found).encode())
 
 
-def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
+def collect(ranks: Sequence[RankProcess], runtime: Path, num_samples: int) -> list[dict[str, Any]]:
     """Return the data of each rank as JSON: process states and stacks at several moments, and its last collectives."""
     found: list[dict[str, Any]] = []
     for rank in ranks:
-        group_at = _modified_at(node_dir / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
+        group_at = _modified_at(runtime / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
         found.append({"rank": rank.rank, "pid": rank.pid, "group_at": group_at, "samples": [], "children": []})
     children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
     for number in range(num_samples):
@@ -132,7 +133,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
         for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
             one["children"].append({"pid": pid, "threads": stack} | state)
     for one, rank in zip(found, ranks, strict=True):
-        one |= read_collectives(node_dir / rank_heartbeat(rank.rank)) | {"time": time.time()}
+        one |= read_collectives(runtime / rank_heartbeat(rank.rank)) | {"time": time.time()}
     return found
 
 

@@ -1,20 +1,24 @@
 """Checks whether the node's folder still exists and whether its file system answers.
 
-One thread touches the node's lock file. This blocks while the file system does not answer (NFS without its server,
-fsfreeze). A second thread, which uses no files, measures how long the first thread is blocked, and may end the node.
+The process that writes the node's files touches the node's lock file (ddprun.file_writer). This blocks while the file
+system does not answer (NFS without its server, fsfreeze). A thread measures how long, and may end the node.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ddprun.files.node_dir import NodeDir
 from ddprun.system.errors import NodeError, node_error
+from ddprun.system.file_writer import FileWriter
+from ddpwire import locks
 from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
 INTERVAL_S = 1.0
+PATH_INTERVAL = 10  # of so many checks, one looks at the path or the owner, which costs requests to a file server
 WARN_AFTER_S = 10.0
 GIVE_UP_AFTER_S = 45.0
 
@@ -29,12 +33,13 @@ class FolderWatch:
     def __init__(
         self,
         folder: NodeDir,
+        files: FileWriter,
         *,
         log: Callable[[str], None],
         stop: Callable[[], None],
         give_up: Callable[[NodeError], None],
     ) -> None:
-        self._folder = folder
+        self._folder, self._files = folder, files
         self._log = log
         self._stop = stop
         self._give_up = give_up
@@ -52,8 +57,11 @@ class FolderWatch:
             raise self.deleted
 
     def _probe(self) -> None:
-        while self._is_there():
+        lock, path = os.fstat(self._folder.lock_fd), self._folder.path / LOCK
+        owner, is_due = None if self._folder.has_locks else locks.Owner.of_this_process(), True
+        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, is_due, owner if is_due else None):
             self._num_answers += 1
+            is_due = not self._num_answers % PATH_INTERVAL
             time.sleep(INTERVAL_S)
         self._is_gone = True
         if not self._is_over:
@@ -62,25 +70,14 @@ class FolderWatch:
             self._log(f"{message}: the node stops")
             self._stop()
 
-    def _is_there(self) -> bool:
-        """Return whether the folder still contains this node's lock file. Blocks while the file system hangs."""
-        path = self._folder.path / LOCK
-        try:
-            os.utime(path)  # a write: a frozen file system still answers reads
-            return os.path.samestat(path.stat(), os.fstat(self._folder.lock_fd))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:  # read-only or full, but the file system answers
-            return True
-
     def _watch(self) -> None:
-        last, num_silent, is_warned = -1, 0, False
+        last, silent_s, is_warned, checked_at = -1, 0.0, False, time.monotonic()
         while not self._is_gone:
-            # Count iterations of this loop instead of seconds, because this process may have been paused.
-            num_silent = num_silent + 1 if last == self._num_answers else 0
+            # Count at most two intervals for an iteration of this loop, because this process may have been paused.
+            passed_s, checked_at = min(time.monotonic() - checked_at, 2 * INTERVAL_S), time.monotonic()
+            silent_s = silent_s + passed_s if last == self._num_answers else 0.0
             last = self._num_answers
-            silent_s = num_silent * INTERVAL_S
-            if is_warned and not num_silent:
+            if is_warned and not silent_s:
                 is_warned = False
                 self._log(f"the file system of {self._folder.path} answers again")
             if silent_s >= WARN_AFTER_S and not is_warned:
@@ -92,3 +89,26 @@ class FolderWatch:
                 self._give_up(node_error(Exit.CANNOT_WRITE, "unavailable", message))
                 return
             time.sleep(INTERVAL_S)
+
+
+_touched: dict[Path, int] = {}  # in the process that touches it: the lock file, which stays open
+
+
+def is_there(path: Path, device: int, inode: int, by_path: bool, owner: locks.Owner | None = None) -> bool:
+    """Touch the lock file, which blocks while the file system does not answer.
+
+    Return whether the path still leads to this file, or True without ``by_path``. Without locks, write the ``owner``
+    instead, and return whether the record is still its own.
+    """
+    try:
+        if path not in _touched:
+            _touched[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if owner:
+            return owner.keep(path)
+        os.utime(_touched[path])  # a write: a frozen file system still answers reads
+        about = path.stat() if by_path else None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # read-only or full, but the file system answers
+        return True
+    return about is None or (about.st_dev, about.st_ino) == (device, inode)

@@ -14,12 +14,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
 from ddprun.output.logs import RankLogs
 from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
+from ddprun.system.file_writer import FileWriter, replace_file
 from ddprun.system.processes import read_stat
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
@@ -61,14 +63,21 @@ class LastChange:
 class HeartbeatMonitor:
     """Reads the heartbeats and process states of the ranks of the current attempt."""
 
-    def __init__(self, node_dir: Path, node: int) -> None:
-        self._node_dir = node_dir
+    def __init__(self, runtime: "os.PathLike[str]", node: int) -> None:
+        self._runtime = runtime
+        self._files: dict[int, BinaryIO] = {}  # of each rank that has sent a heartbeat: the path may vanish
         self._node = node
         self._changes: dict[int, LastChange] = {}
         self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
         self._called_at = 0.0
         self._now_s = 0.0  # a clock that stands still while ddprun is paused
         self._ranks: tuple[RankProcess, ...] = ()
+
+    def forget(self) -> None:
+        """Forget the heartbeats of an attempt that has ended. Call this before the ranks of the next one start."""
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
         """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
@@ -82,15 +91,22 @@ class HeartbeatMonitor:
 
     def stopped_for(self, rank: int) -> int | None:
         """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
-        return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+        return read_stopped_for(self._file(rank))
 
     def is_complete(self, rank: int) -> bool:
         """Return whether the rank has recorded that its training is complete."""
-        return read_complete(self._node_dir / rank_heartbeat(rank))
+        return read_complete(self._file(rank))
 
     def beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank, even after it has ended."""
-        return read_beat(self._node_dir / rank_heartbeat(rank))
+        return read_beat(self._file(rank))
+
+    def _file(self, rank: int) -> Path | BinaryIO:
+        path = Path(self._runtime, rank_heartbeat(rank))
+        if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may have mapped another file
+            with contextlib.suppress(OSError):  # it has vanished
+                self._files[rank] = path.open("rb", buffering=0)
+        return self._files.get(rank, path)
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
@@ -205,7 +221,9 @@ class SpawnWatch:
         return f"no process group can form, because {cause}: {AS_ONE_RANK}"
 
 
-def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
+def dump_stacks(
+    path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs, files: FileWriter
+) -> None:
     """Write each rank's /proc files and Python stacks into ``path``. This ends the ranks.
 
     Because of PYTHONFAULTHANDLER, a rank that receives SIGABRT writes its stacks to stderr and ends, even if its main
@@ -225,15 +243,13 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
         time.sleep(0.01)
     for rank in processes:
         output.catch_up(rank.rank)
-    try:
-        with path.open("wb") as file:
-            for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
-                file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
-                with log.open("rb") as stream:
-                    stream.seek(size)
-                    file.write(stream.read() + b"\n")
-    except OSError:
-        path.unlink(missing_ok=True)
+    text = b""
+    for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
+        text += f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode()
+        with contextlib.suppress(OSError), log.open("rb") as stream:  # without its log, the note remains
+            stream.seek(size)
+            text += stream.read() + b"\n"
+    files.submit(replace_file, path, text)
 
 
 def _proc_state(rank: RankProcess) -> str:

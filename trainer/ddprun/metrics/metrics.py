@@ -6,13 +6,15 @@ restarts do not make scrapes slower. Gauges describe the present, so the gauges 
 appear only in the snapshot.
 """
 
+import base64
 import contextlib
 import platform
 import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
@@ -25,16 +27,17 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ddprun.files import run_identity
-from ddprun.files.node_dir import Journal
+from ddprun.files.node_dir import Journal, NodeDir, encode_summary
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import host_metrics, registration
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network
+from ddprun.system.file_writer import FileWriter, append, replace_file
 from ddpwire import metrics, names
 from ddpwire.events import MOST_BYTES, Event, read_last_events
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
-from ddpwire.run_files import METRICS, SNAPSHOT, write_atomic
+from ddpwire.run_files import SNAPSHOT, SUMMARY
 from ddpwire.version import __version__
 
 RANK_PREFIX = "rank-"
@@ -45,6 +48,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
 CACHE_S = 0.25  # for how long a page is reused
 SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
+SUMMARY_INTERVAL_S = 2.5
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
@@ -101,17 +105,38 @@ def merge_rank_files(folder: Path) -> None:
             new.rename(folder / f"{kind}_0.db")
 
 
+def read_counters(metrics_dir: Path) -> dict[str, Any]:
+    """Return the files with what each rank has counted: for each folder and file, the bytes in use, as base64."""
+    found: dict[str, Any] = {}
+    for folder in metrics_dir.glob(f"{RANK_PREFIX}*"):
+        with contextlib.suppress(OSError), FILES_LOCK:  # a rank is being started
+            files = {path.name: path.read_bytes() for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")}
+            used = {name: data[: int.from_bytes(data[:4], sys.byteorder)] for name, data in files.items()}
+            found[folder.name] = {name: base64.b64encode(data).decode() for name, data in used.items()}
+    return found
+
+
+def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
+    """Write what ``read_counters`` has returned, for ranks that have no files yet."""
+    for rank_dir, files in counters.items():
+        folder = metrics_dir / Path(rank_dir).name
+        with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
+            folder.mkdir(exist_ok=True)
+            for name, data in files.items():
+                (folder / Path(name).name).write_bytes(base64.b64decode(data))
+
+
 class RankSeries(Collector):
     """Collects the series that the ranks have written."""
 
-    def __init__(self, metrics_dir: Path) -> None:
+    def __init__(self, metrics_dir: Callable[[], Path]) -> None:
         self._metrics_dir = metrics_dir
         self.with_last_gauges = False
 
     def collect(self) -> Iterator[Family]:
         """Yield each family once, with the samples of all ranks."""
         families: dict[str, Family] = {}
-        for folder in sorted(self._metrics_dir.glob(f"{RANK_PREFIX}*")):
+        for folder in sorted(self._metrics_dir().glob(f"{RANK_PREFIX}*")):
             for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
                 merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
                 if merged.type == family.type:  # if two ranks disagree about a type, the first one counts
@@ -237,8 +262,8 @@ class MetricHistory:
     A thread of ddprun writes the rows, so no rank waits for them. A full disk does not stop the training.
     """
 
-    def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
-        self._path = node_dir / HISTORY
+    def __init__(self, node_dir: Path, registry: CollectorRegistry, files: FileWriter | None = None) -> None:
+        self._path, self._files = node_dir / HISTORY, files or FileWriter()
         self._registry = registry
         self._lock = threading.Lock()
         self._every_s = ROW_INTERVAL_S
@@ -253,14 +278,13 @@ class MetricHistory:
         """Add a row with the current values."""
         samples = (sample for family in self._registry.collect() for sample in family.samples)
         row = line(time.time(), fold((sample.name, sample.labels, sample.value) for sample in samples))
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             if len(self._rows) >= MAX_ROWS:  # keep every other row, and write new rows half as often
                 self._rows = self._rows[1::2]
                 self._every_s *= 2
                 self._write()
             self._rows.append(row)
-            with self._path.open("a") as file:
-                file.write(f"{row}\n")
+            self._files.submit(append, self._path, f"{row}\n".encode())
 
     def _run(self) -> None:
         while True:
@@ -277,11 +301,10 @@ class MetricHistory:
         with contextlib.suppress(ValueError, IndexError):
             first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
             self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
-        with contextlib.suppress(OSError):
-            self._write()
+        self._write()
 
     def _write(self) -> None:
-        write_atomic(self._path, "\n".join([HEADER, *self._rows, ""]).encode())
+        self._files.submit(replace_file, self._path, "\n".join([HEADER, *self._rows, ""]).encode())
 
 
 class NodeMetrics:
@@ -290,15 +313,21 @@ class NodeMetrics:
     def __init__(
         self,
         config: NodeConfig,
-        node_dir: Path,
+        folder: NodeDir,
         journal: Journal,
         heartbeats: HeartbeatMonitor,
         environ: Mapping[str, str],
+        files: FileWriter,
     ) -> None:
+        node_dir, before = folder.path, folder.previous_run
+        self._run_id, self._node_dir, self._runtime = config.run_id, node_dir, folder.runtime
+        self._heartbeats, self._files = heartbeats, files
+        self._step, self._counters = (before.step, before.counters) if before else (None, {})
+        write_counters(folder.runtime.metrics, self._counters)
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        self._ranks = RankSeries(node_dir / METRICS)
+        self._ranks = RankSeries(lambda: folder.runtime.metrics)
         for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
             self._registry.register(collector)
         self.series.set(
@@ -320,7 +349,7 @@ class NodeMetrics:
         self.series.set(metrics.JOB_START, journal.state.started)
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
         self.series.count_earlier(read_last_events(node_dir, 2 * MOST_BYTES))
-        self.history = MetricHistory(node_dir, self._registry)
+        self.history = MetricHistory(node_dir, self._registry, files)
 
     def serve(self, config: NodeConfig, own: str) -> None:
         """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
@@ -340,9 +369,32 @@ class NodeMetrics:
         except OSError as error:
             log(f"the file for Prometheus cannot be written: {error.filename}: {error.strerror}")
 
-    def write_snapshot(self, node_dir: Path) -> None:
+    def start(self) -> None:
+        """Start the threads that write the history and the summary until the process ends."""
+        self.history.start()
+        threading.Thread(target=self._write_summaries, name="summary", daemon=True).start()
+
+    def _write_summaries(self) -> None:
+        written: Future[None] | None = None
+        while True:
+            began = time.monotonic()
+            if self._runtime.restore():
+                write_counters(self._runtime.metrics, self._counters)
+            if written is None or written.done():  # else the disk does not answer
+                written = self.write_summary()
+            time.sleep(max(SUMMARY_INTERVAL_S, IDLE_RATIO * (time.monotonic() - began)))
+
+    def write_summary(self) -> "Future[None]":
+        """Write the step and the counters for the next start of the run, perhaps on another machine."""
+        steps = [beat.step for beat in self._heartbeats.beats().values()]
+        self._step = max([*steps, *([] if self._step is None else [self._step])], default=None)
+        self._counters |= read_counters(self._runtime.metrics)
+        state = self._journal.state
+        summary = encode_summary(self._run_id, state.state, self._step, self._counters)
+        return self._files.submit(replace_file, self._node_dir / SUMMARY, summary, False)
+
+    def write_snapshot(self) -> None:
         """Write the final values, including the ranks' last gauges, because the node can no longer be scraped."""
         self._ranks.with_last_gauges = True
         self.history.add_row()
-        with contextlib.suppress(OSError):
-            write_atomic(node_dir / SNAPSHOT, generate_latest(self._registry))
+        self._files.submit(replace_file, self._node_dir / SNAPSHOT, generate_latest(self._registry))

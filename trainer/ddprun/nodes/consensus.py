@@ -374,7 +374,8 @@ class Consensus:
         )
         silent_s = self._liveness.silent_s
         failure = restart_policy.find_root_failure(self._failures, silent_s=silent_s, settled=settled)
-        if failure := failure or self._find_hang():
+        failure = failure or self._find_hang()
+        if failure and (not self._requeues or self._requeues.is_ready()):  # else in the next iteration
             lived_s = time.monotonic() - self._began_at
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
             outcome = outcome_of(failure, attempt=self._attempt, exited=self._exited)
@@ -388,8 +389,8 @@ class Consensus:
             for node in leaving if decision.restart else ():
                 if node:  # so that a new node need not wait until this one counts as lost
                     self._store.delete_key(f"claim/{node}")
-            if self._requeues and not decision.restart:
-                decision = Decision(outcome=self._requeues.limit(decision.outcome))
+            if self._requeues and (limited := self._requeues.limit(decision.outcome)) and not decision.restart:
+                decision = Decision(outcome=limited)
             self._publish(decision)
 
     def _read_posts(self) -> None:

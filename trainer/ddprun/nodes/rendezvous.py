@@ -61,11 +61,15 @@ class NodeClaim:
     """The claim of one ddprun to be node ``node`` of the run. Only one ddprun at a time has the claim.
 
     Node 0 deletes the claim of a silent node (consensus.py). If another ddprun has the claim, this ddprun waits until
-    the claim is deleted. It fails if the other ddprun is alive, or if the wait takes too long.
+    the claim is deleted. It fails if the wait takes too long, or if the other ddprun is alive and not ``is_replaced``.
     """
 
-    def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
-        """``facts`` are stored with the claim and must be the same on all nodes. ``token`` is unique to this claim."""
+    def __init__(self, control: Store, node: int, facts: dict[str, str], token: str, *, is_replaced: bool) -> None:
+        """``facts`` are stored with the claim and must be the same on all nodes. ``token`` is unique to this claim.
+
+        ``is_replaced``: whether the other ddprun may be that of a pod that this one replaces.
+        """
+        self._is_replaced = is_replaced
         self._control = control
         self._node = node
         self._value = {"token": token} | facts
@@ -76,15 +80,17 @@ class NodeClaim:
         While another ddprun has the claim, ``is_over`` is called with the reason for the wait. ``is_over`` sleeps
         briefly, and returns whether its time limit has passed.
         """
-        heartbeats = {self._heartbeat()}
+        heartbeats, how = {self._heartbeat()}, "it is silent, but does not count as lost yet"
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
                 if self._value["token"] != PROCESS_TOKEN:
                     raise self._replaced_error()
-                raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
-            if is_over("another ddprun has the number of this node: it is silent, but does not count as lost yet"):
-                message = f"another ddprun is node {self._node} already: it is silent, but does not count as lost"
+                if not self._is_replaced:
+                    raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
+                how = "it is alive: the pod that this one replaces may still run"
+            if is_over(f"another ddprun has the number of this node: {how}"):
+                message = f"another ddprun is node {self._node} already: {how}"
                 raise node_error(Exit.ABSENT, "absent", message, node=self._node)
         # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
         self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
@@ -235,7 +241,7 @@ class FixedRankRendezvous(RendezvousHandler):
     def _claim_node(self, token: str) -> NodeClaim:
         node, config = self._config.node_rank, self._config
         facts = joining.run_facts(config)
-        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token)
+        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token, is_replaced=config.is_replaced)
         if self._is_leader:
             claim.take(lambda why: wait.is_over((node,), why))
         claimed = self.control.get("claim/0")

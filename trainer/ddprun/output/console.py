@@ -8,10 +8,13 @@ import contextlib
 import os
 import queue
 import select
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+
+from ddprun.system.file_writer import FileWriter, write_all
 
 MAX_QUEUED_TEXTS = 10_000
 READER_TIMEOUT_S = 1.0
@@ -21,8 +24,10 @@ NUM_LAST_LINES = 15
 class Console:
     """Writes to ddprun's stdout and stderr, in a thread that the method ``start`` starts."""
 
-    def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes) -> None:
+    def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes, files: FileWriter | None = None) -> None:
+        """If stdout or stderr is a file, such as node.log, ``files`` writes it."""
         self._name = name
+        self._writer = files or FileWriter()
         self._on_log = on_log  # called with each line from ddprun itself
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
@@ -90,6 +95,7 @@ class Console:
             time.sleep(0.005)
             if self._texts.unfinished_tasks != left:
                 left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+        self._writer.flush(timeout_s)
         lost = self._num_dropped + left
         if lost and select.select([], [2], [], 0)[1]:
             note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"
@@ -108,6 +114,9 @@ class Console:
         self._unfinished[file] = None if text.endswith(b"\n") else source
         with contextlib.suppress(OSError):  # nobody reads the output any more; the ranks' logs have it
             while text:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    self._writer.submit(write_all, descriptor, text, waits=True)
+                    break
                 try:
                     text = text[os.write(descriptor, text) :]
                 except BlockingIOError:  # another process has made the shared pipe or terminal non-blocking

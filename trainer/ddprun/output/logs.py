@@ -5,7 +5,6 @@ which keeps the order of their lines. Otherwise a rank has two streams, and its 
 order in which ddprun read them.
 """
 
-import contextlib
 import os
 import queue
 import select
@@ -22,6 +21,8 @@ from ddprun.output.log_view import LineView, RawView, View
 from ddprun.output.rank_errors import last_lines
 from ddprun.output.timed_log import TimedLog, strip_torch_prefix
 from ddprun.settings.node_config import NodeConfig
+from ddprun.system import file_writer
+from ddprun.system.file_writer import FileWriter
 from ddpwire.run_files import Outcome, rank_log, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
@@ -49,8 +50,8 @@ class RankStreams:
 class RankLogs:
     """The streams of this node's ranks. One thread reads all of them."""
 
-    def __init__(self, console: Console, config: NodeConfig) -> None:
-        self._console = console
+    def __init__(self, console: Console, config: NodeConfig, files: FileWriter | None = None) -> None:
+        self._console, self._files = console, files or FileWriter()
         self._config = config
         self._modes = terminal.TerminalModes()
         self._selector = selectors.DefaultSelector()
@@ -67,14 +68,14 @@ class RankLogs:
     def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
         """Return descriptors that the caller must pass to the rank and then close. Raises OSError."""
         targets = (1,) if self.in_order else (1, 2)
-        file = RankFile(path, num_streams=len(targets))
+        file = RankFile(path, num_streams=len(targets), files=self._files)
         self.starts[rank] = file.start
         ends = []
         for target in targets:
             view = self._view(rank, local_rank, target, file)
             read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
             ends.append(write)
-            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank)
+            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank, self._files)
             stream = Stream(read, target, rank, file, view, timed)
             self._open.add(stream)
             self._streams.append(stream)
@@ -105,6 +106,7 @@ class RankLogs:
         with self._lock:  # the thread may have read the data, and not written it yet
             for stream in streams:
                 stream.flush()
+        self._files.flush(CATCH_UP_S)
 
     def _have_data(self, streams: Sequence["Stream"]) -> bool:
         with self._lock:  # the thread closes the descriptors of streams that have ended
@@ -147,7 +149,8 @@ class RankLogs:
         is_of_this_node = outcome.node == config.node_rank and outcome.cause != "stopped"
         if rank is None or not is_of_this_node or config.shows_raw(rank):
             return
-        log = last_lines(node_dir / rank_log(rank), NUM_LAST_LINES, self.starts[rank])
+        path, start = node_dir / rank_log(rank), self.starts[rank]
+        log: list[str] = self._files.read(last_lines, path, NUM_LAST_LINES, start, unknown=[])
         shown = [f"{config.prefix(rank)}{strip_torch_prefix(line.encode(), rank).decode()}\n" for line in log]
         if shown and not self._console.recently_shown(shown[-1]):
             for line in shown:
@@ -162,6 +165,7 @@ class RankLogs:
         deadline = time.monotonic() + timeout_s
         while self._open and time.monotonic() < deadline:
             time.sleep(0.005)
+        self._files.flush(timeout_s)
 
     def _run(self) -> None:
         while True:
@@ -194,30 +198,27 @@ class RankLogs:
 class RankFile:
     """A rank's log file, to which its streams append."""
 
-    def __init__(self, path: Path, *, num_streams: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, num_streams: int, files: FileWriter | None = None) -> None:
+        """Open the file, which waits for the disk. Raises OSError."""
+        self.path, self._files = path, files or FileWriter()
         self.is_of_one_stream = num_streams == 1
-        self._file = path.open("a+b", buffering=0)
-        self._unfinished: object = None  # the stream whose unfinished line is at the file's end
         self._num_open = num_streams
-        self.start = path.stat().st_size
-        if self.start:  # the previous attempt may have been killed in the middle of a line
-            self._file.seek(self.start - 1)
-            self._unfinished = self if self._file.read(1) != b"\n" else None
+        self.start, last = self._files.call(file_writer.open_file, path)
+        # The stream whose unfinished line is at the file's end. The previous attempt may have been killed in one.
+        self._unfinished: object = self if last not in (b"", b"\n") else None
 
     def write(self, stream: object, text: bytes) -> None:
         """Append ``text``, on a new line if the file ends with an unfinished line of another stream."""
         if self._unfinished not in (None, stream):
             text = b"\n" + text
         self._unfinished = None if text.endswith(b"\n") else stream
-        with contextlib.suppress(OSError):  # a full disk must not stop the training
-            self._file.write(text)
+        self._files.submit(file_writer.append, self.path, text, waits=True)  # on a full disk, lines are lost
 
     def close(self) -> None:
         """Record that one stream is closed. After the last one, close the file."""
         self._num_open -= 1
         if not self._num_open:
-            self._file.close()
+            self._files.submit(file_writer.close_file, self.path)
 
 
 class Stream:

@@ -29,7 +29,7 @@ def last_lines(path: Path, num_lines: int, start: int) -> list[str]:
         return []
 
 
-def last_error(node_dir: Path, rank: int, status: int, *, start: int = 0, in_order: bool = True) -> str:
+def last_error(node_dir: Path, rank: int, status: int, start: int = 0, in_order: bool = True) -> str:
     """Return the error that ended a rank with ``status``, in one line, or an empty string if it is unknown.
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such

@@ -86,6 +86,7 @@ def rank_environment(
     *,
     attempt: int,
     steps_before: int | None,
+    runtime: Path,
     lost: str,
     threads: int,
     interface: str | None,
@@ -93,11 +94,13 @@ def rank_environment(
     """Return a rank's environment, made from ``base``, which is ddprun's own environment.
 
     ``worker`` is the rank in torch elastic's ``group``. The group has the address and the port of the attempt's store.
-    ``steps_before`` is the highest step of all previous attempts. ``lost`` is the time since ranks last trained, in the
-    format of names.LOST_BEFORE. The ranks use both for their goodput. ``interface`` is the network interface to node 0,
-    or the loopback interface if all nodes are on this machine.
+    ``steps_before`` is the highest step of all previous attempts. ``runtime`` is the node's runtime folder. ``lost`` is
+    the time since ranks last trained, in the format of names.LOST_BEFORE. The ranks use both for their goodput.
+    ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
+    if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
+        base = {**base, CUDA_VISIBLE_DEVICES: ""}
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
         names.RANK: str(rank),
@@ -122,8 +125,8 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
         names.RUN_ID: config.run_id,
         names.ATTEMPT: str(attempt),
-        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(rank)),
-        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(rank)),
+        names.PROMETHEUS_MULTIPROC_DIR: str(runtime / rank_metrics(rank)),
+        HEARTBEAT_FILE: str(runtime / rank_heartbeat(rank)),
         EVENTS_FILE: str(node_dir / EVENTS),
         names.ERROR_FILE: str(node_dir / rank_error(rank)),
         names.LOST_BEFORE: lost,

@@ -19,6 +19,7 @@ from ddprun.output.progress import Progress
 from ddprun.ranks import fork_server
 from ddprun.ranks.supervisor import BLOCKED_SIGNALS
 from ddprun.system import processes
+from ddprun.system.errors import NodeError
 
 ROOT = str(Path(__file__).parents[2])
 # Isolated and without site-packages, the supervisor starts in 20 ms, whatever the user's environment contains.
@@ -43,18 +44,19 @@ class Workers:
     on_exec_fallback: Callable[[str], None]  # why ranks are executed instead of forked; called once
     log: Callable[[str], None]  # prints progress while the supervisor is slow
 
-    def __init__(self, argv: Sequence[str], *, lock_fd: int, fork: bool) -> None:
+    def __init__(self, argv: Sequence[str], *, lock_fd: int, fork: bool, spared: int = 0) -> None:
         """Start the supervisor. The owner must set the callbacks before it starts the first rank.
 
         If ``fork`` is set, the supervisor forks the ranks, and is itself a fork of this process. So this process must
         not have threads yet. Such a supervisor also imports the modules that a rank with the command ``argv`` needs. It
-        does this before it starts the first rank.
+        does this before it starts the first rank. ``spared`` is the child of this process that is no rank's.
         """
         self.on_supervisor_lost = lambda: None
+        self.on_give_up: Callable[[NodeError], None] = lambda _: None  # called before ddprun ends without its disk
         self.gives_up_start = lambda: False
         self.log = lambda _: None
         self._argv = argv
-        self._lock_fd = lock_fd
+        self._lock_fd, self._spared = lock_fd, spared
         self._fork = fork
         self._exec_reason = ""
         self._reported_exec = self._has_replied = False
@@ -183,7 +185,8 @@ class Workers:
                     self._handle_exit(event["exited"], event["status"])
                 else:
                     replies.put(event)
-        processes.kill_descendants(os.getpid(), timeout_s=KILL_TIMEOUT_S, reap=processes.reap_all)
+        timeout_s, reap = KILL_TIMEOUT_S, processes.reap_all
+        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=reap, spared=self._spared)
         self._lost = True  # from now on a start creates another supervisor, which must not be killed here
         self.on_supervisor_lost()
         for tag in self.alive:

@@ -61,7 +61,7 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return 600.0
+        return 1200.0 if "JOB_COMPLETION_INDEX" in environ else 600.0  # a Job delays new pods by up to 600 s
     return 300.0 if "SLURM_JOB_ID" in environ else 60.0
 
 

@@ -144,6 +144,7 @@ class NodeConfig:
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
     slurm_job: str | None  # the id of the Slurm job, or None outside Slurm
+    slurm_step: str  # the id of its step; empty outside srun
     num_requeues: int  # how often Slurm has requeued this job
     retries_network: bool  # names and networks may become available later (Kubernetes)
     is_replaced: bool  # a controller replaces a node that ends, and the other nodes wait for its replacement
@@ -241,6 +242,7 @@ def read_config(
         lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],
         slurm_job=environ.get("SLURM_JOB_ID") or None,
+        slurm_step=environ.get("SLURM_STEP_ID", ""),
         num_requeues=launchers.slurm_number(environ, "SLURM_RESTART_COUNT", 0),
         retries_network="KUBERNETES_SERVICE_HOST" in environ,
         is_replaced=environ.get(names.NODE_REPLACED) == "1" and max_nodes > 1 and node_rank != UNNUMBERED,

@@ -23,6 +23,7 @@ from ddpwire.machine import (
     SHM_PER_RANK,
     devices_of_rank,
     has_infiniband,
+    infiniband_error,
     resource_limit,
     shm_bytes,
     visible_handles,
@@ -191,6 +192,7 @@ class MachineHealth:
     open_files: int | None  # None if unlimited
     num_gpus: int
     has_infiniband: bool = False
+    infiniband_error: str = ""  # why NCCL cannot use it
     gpus: tuple[Gpu, ...] = ()
 
 
@@ -210,6 +212,9 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
             f"set ulimit -n {open_files}"
         )
     uses_infiniband = machine.has_infiniband and machine.num_gpus and num_nodes > 1
+    if uses_infiniband and machine.infiniband_error:
+        why = machine.infiniband_error
+        yield f"{why}, so NCCL uses TCP instead of InfiniBand: give /dev/infiniband to the container"
     if uses_infiniband and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
             f"only {machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of "
@@ -238,6 +243,7 @@ def read_health(num_gpus: int) -> MachineHealth:
         open_files=resource_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
         has_infiniband=has_infiniband(),
+        infiniband_error=infiniband_error(),
         gpus=ask_nvml(_read_gpus, ()) if num_gpus else (),
     )
 

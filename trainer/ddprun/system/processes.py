@@ -82,15 +82,25 @@ def descendants(root: int) -> list[int]:
     return [process.pid for process in processes if process.alive and process.pid in family - {root}]
 
 
-def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> None:
-    """SIGKILL all descendants of ``root``, even if they keep forking. Give up after ``timeout_s``."""
+def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None], spared: int = 0) -> None:
+    """SIGKILL all descendants of ``root`` except ``spared``, even if they keep forking. Give up after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while (family := descendants(root)) and time.monotonic() < deadline:
+    while (family := [pid for pid in descendants(root) if pid != spared]) and time.monotonic() < deadline:
         for pid in family:
             kill(pid, signal.SIGKILL)
         time.sleep(0.005)
         reap()
     reap()
+
+
+def asleep_in_kernel(root: int) -> list[str]:
+    """Return the descendants of ``root`` that sleep in the kernel, where no signal ends them, each with its pid."""
+    found = []
+    for pid in descendants(root):
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            if read_stat(pid)[0] == "D":
+                found.append(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (pid {pid})")
+    return found
 
 
 def kill_session(leader: int) -> None:

@@ -171,6 +171,15 @@ def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
     return outcome.cause in causes and outcome.code not in CRASH_CODES
 
 
+def pod_exit_code(outcome: Outcome) -> int:
+    """Return the exit code of ddprun in a pod. It is 128 or more only if a new pod may help.
+
+    After such a code, a PyTorchJob replaces the pod, and the number of these replacements has no limit.
+    """
+    helps = outcome.retry and outcome.cause in ("stopped", "node_lost", "absent")
+    return outcome.code if helps or outcome.code < 128 else Exit.GAVE_UP
+
+
 def _was_requested(failure: Failure) -> bool:
     """Return whether the rank ended because of a stop request: its exit code says so, or it failed after the signal."""
     stop = failure.stopped_by

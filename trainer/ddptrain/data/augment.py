@@ -155,7 +155,7 @@ def square_mask(bits_B: Tensor, streams: tuple[int, int], side_B: Tensor | int, 
 
     ``streams`` are the stream numbers (see `sampling.uniform`) for the row and the column of the pixel.
     """
-    top_B, left_B = ((sampling.uniform(bits_B, one) * size_px).long() - side_B // 2 for one in streams)
+    top_B, left_B = ((sampling.uniform(bits_B, stream) * size_px).long() - side_B // 2 for stream in streams)
     return box_mask(top_B, left_B, top_B + side_B, left_B + side_B, size_px)
 
 

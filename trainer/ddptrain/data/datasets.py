@@ -145,9 +145,11 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     pixels = channels * height * width
     needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
-        what = f"{num_train + num_test:,} images of {channels}x{height}x{width} need {format_bytes(needed)} of memory"
+        message = (
+            f"{num_train + num_test:,} images of {channels}x{height}x{width} need {format_bytes(needed)} of memory"
+        )
         hint = "use a smaller --synthetic-samples or --synthetic-shape"
-        raise config_error(f"{what}, but only {format_bytes(free)} are free", hint=hint)
+        raise config_error(f"{message}, but only {format_bytes(free)} are free", hint=hint)
     patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
 
     def samples(count: int) -> Samples:

@@ -56,12 +56,12 @@ def list_pictures(folder: Path) -> Listing:
     return Listing(classes=classes, train=train, test=test)
 
 
-def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
+def _split(classes: tuple[str, ...], paths: tuple[Path, ...]) -> Listing:
     """Select some pictures as the test set. The choice does not depend on the seed."""
-    drawn = sample_hash(torch.arange(len(found)), seed=0, epoch=0).argsort(stable=True)
-    held_out = set(drawn[: max(1, len(found) // HELD_OUT)].tolist())
-    train = tuple(path for number, path in enumerate(found) if number not in held_out)
-    return Listing(classes=classes, train=train, test=tuple(found[number] for number in sorted(held_out)))
+    drawn = sample_hash(torch.arange(len(paths)), seed=0, epoch=0).argsort(stable=True)
+    held_out = set(drawn[: max(1, len(paths) // HELD_OUT)].tolist())
+    train = tuple(path for number, path in enumerate(paths) if number not in held_out)
+    return Listing(classes=classes, train=train, test=tuple(paths[number] for number in sorted(held_out)))
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
@@ -82,11 +82,11 @@ def left_out(folder: Path, listing: Listing) -> list[str]:
     """Return the paths in ``folder`` that are ignored because they are not pictures. Hidden paths are not reported."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
-    found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
+    entries = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
     taken = {*listing.train, *listing.test}
     return [
         str(path.relative_to(folder))
-        for path in found
+        for path in entries
         if path.name[0] != "." and path not in taken and (path.is_file() or path.parent.name in listing.classes)
     ]
 
@@ -97,9 +97,9 @@ def prepare_image_folder(options: DataOptions) -> None:
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
         allowed = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files in class folders"
-        what = f"these entries of {options.folder} are ignored, because only {allowed} are read"
-        what = f"{what}: {', '.join(strange[:NUM_NAMED])}{more}"
-        print(f"ddptrain: warning: {what}", file=sys.stderr, flush=True)
+        reason = f"these entries of {options.folder} are ignored, because only {allowed} are read"
+        reason = f"{reason}: {', '.join(strange[:NUM_NAMED])}{more}"
+        print(f"ddptrain: warning: {reason}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
         _write_cache(paths, options)
 

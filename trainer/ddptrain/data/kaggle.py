@@ -39,8 +39,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     is_known = options.name in _LAYOUT_CHECKS
     if session is None or not is_known or options.folder != DataOptions().folder or options.folder.exists():
         return options
-    found = _find(options.name, session.input)
-    if not found:
+    folders = _find(options.name, session.input)
+    if not folders:
         if options.name == "folder":
             raise TrainError(
                 Exit.NO_INPUT,
@@ -48,12 +48,12 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
                 hint="add a data set to the notebook, or give --data-dir",
             )
         return replace(options, folder=_scratch(f"download-{options.name}"))
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in found)
-        what = "pictures were" if options.name == "folder" else "this data set was"
-        message = f"--data {options.name}: {what} found in several folders ({names})"
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
+        subject = "pictures were" if options.name == "folder" else "this data set was"
+        message = f"--data {options.name}: {subject} found in several folders ({names})"
         raise config_error(message, hint="choose one with --data-dir")
-    (location,) = found
+    (location,) = folders
     if options.name == "folder":
         return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))
     return replace(options, folder=_view(options.name, location))
@@ -66,21 +66,21 @@ def _find(name: str, top: Path) -> list[Path]:
     """
     level, seen = [top], 0
     for _ in range(MAX_DEPTH + 1):
-        found: list[Path] = []
+        matches: list[Path] = []
         below: list[Path] = []
         for path in level:
             seen += 1
             if seen > MAX_FOLDERS:
-                return found
+                return matches
             with suppress(OSError), os.scandir(path) as entries:
                 listed = list(entries)
                 below += sorted(Path(entry.path) for entry in listed if entry.is_dir() and entry.name[0] != ".")
                 if _LAYOUT_CHECKS[name](path, frozenset(entry.name for entry in listed)):
-                    found.append(path)
-        if found:
+                    matches.append(path)
+        if matches:
             break
         level = below
-    return found
+    return matches
 
 
 def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:

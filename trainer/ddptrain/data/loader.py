@@ -94,18 +94,11 @@ def _exit_with_rank(lifeline: Connection) -> None:
     os._exit(0)
 
 
-class PlannedSampler:
-    """A sampler whose batches are set for each epoch."""
-
-    def __init__(self) -> None:
-        self.batches: Iterable[Tensor] = ()
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.batches)
-
-
 class LoaderFeed:
-    """A feed for samples that do not fit on the device. Worker processes read a few batches ahead."""
+    """A feed for samples that do not fit on the device. Worker processes read a few batches ahead.
+
+    The feed is also the sampler of its DataLoader: it iterates over the batches of an epoch.
+    """
 
     def __init__(
         self,
@@ -122,13 +115,13 @@ class LoaderFeed:
         self.description = description
         self._crop_px, self._shift_px = crop_px, shift_px
         self._plan, self._device = plan, device
-        self._order = PlannedSampler()
+        self._batches: Iterable[Tensor] = ()
         context = multiprocessing.get_context("forkserver")
         reader, self._lifeline = context.Pipe(duplex=False)  # only this process has the other end
         context.set_forkserver_preload(PRELOAD)
         self._loader = DataLoader(
             SampleReader(samples, reader),
-            sampler=self._order,
+            sampler=self,
             batch_size=None,  # an item is a batch
             num_workers=workers,
             multiprocessing_context=context,
@@ -145,7 +138,7 @@ class LoaderFeed:
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
-                self._order.batches = self._plan(epoch, int(indices_B[0]))
+                self._batches = self._plan(epoch, int(indices_B[0]))
                 self._read = iter(self._loader)
             read = self._next()
         except (EOFError, ConnectionError, RuntimeError) as error:
@@ -163,6 +156,9 @@ class LoaderFeed:
         mark("h2d")
         pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._batches)
 
     def _next(self) -> tuple[Tensor, Tensor]:
         """Return the next batch.
@@ -190,8 +186,8 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
         return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given_px >= size_px:
-            what = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
-            raise config_error(f"{what}: expected 0 to {size_px - 1}")
+            message = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
+            raise config_error(f"{message}: expected 0 to {size_px - 1}")
     flip = data.augmentation.flip if given.flip is None else given.flip
     mixing = make_mixing(given.mixup, given.cutmix, device)
     augmentations = Augmentations(shift=True, flip=flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing)

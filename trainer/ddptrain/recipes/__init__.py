@@ -30,10 +30,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def read_recipe(name: str) -> list[str]:
-    """Return the options of a recipe as a command line. Raises RecipeError.
-
-    ``name`` is the name of a recipe that comes with ddptrain, or the path of a YAML file.
-    """
+    """Return the options of a recipe (its name, or a YAML file) as a command line. Raises RecipeError."""
     import yaml
 
     if name in recipe_names():

@@ -17,7 +17,7 @@ from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedErro
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
@@ -36,6 +36,8 @@ _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
 _PRINT = (
     'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
 )
+# What the client prints if it has sent the notebook, and gets no reply (requests 2.32).
+LOST_REPLY = re.compile(r"[Rr]ead timed out|Connection aborted|RemoteDisconnected|reset by peer|50[0234] Server Error")
 PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
 
 
@@ -108,10 +110,12 @@ class KaggleTarget(Target):
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.run)}"
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
+            if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
+                raise UnavailableError(why.message, submission=None)  # it may have been pushed
             raise NotStartedError(why)
         if (done := _PUSHED.search(pushed.stdout)) is None:
             shown = pushed.stdout.strip()[:200]
-            raise DdpctlError(f"the notebook was pushed, but ddpctl cannot parse the output of the client: {shown!r}")
+            raise UnavailableError(f"ddpctl cannot parse the output of the kaggle client: {shown!r}", submission=None)
         version, url = done.groups()
         return Submission(
             handle={"kernel": kernel, "version": version, "url": url, "logs": url},
@@ -122,6 +126,17 @@ class KaggleTarget(Target):
             ),
             checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
         )
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the notebook by its name, because Kaggle does not keep the uid of a launch."""
+        kernel = f"{self.options.owner or (yield from self._user())}/{kaggle_notebook.slug_of(run.name)}"
+        url = f"https://www.kaggle.com/code/{kernel}"
+        run = replace(run, handle={"kernel": kernel, "url": url, "logs": url})
+        (answer,) = yield (_ask("status", run),)
+        state = _read(run, answer)
+        if state.state == "unknown":
+            return Lookup(state="unknown", message=state.message)
+        return Lookup(state="absent") if state.state == "lost" else Lookup(state="exists", handle=run.handle)
 
     def _user(self) -> Verb[str]:
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
@@ -252,7 +267,7 @@ def _folder(plan: Plan) -> str:
 
 def _push(plan: Plan) -> Command:
     limit = ("--timeout", str(plan.job.time_limit_s)) if plan.job.time_limit_s else ()
-    return Command(argv=("kaggle", "kernels", "push", "--path", _folder(plan), *limit), timeout_s=PUSH_S)
+    return Command(argv=("kaggle", "kernels", "push", "--path", _folder(plan), *limit), timeout_s=PUSH_S, starts=True)
 
 
 def _ask(what: Literal["status", "logs"], run: Run) -> Command:
@@ -370,6 +385,8 @@ _KNOWN_ERRORS: Mapping[str, tuple[type[DdpctlError], str]] = {
         (NoInputError, "the notebook does not exist or is not yours; it may have been deleted on the website"),
     r"unrecognized arguments|invalid choice":
         (UnavailableError, "this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)"),
+    r"No module named '([\w-]+)'":  # kaggle 2.2.5 imports six without requiring it
+        (UnavailableError, "the kaggle client lacks a module: pip install {}"),
 }  # fmt: skip
 
 
@@ -382,7 +399,7 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     if output.returncode == 0 and pushed is None:
         return None
     if output.returncode == NOT_FOUND:
-        return UnavailableError("the kaggle client is not installed: run pip install kaggle, then kaggle auth login")
+        return UnavailableError("there is no kaggle client: run pip install kaggle six, then kaggle auth login")
     if output.returncode == TIMED_OUT:
         return UnavailableError(f"cannot {doing}: Kaggle's client: {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"

@@ -4,9 +4,10 @@ The program ``python -m ddpctl.targets.kubernetes.files FOLDER`` saves such file
 """
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from ddpctl.errors import NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.runs.run_store import Run
-from ddpctl.targets.kubernetes.kubectl import Kubectl, check, workload_of
+from ddpctl.targets.kubernetes.kubectl import Kubectl, check, kubectl_of, workload_of
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions, holds
 from ddpctl.targets.kubernetes.pod import dump, reader
@@ -27,10 +28,13 @@ from ddpwire.run_files import CHECKPOINTS, NODE_LOG, node_name
 Pods = Mapping[int, Mapping[str, Any]]  # the pod of each node
 LOG_LINES = 2000
 PLACED = "placed"  # name of a file in a node's folder, with the time at which the node was first scheduled
+STOP_S = 15.0  # how long to wait for the files of a run that is to be stopped
 READER_S = 180  # how long the pod that reads a PersistentVolumeClaim may take to start
 
 
-def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
+def probe_pods(
+    run: Run, probe: Probe, kubectl: Kubectl, pods: Pods, *, timeout_s: float = TIMEOUT_S
+) -> Verb[tuple[ProbeResult, ...]]:
     """Return the metrics and files of each node, in the order of the nodes.
 
     They come from the node's pod. If the pod has ended, they come from the pod's log, and from the files that were
@@ -39,10 +43,11 @@ def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tup
     nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
     running = [node for node in nodes if node in pods and _runs(pods[node])]
     ended = [node for node in nodes if node in pods and node not in running]
-    outputs = yield (
+    asked = (
         *(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in running),
         *(_log(kubectl, workload, pods[node]) for node in ended),
     )
+    outputs = yield tuple(replace(command, timeout_s=timeout_s) for command in asked)
     seen = {}
     for node, output in zip((*running, *ended), outputs, strict=True):
         if node in running:
@@ -78,7 +83,7 @@ def _probe_kept(
 
 def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
     text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
-    return replace(_shell(kubectl, pod["metadata"]["name"], workload.container), stdin=text, timeout_s=TIMEOUT_S)
+    return replace(_shell(kubectl, pod["metadata"]["name"], workload.container), stdin=text)
 
 
 def _shell(kubectl: Kubectl, pod: str, container: str) -> Command:
@@ -100,13 +105,67 @@ def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
     return ()
 
 
-def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Save the files for ``timeline`` and ``report`` in the run's local folder."""
-    seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
-    nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
-    asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
+def save_nodes(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[dict[int, str]]:
+    """Save the logs, and the files for ``timeline`` and ``report``, in the run's local folder. See ``save_logs``."""
+    if pods:
+        seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods, timeout_s=STOP_S)
+        nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
+        yield (_save(run, nodes, {one.node: one.placed for one in seen}),)
+    return (yield from save_logs(run, pods))
+
+
+def save_logs(run: Run, pods: Pods, *, end_s: float | None = None) -> Verb[dict[int, str]]:
+    """Save the logs of the pods, with the time of each line, and the files in these logs in the run's local folder.
+
+    ``end_s``: wait at most so many seconds until the containers have ended. Return the error of each node whose log
+    cannot be read.
+    """
+    asked = [(node, argv) for node, pod in pods.items() for argv in log_commands(run, pod, "--timestamps")]
+    if not asked:
+        return {}
+    follow = () if end_s is None else ("--follow",)
+    say = f"saving the logs until all pods have ended ({end_s:g} s at most)" if end_s else ""
+    commands = (
+        Command(argv=argv if "--previous" in argv else (*argv, *follow), timeout_s=end_s or STOP_S, say=say)
+        for _, argv in asked
+    )
+    logs: dict[int, str] = {}
+    errors: dict[int, str] = {}
+    for (node, _), output in zip(asked, (yield tuple(commands)), strict=True):
+        if output.returncode:
+            errors[node] = output.last_line()
+        else:
+            logs[node] = logs.get(node, "") + output.stdout
+    plain = {node: re.sub(r"(?m)^\S+Z ", "", text) for node, text in logs.items()}
+    yield (_save(run, {node: {NODE_LOG: text, **log_record.unpack(plain[node])} for node, text in logs.items()}),)
+    return errors
+
+
+def log_commands(run: Run, pod: Mapping[str, Any], *options: str) -> list[tuple[str, ...]]:
+    """Return the commands that print a pod's log, beginning with the log from before its container's last restart."""
+    container = workload_of(run.handle).container
+    argv = (*kubectl_of(run.handle).argv, "logs", pod["metadata"]["name"], "--container", container, *options)
+    commands = []
+    for status in pod["status"].get("containerStatuses", ()):
+        if status["name"] == container and status["restartCount"]:
+            commands.append((*argv, "--previous"))
+        if status["name"] == container and status["state"].keys() & {"running", "terminated"}:
+            commands.append(argv)
+    return commands
+
+
+def saved_logs(run: Run, nodes: Iterable[int]) -> Verb[list[str]]:
+    """Return the paths of those logs of these nodes that ``save_logs`` has saved."""
+    paths = [str(Path(run.folder, node_name(node), NODE_LOG)) for node in nodes]
+    (listed,) = yield (Command(argv=("ls", "--", *paths), probe=True),)
+    existing = listed.stdout.splitlines()
+    return [path for path in paths if path in existing]
+
+
+def _save(run: Run, nodes: Mapping[int, Mapping[str, str]], placed: Mapping[int, tuple[float, ...]] = {}) -> Command:
+    """Return the command that saves the files of nodes, and the times at which they were scheduled."""
     argv = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.files", run.folder)
-    yield (Command(argv=argv, stdin=asked),)
+    return Command(argv=argv, stdin=json.dumps({"nodes": nodes, "placed": placed}))
 
 
 def keep_placed(folder: Path, pods: Pods) -> None:
@@ -126,7 +185,7 @@ def main() -> int:
     for node, files in asked["nodes"].items():
         if files:
             log_record.keep(folder / node_name(int(node)), files)
-            _keep_placed(folder / node_name(int(node)), tuple(asked["placed"][node]))
+            _keep_placed(folder / node_name(int(node)), tuple(asked["placed"].get(node, ())))
     return 0
 
 

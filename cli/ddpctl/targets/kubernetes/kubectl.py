@@ -50,7 +50,7 @@ class Kubectl:
         """Return the command that creates the objects in a YAML text. ``dry_run``: the cluster only checks them."""
         judged = ("--dry-run=server",) if dry_run else ()
         words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
-        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
+        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>", starts=not dry_run)
 
     def get(self, what: str, *rest: str) -> Command:
         """Return the command that prints objects as JSON, or prints nothing if there are no such objects."""
@@ -84,32 +84,18 @@ def items(output: Output) -> list[dict[str, Any]]:
 # (tests/data/kubernetes/bad).
 
 
-def _quota(asked: str, used: str, allowed: str) -> str:
-    """Return a description of each exhausted resource. Each argument is a text such as ``pods=1,requests.cpu=2``."""
-    numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
-    return "; ".join(
-        f"{name}: {number} requested, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
-        for name, number in numbers[0].items()
-    )
-
-
 _SLOW = "the cluster does not answer in time: check that it is up, and check your VPN"
 # Errors for which the cluster cannot be reached.
 _AWAY: Explanations = {
     r"failed calling webhook \"([^\"]+)\"":
         "the operator's webhook {m[1]} does not answer: the operator is down; ask the administrator",
-    r"error loading config file \"([^\"]+)\": (.*)": "{m[1]} is not a configuration of kubectl: {m[2]}",
-    r"stat (\S+): no such file": "{m[1]}: no such configuration of kubectl",
     r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)":
         "kubectl has no cluster configured: set KUBECONFIG, or run kubectl config use-context",
     r"the server has asked for the client to provide credentials|Unauthorized":
         "the cluster does not accept your credentials (401): log in to it again",
     r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
-    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name '{m[1]}' does not resolve: check your VPN",
     r"The connection to the server (\S+) was refused":
         "the cluster does not answer at {m[1]} (connection refused): check that it is up, and check your VPN",
-    r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)":
-        "the cluster does not answer at {m[1]} ({m[2]}): check that it is up, and check your VPN",
     r"context deadline exceeded|Client\.Timeout": _SLOW,
 }  # fmt: skip
 
@@ -125,25 +111,19 @@ _REFUSED: Explanations = {
     r"violates PodSecurity \"([^\"]+)\": (.*)":
         "the namespace admits only pods of Pod Security {m[1]}: {m[2]}. Set the target's profile to 'restricted', and "
         "do not mount paths of the machines; or use another namespace",
-    r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
-        lambda m: f"the namespace's quota '{m[1]}' is used up ({_quota(m[2], m[3], m[4])}): request less, or wait "
-        "for other jobs",
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets, "
-        "you need the Role in k8s/rbac-secrets.yaml; without it, give the name of an existing Secret in env_secrets",
+        "you need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
     r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
         "k8s/rbac.yaml",
     r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
     r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
     r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: no operator for it is installed; use --kind job",
+        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: either no operator for it is installed (use "
+        "--kind job), or the API server has just started (try again)",
     r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
-    r"no PriorityClass with name (\S+) was found":
-        "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
-    r"strict decoding error: (.*)": "the cluster's version does not know it: {m[1]}",
     r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)": "the cluster refuses it: {m[3]}",
-    r"\(NotFound\): (\S+) \"([^\"]+)\" not found": "there is no {m[2]} among the cluster's {m[1]}",
     r"Error from server \((\w+)\): (.*)": "the cluster refuses it ({m[1]}): {m[2]}",
 }  # fmt: skip
 
@@ -249,8 +229,8 @@ def _serves(workload: Workload, answer: Output) -> bool:
 
 def is_absent(answer: Output) -> bool:
     """Return whether a command failed because the cluster has no such object or API."""
-    absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
-    return answer.returncode != 0 and absent
+    absent = "NotFound|could not find the requested resource|the server doesn't have a resource type"
+    return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
 
 
 def misses_runtime(answer: Output) -> bool:

@@ -29,7 +29,7 @@ from ddpctl.targets.kubernetes.pod import is_ours, selector_of
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
 from ddpwire import log_record
 from ddpwire.exits import Exit
-from ddpwire.run_files import node_name
+from ddpwire.run_files import OUTCOME, node_name
 
 # Written by the kubelet in RFC 3339, in UTC, without zeros at the end of the fraction.
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")
@@ -151,7 +151,9 @@ class Follower:
             self._ended[key] = position
 
     def _keep(self, node: int, record: str) -> None:
-        if node < self.run.job.max_nodes and (files := log_record.unpack(record)):
+        files = log_record.unpack(record)
+        files.pop(OUTCOME, None)  # the pod may be replaced
+        if node < self.run.job.max_nodes and files:
             with self._lock, suppress(OSError):
                 log_record.keep(Path(self.task.folder, node_name(node)), files)
 

@@ -17,6 +17,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 KUEUE = "kueue.x-k8s.io/queue-name"
+SUSPENDED = "ddpctl.suspended"  # annotates a job that ddpctl, and no queue, has suspended
 _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -76,12 +77,19 @@ class Workload:
     resource: str  # its name for kubectl
     api: str  # the path of its API group on the API server
     container: str  # the name that the operator expects of the container
-    suspend: str  # a merge patch, with %s for true or false
     job: Callable[[Draft], Object]
     before: Callable[[Draft], tuple[Object, ...]]  # the objects that must exist before the job
     pod: Callable[[Draft], Object]  # the pod template
     node: Callable[[Mapping[str, Any], bool], int]  # (a pod's metadata, whether there is a Master) → number of its node
+    policy: str | None = None  # the field of its spec that has the field ``suspend``
     cascade: str = "foreground"  # for kubectl delete; foreground: the job exists until its pods have ended
+
+
+def suspension(workload: Workload, *, again: bool) -> Object:
+    """Return the merge patch that suspends a job, or resumes it if ``again``."""
+    spec = {"suspend": not again}
+    note = {"annotations": {SUSPENDED: None if again else "true"}}
+    return {"metadata": note, "spec": {workload.policy: spec} if workload.policy else spec}
 
 
 def metadata_of(draft: Draft) -> Object:
@@ -110,14 +118,14 @@ def _pytorch_pod(draft: Draft) -> Object:
 
 def _pytorch_job(draft: Draft) -> Object:
     options, job = draft.options, draft.plan.job
-    restart = "OnFailure" if options.restart == "auto" else options.restart
+    restart = "ExitCode" if options.restart == "auto" else options.restart
     pod = _pytorch_pod(draft)
 
     def replicas(number: int) -> Object:
         return {"replicas": number, "restartPolicy": restart, "template": pod}
 
     workers = job.max_nodes - options.master
-    gang = drop_empty({"minAvailable": job.min_nodes, "queue": options.queue, "priorityClass": options.priority_class})
+    gang = drop_empty({"minAvailable": job.min_nodes, "queue": options.queue})
     policy = {
         "cleanPodPolicy": options.clean_pods,
         "backoffLimit": backoff_limit(draft),
@@ -159,19 +167,22 @@ def _job_restart(draft: Draft) -> str:
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
     """Return the fields that all Jobs have: the pod template, and the rules for failed pods.
 
-    An eviction or deletion of a pod does not count as a failure.
+    The eviction of a pod does not count as a failure, but its deletion does. With a limit for each index, the delays
+    between failed pods (status.DELAY_S) are counted for each node. Otherwise the failures of all nodes add up.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "NotIn", "values": list(RETRIED)},
-            "onPodConditions": [],  # required by the schema of Kubernetes 1.27
+            "onPodConditions": [],  # required by the schema of Kubernetes 1.28
         },
     ]
     judged = draft.options.restart in ("auto", "ExitCode")
+    per_node = {"backoffLimitPerIndex": draft.options.failures if judged else 0, "maxFailedIndexes": 0}
     return {
         "backoffLimit": backoff_limit(draft),
+        **(per_node if draft.options.restart != "OnFailure" else {}),
         **({"podFailurePolicy": {"rules": rules}} if judged else {}),
         "template": pod,
     }
@@ -236,7 +247,7 @@ WORKLOADS: Mapping[str, Workload] = {
             resource="pytorchjobs.kubeflow.org",
             api="/apis/kubeflow.org/v1",
             container="pytorch",
-            suspend='{"spec":{"runPolicy":{"suspend":%s}}}',
+            policy="runPolicy",
             job=_pytorch_job,
             before=lambda _: (),
             pod=_pytorch_pod,
@@ -249,7 +260,6 @@ WORKLOADS: Mapping[str, Workload] = {
             resource="trainjobs.trainer.kubeflow.org",
             api="/apis/trainer.kubeflow.org/v1alpha1",
             container="node",
-            suspend='{"spec":{"suspend":%s}}',
             job=_train_job,
             before=lambda draft: (_training_runtime(draft),),
             pod=_train_pod,
@@ -261,11 +271,10 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             word="job",
             kind="Job",
-            operator="Kubernetes 1.27 or later, and no operator",
+            operator="Kubernetes 1.28 or later, and no operator",
             resource="jobs.batch",
             api="/apis/batch/v1",
             container="main",
-            suspend='{"spec":{"suspend":%s}}',
             job=_indexed_job,
             before=lambda draft: (service(draft),),
             pod=_job_pod,

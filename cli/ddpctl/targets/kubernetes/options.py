@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, matching, size_bytes
+from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, check_time, matching, size_bytes
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -56,18 +56,6 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
         if value and not re.fullmatch(_LABEL_NAME, value):
             raise ValueError(f"the value of {key}: letters, digits, '-', '_' and '.', at most 63 characters")
     return labels
-
-
-def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
-    """Check that each entry of a table has the form ``VARIABLE: SECRET/KEY``. Raises ValueError."""
-    check_env(table)
-    for variable, place in table.items():
-        secret, slash, key = place.partition("/")
-        if not slash or not is_object_name(secret) or not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", key):
-            raise ValueError(
-                f"{variable}: expected SECRET/KEY, the name of a Secret in the namespace and one of its keys"
-            )
-    return table
 
 
 def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -118,9 +106,9 @@ class KubernetesOptions:
     ] = False
     restart: Annotated[
         Literal["auto", "OnFailure", "ExitCode", "Never"],
-        Doc("OnFailure: a failed container restarts in its pod; ExitCode: an exit code below 128 ends the job, "
-            "any other replaces the pod; Never: the first failure ends the job; auto: OnFailure for a pytorchjob, "
-            "else ExitCode."),
+        Doc("ExitCode: an exit code below 128 ends the job, any other replaces the pod; OnFailure: a failed "
+            "container restarts in its pod, even after an error of the script; Never: the first failure ends the "
+            "job; auto: ExitCode."),
     ] = "auto"  # fmt: skip
     failures: Annotated[
         int, Doc("Number of failures per node after which the job fails (backoffLimit is this number times the number "
@@ -148,23 +136,6 @@ class KubernetesOptions:
         Doc("The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."),
         KEY,
     ] = "nvidia.com/gpu"
-    request_cpus: Annotated[
-        int | None, Doc("CPU cores to request. null: the job's cpus, which are also the limit, else one per rank."),
-        Ge(1), Le(1024),
-    ] = None  # fmt: skip
-    request_memory: Annotated[
-        str | None, Doc("Memory to request. null: the job's memory, which is also the limit, else 2Gi per rank."),
-        Rule(check_size),
-    ] = None  # fmt: skip
-    pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
-    image_pull_secrets: Annotated[
-        tuple[str, ...], Doc("Secrets in the namespace with the registry's credentials."), OBJECT_NAME
-    ] = ()
-    env_secrets: Annotated[
-        Mapping[str, str],
-        Doc("Variables whose values come from Secrets in the namespace, each as VARIABLE: SECRET/KEY."),
-        Rule(check_env_secrets),
-    ] = field(default_factory=dict)
     project: Annotated[
         tuple[str, ...],
         Doc("Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is "
@@ -172,9 +143,6 @@ class KubernetesOptions:
             "exactly. Empty: the files are in the image."),
         Rule(check_globs),
     ] = DEFAULT_PROJECT  # fmt: skip
-    node_selector: Annotated[Mapping[str, str], Doc("Labels that a machine must have."), Rule(check_labels)] = field(
-        default_factory=dict
-    )
     tolerations: Annotated[
         tuple[str, ...],
         Doc("Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."),
@@ -190,16 +158,6 @@ class KubernetesOptions:
             "the pod's grace period, so that it is replaced. Use it only if such machines are really gone. "
             "--replace-lost sets it too."),
     ] = False  # fmt: skip
-    spread: Annotated[
-        Literal["prefer", "require", "none"],
-        Doc("Whether each node of the run gets a separate machine: prefer, require or none."),
-    ] = "prefer"
-    together: Annotated[
-        str | None,
-        Doc("A topology label, such as topology.kubernetes.io/zone: all nodes prefer machines with the same value."),
-        KEY,
-    ] = None
-    priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), OBJECT_NAME] = None
     queue: Annotated[str | None, Doc("The queue for Kueue (as its label) and for the gang scheduler."), OBJECT_NAME] = (
         None
     )
@@ -208,7 +166,6 @@ class KubernetesOptions:
         Doc("Schedule all pods at once or none. Needs an operator with a gang scheduler (--gang-scheduler-name); "
             "without one this has no effect, and no message says so."),
     ] = False  # fmt: skip
-    scheduler: Annotated[str | None, Doc("The scheduler of the pods. null: the cluster's default."), OBJECT_NAME] = None
     profile: Annotated[
         Literal["restricted", "rdma"],
         Doc("restricted: as Pod Security's level restricted requires; rdma: with an InfiniBand device, as root "
@@ -227,15 +184,20 @@ class KubernetesOptions:
         Doc("More labels for the job and its pods, such as a team or a cost center."),
         Rule(check_labels),
     ] = field(default_factory=dict)
+    pod: Annotated[
+        Mapping[str, Any],
+        Doc("A strategic merge patch of the pod template, with metadata and spec, for whatever no other option sets: "
+            "annotations, nodeSelector, runtimeClassName, volumes. The container of the ranks is called main."),
+    ] = field(default_factory=dict)  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """For each setting that would make the job fail, yield its key and an error message."""
         if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
             yield "job.name", problem
-        yield from _of_sizes(job, self)
+        yield from _of_sizes(job)
         yield from _of_mounts(job)
         yield from _of_workload(job, self)
-        yield from _of_variables(job, self)
+        yield from _of_variables(job)
         theirs = ("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")
         for key in self.labels:
             if key in _LABELS or key.startswith(theirs):
@@ -304,16 +266,9 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
     )
 
 
-def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+def _of_sizes(job: JobSpec) -> Iterator[tuple[str, str]]:
     if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
         yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
-    for name, size in (("cpus", int), ("memory", size_bytes)):
-        reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
-        if reserve and not limit:
-            yield f"target.request_{name}", f"a request needs a limit: set the job's {name} as well"
-        elif reserve and size(reserve) > size(limit):
-            wrong = f"{reserve} is more than the job's {name} ({limit}), which is the limit"
-            yield f"target.request_{name}", f"{wrong}: Kubernetes would create no pod"
 
 
 def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:
@@ -360,10 +315,7 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
         yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: change one of the two"
 
 
-def _of_variables(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    for name in options.env_secrets:
-        if name in job.env or name in job.secrets:
-            yield "target.env_secrets", f"{name} is in the job's {'env' if name in job.env else 'secrets'} as well"
+def _of_variables(job: JobSpec) -> Iterator[tuple[str, str]]:
     for name in job.secrets:
         if name in job.env:
             yield "job.secrets", f"{name} is in env as well: remove it from one of the two"

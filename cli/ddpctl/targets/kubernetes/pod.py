@@ -11,6 +11,7 @@ import yaml
 
 from ddpctl.job.launch_plan import Plan, ddprun_args, program
 from ddpctl.job.spec import JobSpec, size_bytes
+from ddpctl.targets.kubernetes import pod_patch
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,
@@ -37,6 +38,7 @@ PORT = 23456  # the operators' default, if the job sets none
 SCRATCH = "1Gi"  # the disk space that a pod requests
 SAVE_S = 30  # added to the ranks' grace period, for ddprun itself and for a checkpoint that is still being written
 READER_LIVES_S = 6 * 3600
+PLACEMENT = ("affinity", "imagePullSecrets", "nodeSelector", "schedulerName", "tolerations")  # of the pod reader, too
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -148,7 +150,7 @@ def template(
         "prometheus.io/port": str(options.metrics_port),
         "prometheus.io/path": "/metrics",
     }
-    return {
+    result = {
         "metadata": {"labels": draft.labels, "annotations": scraped},
         "spec": drop_empty(
             {
@@ -157,13 +159,13 @@ def template(
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": math.ceil(job.grace) + SAVE_S,
                 "securityContext": _pod_security(options),
-                "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
                 **placement(options, draft.selector, taken=list(scarce(job, options))),
                 "containers": [_container(draft, container, port, place)],
                 "volumes": [item for item, _ in _volumes(draft)],
             }
         ),
     }
+    return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
@@ -173,7 +175,8 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
     return {
         "name": name,
         "image": job.image,
-        "imagePullPolicy": options.pull,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["ddprun"],
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
         "workingDir": WORKSPACE,
         "env": [*place, *_environment(draft)],
@@ -204,21 +207,16 @@ def _environment(draft: Draft) -> list[Object]:
         "HOME": "/tmp",  # noqa: S108 -- the container's only folder that every user may write to
         **job.env,
     }
-    kept = {name: (draft.name, name) for name in job.secrets}
-    kept |= {name: tuple(place.split("/", 1)) for name, place in options.env_secrets.items()}  # type: ignore[misc]
-    secrets = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, (secret, key) in kept.items()
-    ]
-    return [*variables({k: v for k, v in values.items() if k not in kept}), *secrets]
+    secrets = [{"name": name, "valueFrom": {"secretKeyRef": {"name": draft.name, "key": name}}} for name in job.secrets]
+    return [*variables({name: value for name, value in values.items() if name not in job.secrets}), *secrets]
 
 
 def resources(job: JobSpec, options: KubernetesOptions) -> Object:
     """Return the resources that a pod requests, and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
-        "cpu": str(options.request_cpus or job.cpus or job.gpus),
-        "memory": options.request_memory or job.memory or f"{2 * job.gpus}Gi",
+        "cpu": str(job.cpus or job.gpus),
+        "memory": job.memory or f"{2 * job.gpus}Gi",
     }
     if options.scratch:
         limits[_DISK] = options.scratch
@@ -309,7 +307,6 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
     container = {
         "name": "reader",
         "image": job.image,
-        "imagePullPolicy": options.pull,
         "command": ["sleep", str(READER_LIVES_S)],
         "env": variables({names.RUN_DIR: f"{RUNS}/{run}", names.CHECKPOINT_DIR: checkpoints}),
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
@@ -322,12 +319,12 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": _pod_security(options),
-        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
         "tolerations": [toleration(text) for text in options.tolerations],
         "containers": [container],
         "volumes": [volume(name, mount) for name, mount in claims],
     }
-    return manifest("v1", "Pod", metadata, spec=drop_empty(spec))
+    placed = {key: value for key, value in options.pod.get("spec", {}).items() if key in PLACEMENT}
+    return manifest("v1", "Pod", metadata, spec=pod_patch.merge(drop_empty(spec), placed))
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
@@ -343,18 +340,12 @@ def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: li
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
+        "whenUnsatisfiable": "ScheduleAnyway",
         **on_run,
     }
-    term = {"weight": 100, "podAffinityTerm": {"topologyKey": options.together, **on_run}}
-    affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
     return drop_empty(
         {
-            "schedulerName": options.scheduler,
-            "priorityClassName": options.priority_class,
-            "nodeSelector": dict(options.node_selector),
             "tolerations": [*tolerations, *map(toleration, options.tolerations)],
-            "affinity": affinity if options.together else {},
-            "topologySpreadConstraints": [] if options.spread == "none" else [spread],
+            "topologySpreadConstraints": [spread],
         }
     )

@@ -14,15 +14,23 @@ from ddpctl.command import NOT_FOUND, Output
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
-from ddpctl.targets.kubernetes.manifests import Workload
+from ddpctl.targets.kubernetes.manifests import KUEUE, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
 from ddpwire.exits import Exit
+from ddpwire.run_files import Outcome, read_outcome
 
 Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
 LONGEST = 240  # the maximum length of a message from the cluster
 YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
+# The delay before the Job controller replaces a failed pod, and its maximum. It doubles with each failure of the node,
+# also with evictions (pkg/controller/job/backoff_utils.go and job_controller.go of Kubernetes 1.29 to 1.34).
+DELAY_S, MOST_DELAY_S = 10, 600
+DELAYS = (
+    f"Kubernetes delays a node's new pod by {DELAY_S} s, then twice as much after each failure, up to {MOST_DELAY_S} s"
+)
+_FAILURES = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
 OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs, or its machine does not answer
 # Meanings of exit codes
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
@@ -33,13 +41,14 @@ _UNSCHEDULABLE: Explanations = {
     r"unbound immediate PersistentVolumeClaims":
         "a claim has no volume yet: kubectl describe pvc shows why (no StorageClass, no volume of that size)",
     r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
-        "no machine has enough free {m[1]}: wait, or request less",
+        lambda m: f"no machine has enough free {m[1]}: wait, or request less"
+        + (", or launch with --device cpu" if "gpu" in m[1] else ""),
     r"didn't match Pod's node affinity/selector":
-        "no machine has the labels of node_selector: kubectl get nodes --show-labels",
+        "no machine has the labels of the nodeSelector in pod: kubectl get nodes --show-labels",
     r"untolerated taint \{([^}:]+)":
         "every machine has the taint {m[1]}: add it to tolerations",
     r"didn't match pod topology spread constraints":
-        "there are fewer free machines than nodes: set spread to 'prefer' to allow two nodes on one machine",
+        "there are fewer free machines than nodes: add machines, or allow two nodes on one machine",
 }  # fmt: skip
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
@@ -50,7 +59,7 @@ _UNPULLED: Explanations = {
     r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
     r"not found|manifest unknown": "the registry has no such image or tag",
     r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
-        "the registry needs a password: add the Secret with the password to image_pull_secrets",
+        "the registry needs a password: add the Secret with the password to imagePullSecrets in pod",
 }  # fmt: skip
 
 
@@ -65,10 +74,13 @@ class PodReport:
     restarts: int = 0
     ill: bool = False  # whether there is a problem that a user should know
     unexplained: bool = False  # whether only its events can explain the state
+    outcome: Outcome | None = None  # that of its ddprun, if it has ended
 
 
-def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
-    """Return the state of a pod at the time ``now`` (in seconds since the epoch)."""
+def report(
+    pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0, *, final: bool = False
+) -> PodReport:
+    """Return the state of a pod at the time ``now`` (in seconds since the epoch). ``final``: its job has ended."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
     state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
@@ -76,12 +88,14 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
 
     def result(phase: Phase, words: str, **rest: Any) -> PodReport:
         code = (state.get("terminated") or last or {}).get("exitCode")
-        return PodReport(name=name, phase=phase, words=one_line(words), code=code, restarts=restarts, **rest)
+        outcome = _outcome(state.get("terminated", {}))
+        about = one_line(words)
+        return PodReport(name=name, phase=phase, words=about, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
         return result("failed", _evicted(status.get("message", "")), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
-        return _ending(pod, now, result)
+        return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
         unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
@@ -90,8 +104,8 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
         ended = state["terminated"]
         if ended["exitCode"] == 0:
             return result("succeeded", "done")
-        if status.get("phase") == "Failed":
-            return result("failed", _ended(ended), ill=True)
+        if final or status.get("phase") == "Failed":
+            return result("failed", _ended(ended) + ("" if final else _delay(pod, ended, now)), ill=True)
         return result("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
         again = f", restarted {_times(restarts)}, the last time after: {_ended(last)}" if restarts and last else ""
@@ -99,9 +113,11 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
     return _not_started(pod, result)
 
 
-def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
+def _ending(pod: Object, ended: Object | None, now: float, result: Callable[..., PodReport]) -> PodReport:
     # The timestamp is not the time of the deletion, but the end of the pod's grace period.
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
+    if ended and ended["exitCode"]:
+        return result("stopping", f"is being deleted after {_ended(ended)}{_delay(pod, ended, now)}", ill=True)
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
@@ -120,6 +136,17 @@ def is_lost(pod: Object, now: float) -> bool:
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
     limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine was away for lost_node seconds
     return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
+
+
+def _delay(pod: Object, ended: Object, now: float) -> str:
+    """Return in how many seconds the Job controller replaces a failed pod, or an empty text if that is unknown."""
+    notes = pod["metadata"].get("annotations", {})
+    counts = [notes.get(name, "0") for name in _FAILURES]
+    if _FAILURES[0] not in notes or not all(map(str.isdecimal, counts)):
+        return ""
+    delay_s = min(DELAY_S * 2 ** min(sum(map(int, counts)), 10), MOST_DELAY_S)
+    left_s = datetime.fromisoformat(ended["finishedAt"]).timestamp() + delay_s - now
+    return f"; Kubernetes replaces the pod in {left_s:.0f} s" if left_s > 0 else "; Kubernetes is replacing the pod"
 
 
 def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
@@ -144,7 +171,7 @@ def _unscheduled(message: str) -> str:
 
 
 def _evicted(message: str) -> str:
-    advice = ": request_memory reserves what it needs" if "low on resource" in message else ""
+    advice = ": reserve what it needs with the job's memory" if "low on resource" in message else ""
     if "emptydir" in message.lower():
         advice = ": write less there, or mount a claim"
     return f"evicted: {_short(message)}{advice}"
@@ -158,7 +185,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
             return f"the image {image} cannot be pulled{_unpulled(message, events)}"
         case "ErrImageNeverPull":
-            return f"the image {image} is not on the machine, and pull is Never: load it, or set pull: IfNotPresent"
+            return f"the image {image} is not on the machine, and imagePullPolicy is Never: load it there"
         case "InvalidImageName":
             return f"{image} is not an image name: set image"
         case "CrashLoopBackOff":
@@ -205,9 +232,19 @@ def _ended(ended: Object) -> str:
         return "killed, out of memory: increase memory, or use a smaller batch or fewer workers"
     if code is None:
         return "without a message"
+    if outcome := _outcome(ended):
+        return f"exit code {outcome.code}: {_short(outcome.message)}"
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
     reason = _short(lines[-1]) if lines else _EXITS.get(code, "the script's own" if code < 128 else "a signal")
     return f"exit code {code}: {reason}"
+
+
+def _outcome(ended: Object) -> Outcome | None:
+    """Return the outcome that ddprun has written into a container's termination message, or None."""
+    try:
+        return read_outcome(ended.get("message", ""))
+    except ValueError:
+        return None
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
@@ -248,6 +285,14 @@ def has_ended(job: Object | None) -> bool:
     return job is None or bool({"Succeeded", "Complete", "Failed"} & conditions(job).keys())
 
 
+def waits_in_queue(job: Object) -> str:
+    """Return the queue of Kueue that has suspended a job. Return an empty text if no queue has, or if ddpctl has."""
+    metadata, spec = job["metadata"], job.get("spec", {})
+    is_suspended = spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")
+    is_ours = SUSPENDED in metadata.get("annotations", {})
+    return str(metadata.get("labels", {}).get(KUEUE, "")) if is_suspended and not is_ours else ""
+
+
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
     """Return the pod of each node. If a node has several pods, return the newest one."""
     found: dict[int, Object] = {}
@@ -276,7 +321,7 @@ def fold(
     by_pod = {}
     for node, pod in newest_pods(workload, pods, master=master).items():
         own = [event for event in events if event["involvedObject"]["name"] == pod["metadata"]["name"]]
-        by_pod[node] = report(pod, workload.container, own, now)
+        by_pod[node] = report(pod, workload.container, own, now, final=has_ended(job))
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
     def result(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
@@ -304,8 +349,11 @@ def fold(
     if "Succeeded" in true or "Complete" in true:
         return result("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
     if "Failed" in true:
-        code = next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
-        return result("failed", _why_failed(workload, true["Failed"], by_pod), code, remains=True)
+        outcomes = [pod.outcome for pod in by_pod.values() if pod.outcome and pod.outcome.code]
+        outcome = min(outcomes, key=lambda one: one.cause == "node_lost", default=None)
+        code = outcome.code if outcome else next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
+        status = result("failed", _why_failed(workload, true["Failed"], by_pod, outcome), code, remains=True)
+        return replace(status, outcome=outcome)
     return result(*_going(workload, job, by_pod, events, run))
 
 
@@ -313,6 +361,8 @@ def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
     spec = job.get("spec", {})
+    if (queue := waits_in_queue(job)) and not pods:
+        return "pending", f"it is waiting for its queue '{queue}' to admit it"
     if "Suspended" in conditions(job):
         text = "it is suspended and has no pods, but its checkpoints are kept; continue it with ddpctl resume"
         return "suspended", f"{text} {run.name}"
@@ -361,12 +411,15 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     return f"{_counted(pods, run)}{again}"
 
 
-def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodReport]) -> str:
+def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodReport], outcome: Outcome | None) -> str:
     reason = condition.get("message", "")
     if "backoff limit" in reason:
-        reason = "its pods failed more often than backoffLimit allows, and were deleted with their logs"
+        gone = "" if pods else ", and were deleted with their logs"  # the training-operator before 1.9.4 does this
+        reason = f"its pods failed more often than backoffLimit allows{gone}"
     elif "because" in reason:
         reason = "a pod failed"
+    if outcome:
+        return f"{reason}: {outcome.message}"
     for pod in sorted(pods.values(), key=lambda pod: pod.code in (None, 0)):
         if pod.phase == "failed" or pod.code:
             return f"{reason}: {pod.name}: {pod.words}"

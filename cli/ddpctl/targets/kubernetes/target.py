@@ -17,9 +17,9 @@ from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
-from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
+from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_logs, save_nodes, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
     Kubectl,
     check,
@@ -34,7 +34,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     workload_of,
 )
 from ddpctl.targets.kubernetes.log_follower import Task
-from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
+from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload, suspension
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     WORKSPACE,
@@ -57,7 +57,7 @@ from ddpctl.targets.kubernetes.pod import (
     reader_name,
     selector_of,
 )
-from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
@@ -92,7 +92,7 @@ class KubernetesTarget(Target):
         if workload.word == "trainjob":
             lines.append(
                 "# If Trainer's webhook refuses the TrainJob because the webhook does not see the runtime yet, apply "
-                "this file again."
+                "this file again. In a kustomization, set sortOptions: {order: fifo}, or the TrainJob comes first."
             )
         return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
@@ -126,12 +126,25 @@ class KubernetesTarget(Target):
             except DdpctlError:
                 raise error from None
             if isinstance(error, UnavailableError):  # the cluster may have created the job
+                error.fields["submission"] = None
                 raise
             raise NotStartedError(error) from None
         handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
         handle["logs"] = f"ddpctl logs {draft.name}"
         table = () if is_signed else (UNSIGNED,)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the job by its name and the uid of its launch."""
+        kubectl, label = (yield from find_cluster(self.options)), "-o=jsonpath={.metadata.labels}"
+        for workload in WORKLOADS.values():
+            (answer,) = yield (kubectl.run("get", workload.resource, run.name, "--ignore-not-found", label),)
+            if answer.returncode and not is_absent(answer):
+                return Lookup(state="unknown", message=str(error_of(answer)))
+            if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
+                handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+                return Lookup(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
+        return Lookup(state="absent")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from its job and its pods.
@@ -172,7 +185,6 @@ class KubernetesTarget(Target):
         """
         if any(n >= run.job.max_nodes for n in query.nodes) or any(r >= run.job.world_size for r in query.ranks):
             raise no_such_log(run)
-        kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
             task = Task(
@@ -187,18 +199,14 @@ class KubernetesTarget(Target):
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)
-        tail: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
-        tail += ("--timestamps",) if query.timestamps else ()
-        commands = []
-        for node, pod in pods.items():
-            if query.nodes and node not in query.nodes:
-                continue
-            argv = (*kubectl.argv, "logs", pod["metadata"]["name"], "--container", workload.container, *tail)
-            for one in pod["status"].get("containerStatuses", ()):
-                if one["name"] == workload.container and one["restartCount"]:
-                    commands.append((*argv, "--previous"))
-                if one["name"] == workload.container and one["state"].keys() & {"running", "terminated"}:
-                    commands.append(argv)
+        options: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
+        options += ("--timestamps",) if query.timestamps else ()
+        nodes = query.nodes or range(run.job.max_nodes)
+        commands = [argv for node in nodes if node in pods for argv in log_commands(run, pods[node], *options)]
+        if not commands:  # the logs that stop has saved
+            end = "+1" if query.tail is None else str(query.tail)
+            text = 'tail -n "$1" -- "$2"' + ("" if query.timestamps else " | cut -d ' ' -f 2-")
+            commands = [("sh", "-c", text, "sh", end, path) for path in (yield from saved_logs(run, nodes))]
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
             raise NoInputError(f"run '{run.name}' has no readable log: {state.message}")
@@ -210,13 +218,6 @@ class KubernetesTarget(Target):
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, kubectl_of(run.handle), pods))
 
-    def keep(self, run: Run) -> Verb[None]:
-        """Save the nodes' events and history in the run's local folder. Errors are ignored."""
-        with suppress(DdpctlError):
-            pods = (yield from self._pods(run)) if run.handle else {}
-            if pods:
-                yield from keep_files(run, kubectl_of(run.handle), pods)
-
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the run's files from its running pods. If no pod runs, copy them from its PersistentVolumeClaim."""
         if not run.handle:
@@ -227,6 +228,7 @@ class KubernetesTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job and all objects that belong to it. Its pods then have their grace period to save.
 
+        The logs, events and outcomes of the pods are saved before, and again when the pods have ended.
         An object with the run's name but another uid is not deleted, because it belongs to another launch.
         """
         kubectl = kubectl_of(run.handle) if run.handle else (yield from find_cluster(self.options))
@@ -241,6 +243,10 @@ class KubernetesTarget(Target):
             made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
+        nodes: dict[int, Any] = {}
+        with suppress(DdpctlError):
+            nodes = (yield from self._pods(run)) if run.handle else {}
+        errors = yield from save_nodes(run, kubectl, nodes)
         jobs = yield tuple(
             kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
             for workload in found
@@ -258,10 +264,12 @@ class KubernetesTarget(Target):
         )
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
+        last = yield from save_logs(run, nodes, end_s=wait_s)
+        lost = [f"node {node}: its log is lost: {one_line(last[node])}" for node in errors if node in last]
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", selector, f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
-        (left,) = yield (kubectl.get("pods", "--selector", selector),)
+        (left,) = yield (replace(kubectl.get("pods", "--selector", selector), say="\n".join(lost)),)
         check(left)
         return not items(left)
 
@@ -287,7 +295,11 @@ class KubernetesTarget(Target):
         """
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
-        kinds, patch = (workload.resource,), workload.suspend % ("false" if again else "true")
+        kinds, patch = (workload.resource,), json.dumps(suspension(workload, again=again))
+        if again:
+            (answer,) = yield (kubectl.get(f"{workload.resource}/{run.name}"),)
+            if queue := next(map(waits_in_queue, items(answer)), ""):
+                raise ConfigError(f"run '{run.name}' is waiting in the queue '{queue}', which starts it")
         if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
             raise gone
         (done,) = yield (kubectl.run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
@@ -375,11 +387,9 @@ def _needs(draft: Draft) -> Iterator[str]:
             modes = "access mode ReadOnlyMany or ReadWriteMany" if mount.read_only else "access mode ReadWriteMany"
             mode = f", with {modes}" if job.max_nodes > 1 else ""
             yield f"the PersistentVolumeClaim '{mount.source}' (at {mount.path}){mode}"
-    secrets = [*options.image_pull_secrets, *(place.split("/", 1)[0] for place in options.env_secrets.values())]
     named = {
-        "Secret": [*secrets, *(mount.source for mount in mounts if mount.kind == "secret")],
+        "Secret": [mount.source for mount in mounts if mount.kind == "secret"],
         "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
-        "PriorityClass": [options.priority_class] if options.priority_class else [],
         "queue": [options.queue] if options.queue else [],
     }
     for kind, found in named.items():
@@ -393,6 +403,7 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
     if files:
         size = sum(len(text.encode()) for text in files.values())
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
+        yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
         yield (
             f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
@@ -403,7 +414,9 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
 
 def _of_checkpoints(draft: Draft) -> Iterator[str]:
     if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        yield f"checkpoints are deleted with their pod: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
+        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
+        more = apart if draft.plan.job.max_nodes > 1 else ""
+        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
 
 
 def _of_pods(draft: Draft) -> Iterator[str]:
@@ -456,7 +469,8 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     where = f"a {workload.kind} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
-    notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out)))
+    delays = "" if workload.word == "pytorchjob" else DELAYS
+    notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out), delays))
     return kubectl, workload, draft, needed, "\n".join(notes)
 
 

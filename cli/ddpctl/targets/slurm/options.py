@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.job.spec import Doc, JobSpec, Rule, matching
+from ddpctl.job.spec import Doc, JobSpec, Rule, RuntimeArgs, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
 
@@ -25,8 +25,6 @@ FEATURES = matching(
 )
 PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "expected an absolute path without comma, colon or newline")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
-# The runtime would take a word without -- for the name of the image.
-ARGUMENTS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
 EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
 # Options that ddpctl itself sets, and options such as --wrap, which would replace the script.
@@ -112,9 +110,7 @@ class SlurmOptions:
     sif: Annotated[str | None, Doc("For runtime apptainer: a .sif file to use instead of the job's image."), PATH] = (
         None
     )
-    runtime_args: Annotated[
-        tuple[str, ...], Doc("More options for the container runtime, each as --NAME=VALUE."), ARGUMENTS
-    ] = ()
+    runtime_args: RuntimeArgs = ()
     partition: Annotated[
         str | None,
         Doc("The partition, or several separated by commas: Slurm takes the one that can start first."),

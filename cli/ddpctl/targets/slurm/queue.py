@@ -99,6 +99,24 @@ done
 exit 0
 """
 
+# Arguments: the uid of a launch, the run's folder, the time of the launch. Prints the number of its job. The uid is the
+# argument of the job's script: neither a user nor a submit plugin changes it. Exit 1: there is no job. 69: unknown.
+LOCATE = """\
+known= uid=$1 folder=$2 age=$(($(date +%s) - $3))
+jobs=$(squeue --noheader --user="$(id -un)" --states=all --format='%F|%o' 2>&1) || { echo "$jobs" >&2; exit 69; }
+old=$(sacct --noheader --parsable2 --allocations --starttime=now-7days --format=JobID,SubmitLine 2>/dev/null) && known=1
+job=$(printf '%s\\n' "$jobs" "$old" | awk -v uid="$uid" '$NF == uid { sub("[_|].*", ""); print; exit }')
+for starts in "$folder/starts" "$folder"/task-*/starts; do
+  [ -z "$job" ] && [ "$starts" -nt "$folder/job.sh" ] && job=$(awk '$1 == "slurm" { print $2; exit }' "$starts")
+done
+[ -z "$job" ] || { echo "$job"; exit 0; }
+kept=$(scontrol show config | sed -n 's/^MinJobAge *= *\\([0-9]*\\).*/\\1/p')
+# After 600 s, any disk shows the file of a job that has started.
+[ -z "$known" ] && [ -e "$folder/job.sh" ] && [ "$age" -ge "${kept:-0}" ] && [ "$age" -lt 600 ] || exit 1
+echo "Slurm may have forgotten the job: it keeps ended jobs for ${kept:-0} s" >&2
+exit 69
+"""
+
 # Arguments: the job, the number of last lines, then pairs of PREFIX and FILE. Prints the files. Exit 66: none exists.
 PRINT = """\
 tail=$2

@@ -3,24 +3,25 @@
 A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the run is a script in the allocation.
 """
 
-import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
+from ddpctl.runs.run_store import Run, read
+from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
-from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.containers import beside
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
@@ -37,6 +38,11 @@ NO_SLURM = re.compile(
     r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
     re.IGNORECASE,
 )
+# What sbatch prints if it has sent the job, and gets no reply.
+LOST_REPLY = re.compile(
+    r"Socket timed out|Zero Bytes|(receive|send|shutdown) failure|not connected|reset by peer|Broken pipe",
+    re.IGNORECASE,
+)
 # Reasons for which sbatch --test-only refuses a job that sbatch accepts, because the job can wait (22.05 to 25.05).
 MAY_WAIT = re.compile(
     r"nodes are busy|reservation is in use|held state|node not available|accounting/QOS policy"
@@ -48,7 +54,7 @@ RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
-WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
+WRITE = 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"'
 
 
 class SlurmTarget(Target):
@@ -121,7 +127,7 @@ class SlurmTarget(Target):
     def _submit_to_sbatch(self, plan: Plan, secrets: Mapping[str, str], records: str) -> Verb[Submission]:
         """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
         options, host, script = self.options, self._host, render_script(plan, self.options)
-        depends = yield from _dependency(options, records)
+        depends = yield from self._dependency(records)
         log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
         argv = (
             "sbatch",
@@ -130,30 +136,69 @@ class SlurmTarget(Target):
             f"--chdir={plan.cwd}",
             *depends,
         )
-        (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
+        tested, listing = yield (
+            Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
+            Command(argv=("printenv",), host=host, probe=True),
+        )
         if error := unreachable(tested, host):
             raise error
+        ignored = ignored_options(listing.stdout, directives(plan.job, options))
         tasks = expand(options.array) if options.array else ()
         yield from _write_secrets(plan, host, secrets, tasks)
-        (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
+        path = f"{plan.run_dir}/job.sh"
+        (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=script),)
         if made.returncode:
-            raise CannotWriteError(f"cannot make {plan.run_dir}: {made.last_line('it failed')}")
-        (sent,) = yield (
-            Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=DRY_RUN, timeout_s=120),
-        )
+            raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+        submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
+        sbatch = (*argv, "--parsable", path, plan.uid)
+        (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
+        job = sent.stdout.strip().split(";")[0]
+        if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
+            what = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
+            raise UnavailableError(f"the reply of Slurm was lost ({what})", submission=submission)
         if sent.returncode and (error := unreachable(sent, host)):
             raise error
-        job = sent.stdout.strip().split(";")[0]
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
-            raise _refused(plan, sent, tested, has)
-        handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
-        if tasks:
-            handle["tasks"] = list(tasks)  # type: ignore[assignment]
-        if host is not None:
-            handle["logs"] = f"{host}:{plan.run_dir}"
-        return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
+            raise _refused(plan, sent, tested, has, ignored)
+        note = f"{_note(job, tested)}\n{ignored}".rstrip()
+        return replace(submission, handle={"job": job, **submission.handle}, note=note)
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the job by the uid of its launch."""
+        plan = yield from self._plan_on_cluster(run.plan)
+        (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.run_dir, f"{run.created:.0f}"),)
+        if answer.returncode == 1:
+            return Lookup(state="absent")
+        if answer.returncode or not (job := answer.stdout.strip()).isdecimal():
+            return Lookup(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
+        return Lookup(state="exists", handle={"job": job, **self._handle(plan)})
+
+    def _handle(self, plan: Plan) -> Mapping[str, object]:
+        tasks = {"tasks": list(expand(self.options.array))} if self.options.array else {}
+        logs = {"logs": f"{self._host}:{plan.run_dir}"} if self._host else {}
+        return {"dir": plan.run_dir, "workdir": plan.cwd, **tasks, **logs}
+
+    def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
+        """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""
+        if (name := self.options.after) is None:
+            return ()
+        folder = PurePath(records) / name
+        (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
+        if record.returncode > 1:
+            raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
+        run = read(Path(folder), record.stdout)
+        if run is None or run.kind != self.kind or not run.handle.get("job"):
+            raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
+        # Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed.
+        (state,) = yield from self.status((run,), now=math.inf)
+        if state.state == "succeeded":
+            return ()
+        if state.ended or state.state == "unknown":
+            wrong = ConfigError if state.ended else UnavailableError
+            raise wrong(f"after: run '{name}' must have succeeded, but it is {state.state}: {state.message}")
+        return (f"--dependency=afterok:{run.handle['job']}", "--kill-on-invalid-dep=yes")
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
@@ -164,7 +209,7 @@ class SlurmTarget(Target):
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
         log = f"{plan.run_dir}/job.log"
         (started,) = yield (
-            Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),
+            Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>", starts=True),
         )
         handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
         note = f"on all nodes of this shell's allocation (job {allocation})"
@@ -301,15 +346,17 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
         if output.returncode == 0 or found is None:
             return None
         why = f"sbatch: {PREFIX.sub('', found)}"
-    to_do = (
-        "run ddpctl on a login node, or set the target's 'login'"
-        if host is None
-        else "set the target's 'login' to a login node of the cluster"
-    )
+    to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
     return UnavailableError(
         f"no Slurm is reachable from {host or 'this machine'} ({why})",
         hint=f"{to_do}; ddpctl render prints the script, and needs no cluster",
     )
+
+
+def is_lost(sent: Output) -> bool:
+    """Return whether sbatch has ended, or was ended, without a reply from Slurm: the job may have been submitted."""
+    killed = sent.returncode < 0 or sent.returncode > NOT_FOUND or sent.returncode == TIMED_OUT  # > 127: by a signal
+    return killed or (sent.returncode != 0 and LOST_REPLY.search(sent.stderr) is not None)
 
 
 def expand(array: str) -> tuple[str, ...]:
@@ -393,20 +440,6 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
-    if options.after is None:
-        return ()
-    record = str(PurePath(records) / options.after / "run.json")
-    (found,) = yield (Command(argv=("cat", record), probe=True),)
-    if found.returncode > 1:
-        raise UnavailableError(f"after: cannot read {record}: {found.last_line()}")
-    try:
-        job = str(json.loads(found.stdout)["handle"]["job"])
-    except (ValueError, KeyError, TypeError):
-        raise NoInputError(f"after: '{options.after}' is not a run on Slurm (its record: {record})") from None
-    return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
-
-
 def _write_secrets(
     plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
 ) -> Verb[None]:
@@ -431,7 +464,7 @@ def _note(job: str, tested: Output) -> str:
     return what
 
 
-def _refused(plan: Plan, sent: Output, tested: Output, has: Output) -> Exception:
+def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str) -> Exception:
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
@@ -444,4 +477,4 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output) -> Exception
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
     has_gpus = not there or any(not one.endswith("no GPU") for one in there)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint=cpu)
+    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))

@@ -2,8 +2,8 @@
 
 Each host has a folder of claims with these files:
 
-``run-NAME.NODE`` (a claim) lists the GPUs of one node. The claim is valid while the node's ddprun holds a lock on it
-(with an inherited file descriptor), or while the node's container runs.
+``run-NAME.NODE`` (a claim) lists the GPUs of one node. Its second line is the uid of the launch. The claim is valid
+while the node's ddprun holds a lock on it (with an inherited file descriptor), or while the node's container runs.
 ``ticket-N`` (a ticket) represents a waiting launch. The launch with the lowest N is first in the queue. The waiting
 ddpctl runs the script of ``take_ticket`` over SSH. The ticket is valid while this script holds a lock on it.
 ``mutex`` is locked by every script that lists or creates claims and tickets.
@@ -91,7 +91,7 @@ def list_claims(folder: str) -> str:
   flock -w 20 8 || {{ say claims_error "another launch is starting a run there"; exit 0; }}
   for _ddp_f in "$_ddp_c"/run-* "$_ddp_c"/ticket-*; do
     if ! [ -e "$_ddp_f" ] || ! _ddp_held "$_ddp_f"; then continue; fi
-    _ddp_words=$(cat "$_ddp_f" 2>/dev/null) || continue # a ticket is removed without the lock
+    _ddp_words=$(head -n 1 "$_ddp_f" 2>/dev/null) || continue # a ticket is removed without the lock
     case ${{_ddp_f##*/}} in
       run-*) say claim "$_ddp_words" ;;
       *) say ticket "${{_ddp_f##*/ticket-}} $_ddp_words" ;;
@@ -119,7 +119,19 @@ def claim_word(folder: str, run: str, node: int) -> str:
     return f"{folder}/{shlex.quote(f'run-{run}.{node}')}"
 
 
-def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
+def find_nodes(folder: str, run: str, uid: str) -> str:
+    """Return a script that waits for a start under way, and prints each node that a launch has started here."""
+    return f"""\
+_ddp_c={folder}
+[ -e "$_ddp_c/mutex" ] || exit 0
+{_LOCK}\
+for _ddp_f in "$_ddp_c"/{shlex.quote(f"run-{run}")}.*; do
+  if grep -qsxF {shlex.quote(uid)} "$_ddp_f"; then echo "${{_ddp_f##*.}}"; fi
+done
+"""
+
+
+def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str, uid: str = "") -> str:
     """Return shell code that writes a node's claim, or fails if another run has one of the GPUs.
 
     The code locks ``mutex``, and leaves it locked when it ends. If the engine is ``none``, the code also locks the
@@ -141,7 +153,7 @@ for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
   _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
-{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
+{hold if engine == "none" else ""}{{ echo {words[0]} "$(date +%s)" {words[1]} && echo {shlex.quote(uid)}; }} >{name}
 """
 
 

@@ -134,9 +134,9 @@ def _with_checkpoints(
             hint="make their host available, or leave out --resume. Next time, set checkpoint_copies or use a shared "
             "folder",
         )
-    best = max(having, key=lambda place: (found.facts[place].number("step"), found.facts[place].get("checkpoint")))
+    best = max(having, key=lambda place: (found.facts[place].step("copy"), found.facts[place].get("checkpoint")))
     fact, address = found.facts[best], found.hosts[best].address
-    step, announced = fact.number("step"), max(found.facts[place].number("announced") for place in usable)
+    step, announced = fact.step("copy"), max(found.facts[place].step("announced") for place in usable)
     what = f"{fact.get('checkpoint')} of {address}, a checkpoint that may be older"
     if step:
         what = f"the copy of step {step} on {address}"

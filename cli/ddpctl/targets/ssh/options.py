@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, matching
+from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, RuntimeArgs, check_size, matching
 
 USER = re.compile(r"[\w.][\w.-]*")
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
@@ -94,6 +94,7 @@ class SshOptions:
         Literal["docker", "podman", "none"],
         Doc("How nodes run: docker or podman with the job's image, or none: the host's Python."),
     ] = "docker"
+    runtime_args: RuntimeArgs = ()
     python: Annotated[
         str, Doc("For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH.")
     ] = "python3"

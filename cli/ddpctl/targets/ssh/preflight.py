@@ -120,6 +120,12 @@ class Facts:
         """Return the first value of a key as an integer, or 0 if it is unknown."""
         return int(self.get(word)) if self.get(word).isdecimal() else 0
 
+    def step(self, word: str) -> int:
+        """Return the step of a checkpoint's manifest, or 0 if it is unknown."""
+        with suppress(ValueError, TypeError, KeyError):
+            return int(json.loads(self.get(word))["step"])
+        return 0
+
     @property
     def image(self) -> Image | None:
         """The job's image as the host's engine describes it, or None if the host does not have it."""

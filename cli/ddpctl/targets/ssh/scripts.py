@@ -26,6 +26,7 @@ SHOWN = "==== next node ===="
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # the prefix of ddpctl replaces the prefix of torch
+INFINIBAND = "$_ddp_infiniband"  # the option that gives the host's InfiniBand devices to a container, if there are any
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the working folder of the image, where the project's folder is mounted
 RUNS = "/runs"
@@ -77,7 +78,8 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
     if load:
         query = "uuid,utilization.gpu,memory.used,memory.total"
         lines += [
-            'say load "$(cut -d " " -f 1 /proc/loadavg) $(nproc)"',
+            # OMP_NUM_THREADS and OMP_THREAD_LIMIT, which many profiles set, change what nproc prints.
+            'say load "$(cut -d " " -f 1 /proc/loadavg) $(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"',
             f"{smi} --query-gpu={query} --format=csv,noheader,nounits 2>/dev/null | "
             'while read -r line; do say use "$line"; done',
         ]
@@ -119,18 +121,18 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     if script and folder.startswith(("/", "~")):
         lines.append(f"if cd {path_word(folder)} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     if checkpoints:
-        read = "sed -n 's/^ \"step\": \\([0-9]*\\),$/\\1/p'"
         lines += [
             f"if cd {path_word(checkpoints)} 2>/dev/null; then name=$(ls | sort | tail -n 1)",
             f'if [ -n "$name" ] && {{ [ -e {COPY} ] || [ ! -e {COPY_PART} ]; }}; then say checkpoint "$name"; fi',
-            f'say step "$({read} {COPY} 2>/dev/null)"; say announced "$({read} {COPY_PART} 2>/dev/null)"; fi',
+            f"say copy \"$(cat {COPY} 2>/dev/null | tr -d '\\n')\"",
+            f"say announced \"$(cat {COPY_PART} 2>/dev/null | tr -d '\\n')\"; fi",
         ]
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
 def start_node(
     options: SshOptions, run: str, node: int, launch: str, *, gpus: Sequence[str], checkpoints: str, secret: str,
-    owner: str | None = None,
+    owner: str | None = None, uid: str = "",
 ) -> str:  # fmt: skip
     """Return a script that starts a node, or fails if another run has one of its GPUs.
 
@@ -145,7 +147,7 @@ def start_node(
 set -eu
 mkdir -p {node_path(home, run, node)} {path_word(checkpoints)} || exit {Exit.CANNOT_WRITE:d}
 (umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})
-{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime)}{launch}"""
+{give}{claims.take(claims_folder(home), run, node, gpus, engine=options.runtime, uid=uid)}{launch}"""
 
 
 def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_file: str) -> str:
@@ -153,13 +155,16 @@ def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_fil
 
     ``argv``: the result of ``run_args``. ``env_file``: the text of the container's environment file.
     """
-    # Only the name of the environment file must be expanded by the shell.
-    words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
+    # Only the name of the environment file and the host's InfiniBand devices must be expanded by the shell.
+    expanded = {"--env-file=$_ddp_env": '"--env-file=$_ddp_env"', INFINIBAND: INFINIBAND}
+    words = " ".join(expanded.get(word) or shlex.quote(word) for word in argv)
     return f"""\
 _ddp_env=$(umask 077 && mktemp {path_word(run_path(options.home, run))}/env.XXXXXX)
 trap 'rm -f "$_ddp_env"' EXIT
 cat >"$_ddp_env" <<'{_END}'
 {env_file}{_END}
+_ddp_infiniband=
+[ ! -d /dev/infiniband ] || _ddp_infiniband=--device=/dev/infiniband
 {words} >/dev/null 8>&-
 """
 
@@ -311,6 +316,7 @@ class NodeContainer:
     user: str  # uid:gid of the owner of the run's folder
     run_dir: str  # on the machine
     gpus: tuple[str, ...] = ()  # UUIDs
+    runtime_args: tuple[str, ...] = ()
     network: str = "host"
     project: str | None = None  # a folder of the machine; None: the project in the image
     checkpoints: str | None = None  # a folder of the machine; None: they are in the run's folder
@@ -346,6 +352,7 @@ def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ..
     if node.project:
         options += [f"--volume={node.project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
     options += [f"--volume={mount}" for mount in job.mounts]
+    options += node.runtime_args
     options += _devices(node)
     if job.cpus is not None:
         options.append(f"--cpus={job.cpus}")
@@ -376,7 +383,7 @@ def _devices(node: NodeContainer) -> list[str]:
         devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
     else:
         devices = [f'--gpus="device={",".join(node.gpus)}"']
-    return [*devices, "--ulimit=memlock=-1:-1"]
+    return [*devices, "--ulimit=memlock=-1:-1", INFINIBAND]
 
 
 def env_file(env: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
+from ddpctl.targets import Capability, HostReport, LogQuery, Lookup, Moved, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -133,15 +133,10 @@ class SshTarget(Target):
             plan=plan, cuda=choice.cuda, address=address, port=number, secrets=secrets, store_secret=secret.stdout
         )
         failed = yield from self._start_nodes(start, range(len(hosts)), hosts, facts)
-        if failed:
-            some = len(failed) < len(hosts)
-            text = "a node could not be started, and the others were stopped" if some else "no node could be started"
-            wrong = CannotWriteError if {*failed.values()} == {Exit.CANNOT_WRITE} else UnavailableError
-            raise wrong("\n".join([text, *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
-        return Submission(
+        submission = Submission(
             handle={
                 "port": number,
                 "address": address,
@@ -156,6 +151,32 @@ class SshTarget(Target):
             nodes=job.nodes,
             checkpoint_dir=f"{hosts[0].address}:{checkpoint_folder(options, plan)}",
         )
+        if failed:
+            some = len(failed) < len(hosts)
+            text = "a node could not be started, and the others were stopped" if some else "no node could be started"
+            codes = {*failed.values()}
+            wrong = CannotWriteError if codes == {Exit.CANNOT_WRITE} else UnavailableError
+            lost = codes & {UNREACHED, TIMED_OUT}  # these nodes may have been started
+            failure = wrong("\n".join([text, *failed]))
+            failure.fields |= {"submission": submission if codes == lost else None} if lost else {}
+            raise failure
+        return submission
+
+    def locate(self, run: Run) -> Verb[Lookup]:
+        """Find the nodes of a launch by its uid in the claims of all hosts."""
+        hosts, job = self.options.hosts, run.job
+        text = claims.find_nodes(scripts.claims_folder(self.options.home), run.name, run.uid)
+        outputs = yield tuple(sh(host.host, text, timeout_s=claims.MUTEX_S + 15) for host in hosts)
+        answers = zip(hosts, outputs, strict=True)
+        silent = [f"{host.address}: {output.last_line()}" for host, output in answers if output.returncode]
+        places = {int(node): number for number, output in enumerate(outputs) for node in output.stdout.split()}
+        is_whole = places.keys() >= set(range(job.max_nodes if silent else job.min_nodes))
+        if silent and not is_whole:
+            return Lookup(state="unknown", message=one_line("; ".join(silent)))
+        others = iter({*range(len(hosts))} - {*places.values()})
+        numbers = [places[node] if node in places else next(others, 0) for node in range(job.max_nodes)]
+        handle = {"hosts": numbers, "nodes": job.nodes, "logs": f"ddpctl logs {run.name}"}
+        return Lookup(state="exists", handle=handle, is_whole=is_whole) if places else Lookup(state="absent")
 
     def _start_nodes(
         self, start: Start, nodes: Sequence[int], hosts: Sequence[SshHost], facts: Sequence[Facts]
@@ -165,7 +186,7 @@ class SshTarget(Target):
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
             gpus = _share(start.plan.job, host, fact) if start.cuda else ()
             text = node_script(self.options, start, node, fact, gpus)
-            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets)))
+            commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets), starts=True))
         outputs = yield tuple(commands)
         found = zip(hosts, outputs, strict=True)
         return {
@@ -225,10 +246,9 @@ class SshTarget(Target):
         ``query.follow``: print the lines of all nodes as they appear.
         """
         commands = tuple(
-            Command(
-                argv=("/bin/sh",),
-                stdin=scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
-                host=self._hosts_of(run)[node].host,
+            sh(
+                self._hosts_of(run)[node].host,
+                scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
                 mode="stream",
                 timeout_s=None,
             )
@@ -250,7 +270,7 @@ class SshTarget(Target):
 
         A spare host has no node of the run, and is neither excluded nor lost.
         """
-        return "hosts" in run.handle and bool(self._spares(run))
+        return {"hosts", "address"} <= run.handle.keys() and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
         used = {*run.handle.get("hosts", range(run.job.max_nodes)), *run.handle.get("lost_hosts", ())}
@@ -492,6 +512,7 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
             user=owner or fact.get("id"),
             run_dir=run_dir,
             gpus=gpus,
+            runtime_args=options.runtime_args,
             network=options.network,
             project=None if options.project == "none" else there(folder),
             checkpoints=None if own else checkpoints,
@@ -499,8 +520,9 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         argv = scripts.run_args(plan, container, env_file="$_ddp_env")
         launch = scripts.launch_container(options, plan.run, argv, scripts.env_file(env))
     return scripts.start_node(
-        options, plan.run, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner
-    )
+        options, plan.run, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner,
+        uid=plan.uid,
+    )  # fmt: skip
 
 
 def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:

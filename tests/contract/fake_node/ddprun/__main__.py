@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from ddpwire import history, log_record, metrics, names, run_files
 from ddpwire.events import EVENTS, EventLog
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import Heart
 from ddpwire.run_files import MetricsTarget, NodeState, Outcome, RankProcess
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -65,6 +64,8 @@ class Node:
         self.state = NodeState(run=run, run_uid=uid, node=self.node, pid=os.getpid(), state="starting",
                                started=time.time(), metrics=url, master=master)  # fmt: skip
         self.state.write(self.folder)
+        if self.node == 0 and "SLURM_STEP_ID" in environ:
+            (self.folder.parent / run_files.STEP).write_text(environ["SLURM_STEP_ID"])
         self.events.emit("node_started", host=socket.gethostname(), pid=os.getpid())
         self.targets = None
         if folder := environ.get(names.TARGETS_DIR):
@@ -75,9 +76,8 @@ class Node:
 
     def start_ranks(self) -> None:
         """Fork the ranks, which end when this process ends: they read a pipe that it holds open."""
-        for name in ("timed", run_files.HEARTBEAT, *map(run_files.rank_metrics, self.ranks)):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{run_files.METRICS}/run").write_text(self.state.run)
+        (self.folder / "timed").mkdir(exist_ok=True)
+        (self.folder / run_files.SUMMARY).write_text("{}")
         (self.folder / run_files.ENVIRONMENT).write_text(json.dumps({"host": socket.gethostname(), "torch": "none"}))
         for name in (run_files.DIAGNOSIS, run_files.DIAGNOSIS_REQUEST, run_files.PROFILE):
             (self.folder / name).write_text("")
@@ -94,7 +94,6 @@ class Node:
             log = str(self.folder / run_files.rank_log(rank))
             processes.append(RankProcess(rank=rank, local_rank=local, pid=pid, log=log))
         os.close(reader)
-        self.hearts = [Heart(str(self.folder / run_files.rank_heartbeat(rank))) for rank in self.ranks]
         world_size = self.nodes * len(self.ranks)
         self.events.emit("ranks_started", seconds=0.0, ranks=[*self.ranks], world_size=world_size)
         self.state = replace(self.state, state="training", ranks=tuple(processes))
@@ -115,8 +114,7 @@ class Node:
 
     def take_step(self, total: int) -> None:
         self.step += 1
-        for heart, rank in zip(self.hearts, self.ranks, strict=True):
-            heart.beat(self.step)
+        for rank in self.ranks:
             self.log(f"step {self.step}", rank)
         if self.step == 1:
             self.events.emit("first_step", seconds=0.0, step=1)
@@ -196,7 +194,7 @@ class Node:
         outcome.write(self.folder)
         if self.targets:
             self.targets.unlink(missing_ok=True)
-        for line in log_record.pack(self.folder) if names.NODE_REPLACED in self.environ else ():
+        for line in log_record.pack(self.folder, 3600) if names.NODE_REPLACED in self.environ else ():
             self.log(line)
         self.log(outcome.message)
         sys.stdout.flush()

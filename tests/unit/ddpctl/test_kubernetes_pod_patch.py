@@ -1,0 +1,170 @@
+"""The option ``pod``: each patch gives what kubectl gives, and what ddprun depends on is refused."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.messages import assert_names
+from tests.unit.ddpctl.kubernetes_judges import faults
+from tests.unit.ddpctl.kubernetes_lab import JOB, draft_of
+
+from ddpctl.errors import ConfigError
+from ddpctl.targets.kubernetes import target
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.pod import dump, reader
+from ddpctl.targets.kubernetes.pod_patch import merge
+
+KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
+POD = yaml.safe_load("""\
+apiVersion: v1
+kind: Pod
+metadata: {name: night, labels: {team: vision}, annotations: {a: one}}
+spec:
+  nodeSelector: {zone: one}
+  tolerations: [{key: gpu, operator: Exists}]
+  imagePullSecrets: [{name: registry}]
+  topologySpreadConstraints:
+  - {maxSkew: 1, topologyKey: host, whenUnsatisfiable: ScheduleAnyway}
+  securityContext: {runAsUser: 10001, fsGroup: 10001}
+  containers:
+  - name: main
+    image: i
+    args: [a, b]
+    env: [{name: A, value: one}, {name: B, value: two}, {name: C, value: three}]
+    ports: [{name: metrics, containerPort: 9500}, {name: rendezvous, containerPort: 23456}]
+    resources: {limits: {cpu: '4'}, requests: {cpu: '4'}}
+    volumeMounts: [{name: tmp, mountPath: /tmp}, {name: shm, mountPath: /dev/shm}]
+  volumes: [{name: tmp, emptyDir: {sizeLimit: 1Gi}}, {name: shm, emptyDir: {medium: Memory}}]
+""")
+PATCHES = [
+    "metadata: {annotations: {b: two}}",
+    "metadata: {annotations: {a: null, b: two}}",
+    "metadata: {annotations: null, labels: {team: audio}}",
+    "spec: {runtimeClassName: nvidia, serviceAccountName: trainer, hostNetwork: true}",
+    "spec: {nodeSelector: {kind: h200}}",
+    "spec: {nodeSelector: {$patch: replace, kind: h200}}",
+    "spec: {tolerations: [{key: spot, operator: Exists}]}",
+    "spec: {imagePullSecrets: [{name: other}]}",
+    "spec: {topologySpreadConstraints: [{topologyKey: zone, maxSkew: 1, whenUnsatisfiable: DoNotSchedule}]}",
+    "spec: {topologySpreadConstraints: [{topologyKey: host, whenUnsatisfiable: DoNotSchedule}]}",
+    "spec: {topologySpreadConstraints: null}",
+    "spec: {securityContext: {runAsUser: 0, fsGroup: null}}",
+    "spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+    "[{matchExpressions: [{key: a, operator: In, values: [b]}]}]}}}}",
+    "spec: {hostAliases: [{ip: 10.0.0.1, hostnames: [a]}]}",
+    "spec: {initContainers: [{name: fetch, image: f, command: [sh]}]}",
+    "spec: {initContainers: [{name: side, image: s, restartPolicy: Always}]}",
+    "spec: {containers: [{name: side, image: s}]}",
+    "spec: {containers: [{name: main, envFrom: [{secretRef: {name: s}}]}, {name: side, image: s}]}",
+    "spec: {containers: [{name: side, image: s}, {name: main, tty: true}, {name: other, image: o}]}",
+    "spec: {containers: [{name: main, args: [c]}]}",
+    "spec: {containers: [{name: main, args: null}]}",
+    "spec: {containers: [{name: main, env: [{name: B, value: new}]}]}",
+    "spec: {containers: [{name: main, env: [{name: D, value: four}, {name: A, value: new}]}]}",
+    "spec: {containers: [{name: main, env: [{name: C, value: new}, {name: D, value: four}, {name: A, value: x}]}]}",
+    "spec: {containers: [{name: main, env: [{name: B, $patch: delete}]}]}",
+    "spec: {containers: [{name: main, env: [{$patch: replace}, {name: D, value: four}]}]}",
+    "spec: {containers: [{name: main, env: [{name: D, valueFrom: {secretKeyRef: {name: s, key: k}}}]}]}",
+    "spec: {containers: [{name: main, ports: [{containerPort: 8080, name: http}, {containerPort: 9500, name: m}]}]}",
+    "spec: {containers: [{name: main, resources: {requests: {cpu: 500m}, limits: {cpu: null, memory: 8Gi}}}]}",
+    "spec: {containers: [{name: main, volumeMounts: [{name: data, mountPath: /data}, {name: data, mountPath: /tmp}]}], "
+    "volumes: [{name: data, nfs: {server: s, path: /p}}]}",
+    "spec: {volumes: [{name: tmp, emptyDir: null, hostPath: {path: /scratch}}]}",
+    "spec: {volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], resources: "
+    "{requests: {storage: 1Gi}}}}}}, {name: c, csi: {driver: d.example}}]}",
+    "spec: {volumes: [{name: shm, emptyDir: {$patch: replace, sizeLimit: 2Gi}}]}",
+    "spec: {volumes: [{name: tmp, $patch: delete}]}",
+    "spec: {terminationGracePeriodSeconds: 90, schedulerName: volcano, priority: 5}",
+]
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl patch --local")
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patch_gives_what_kubectl_gives(patch: str, tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(dump((POD,)))
+    (tmp_path / "patch.yaml").write_text(patch)
+    words = ("patch", "--local", "--type=strategic", "-f", "pod.yaml", "--patch-file=patch.yaml", "-o", "yaml")
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "KUBECONFIG": os.devnull}
+    done = subprocess.run([str(KUBECTL), *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    expected = yaml.safe_load(done.stdout)
+    for part in (expected, expected["metadata"]):  # of the Go type
+        for name in ("status", "creationTimestamp"):
+            part.pop(name, None)
+    assert without_defaults(merge(POD, yaml.safe_load(patch))) == without_defaults(expected)
+
+
+def without_defaults(value: Any) -> Any:
+    """The value without what kubectl adds to an object of a Go type: empty resources, and metadata of a claim."""
+    if isinstance(value, list):
+        return [without_defaults(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    parts = {key: without_defaults(item) for key, item in value.items() if item is not None}
+    return {
+        key: item for key, item in parts.items() if item != {} or key not in ("resources", "metadata", "annotations")
+    }
+
+
+def pod_of(word: str, patch: str) -> dict[str, Any]:
+    options = KubernetesOptions(workload=word, pod=yaml.safe_load(patch))  # type: ignore[arg-type]
+    return target.bare_pod(draft_of(JOB, options), WORKLOADS[word])
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_a_patch_of_main_is_one_of_the_container_of_each_workload(word: str) -> None:
+    pod = pod_of(word, "spec: {containers: [{name: main, tty: true}, {name: side, image: s}], hostNetwork: true}")
+    containers = {container["name"]: container for container in pod["spec"]["containers"]}
+    assert {*containers} == {WORKLOADS[word].container, "side"}
+    main = containers[WORKLOADS[word].container]
+    assert (main["tty"], main["command"]) == (True, ["ddprun"])
+    assert pod["spec"]["hostNetwork"] is True
+    assert faults(pod) == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "names"),
+    [
+        ("spec: {containers: [{name: main, args: [a]}]}", ["args"]),
+        ("spec: {containers: [{name: main, command: [python]}]}", ["command"]),
+        ("spec: {containers: [{name: main, image: other}]}", ["image"]),
+        ("spec: {containers: [{name: main, env: [{name: PET_NNODES, value: '3'}]}]}", ["PET_NNODES"]),
+        ("spec: {containers: [{name: main, env: [{name: DDP_RUN_ID, $patch: delete}]}]}", ["DDP_RUN_ID"]),
+        ("spec: {containers: [{name: main, ports: [{containerPort: 23456, name: x}]}]}", ["pytorchjob-port"]),
+        ("spec: {containers: [{name: main, ports: [{$patch: replace}]}]}", ["pytorchjob-port", "metrics"]),
+        ("spec: {containers: [{name: main, volumeMounts: [{name: a, mountPath: /runs}]}]}", ["/runs"]),
+        ("spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}", ["nvidia.com/gpu"]),
+        ("spec: {containers: [{name: main, $patch: delete}]}", ["command", "PET_NNODES"]),
+        ("spec: {restartPolicy: Always}", ["restartPolicy"]),
+        ("spec: {hostname: a}", ["hostname"]),
+        ("spec: {terminationGracePeriodSeconds: 1}", ["terminationGracePeriodSeconds"]),
+        ("metadata: {labels: {ddpctl.run: other}}", ["ddpctl.run"]),
+        ("spec: {containers: [{image: a}]}", ["containers", "name"]),
+        ("spec: {containers: [a]}", ["containers", "name"]),
+        ("spec: {$retainKeys: [a]}", ["retainKeys"]),
+        ("spec: {nodeSelector: {$patch: drop}}", ["drop", "replace"]),
+        ("kind: Pod", ["kind", "metadata", "spec"]),
+        ("spec: 5", ["spec"]),
+        ("spec: {containers: main}", ["containers"]),
+        ("spec: {containers: {name: main}}", ["containers"]),
+        ("spec: {securityContext: root}", ["securityContext"]),
+        ("metadata: [a]", ["metadata"]),
+    ],
+)
+def test_a_patch_that_contradicts_the_contract_is_refused(patch: str, names: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        pod_of("pytorchjob", patch)
+    assert error.value.code == 78
+    assert_names(error.value, *names)
+
+
+def test_the_pod_that_reads_a_claim_is_placed_as_the_pods_of_the_run() -> None:
+    spec = {"nodeSelector": {"kind": "h200"}, "containers": [{"name": "side", "image": "s"}]}
+    pod = reader("night", "", JOB, KubernetesOptions(pod={"spec": spec}), "/runs/night/checkpoints")
+    assert pod["spec"]["nodeSelector"] == {"kind": "h200"}
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["reader"]
