@@ -112,19 +112,18 @@ class BatchStep:
         self._next_at = time.monotonic() + (AGAIN_S if is_sent else RETRY_S)
 
     def _may_help(self, code: int) -> bool:
-        """Return whether another start of the job may help."""
+        """Return whether another start of the job may help. An allocation cannot be requeued."""
         outcomes = []
         for path in self._run_dir.glob(f"node-*/{OUTCOME}"):
             with contextlib.suppress(OSError, ValueError):
                 outcomes.append(read_outcome(path.read_text()))
-        if code == 0 or self._stops or any(outcome.code == Exit.GAVE_UP for outcome in outcomes):
+        gave_up = any(outcome.code == Exit.GAVE_UP for outcome in outcomes)
+        if code == 0 or self._stops or gave_up or os.environ.get("ENVIRONMENT") != "BATCH":
             return False
         return self._warned or (any(outcome.retry for outcome in outcomes) if outcomes else worth_a_retry(code))
 
     def _requeue(self) -> bool:
-        """Requeue the job, and return whether Slurm has accepted that. An allocation cannot be requeued."""
-        if os.environ.get("ENVIRONMENT") != "BATCH":
-            return False
+        """Requeue the job, and return whether Slurm has accepted that."""
         if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= self._max_requeues:
             say(f"not requeued: its limit of {self._max_requeues} requeues is reached")
             return False

@@ -342,7 +342,7 @@ def broadcast_state(rank_info: RankInfo, value: T) -> T:
 
 def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks, as a tensor on the CPU."""
-    values = values.cpu()
+    values = values.cpu().contiguous()  # gloo ignores strides
     if rank_info.size > 1:
         dist.all_reduce(values)
     return values

@@ -33,7 +33,7 @@ def test_a_resumed_run_whose_host_is_dead_starts_from_another_host_s_checkpoint(
 
 
 def test_a_resumed_run_whose_folder_is_empty_starts_from_a_copy() -> None:
-    choice, _ = chosen(AGAIN, box3=facts(3, checkpoint="step-00000040.pt", step="40"), box2=DEAD)
+    choice, _ = chosen(AGAIN, box3=facts(3, checkpoint="step-00000040.pt", copy='{"step": 40}'), box2=DEAD)
     assert choice.numbers == (2, 0)
     assert ("step 40" in choice.notes[0], "box3" in choice.notes[0]) == (True, True)
 

@@ -191,7 +191,21 @@ os._exit(0)  # gloo's threads may abort a process that ends by itself
 """
 
 
-def test_a_state_arrives_on_the_other_rank_as_it_was(tmp_path: Path) -> None:
-    words = [["-c", SEND, str(rank), str(tmp_path / "store")] for rank in (0, 1)]
+SUM = """
+import os, sys, torch, torch.distributed as dist
+from ddptrain.distributed import RankInfo, sum_over_ranks
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+matrix = torch.arange(8.0).reshape(4, 2)
+assert sum_over_ranks(RankInfo(rank=rank, size=2), matrix[:, 0]).tolist() == [0, 4, 8, 12]
+assert torch.equal(matrix, torch.arange(8.0).reshape(4, 2))
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("text", [SEND, SUM], ids=["a state arrives as it was", "a column is summed"])
+def test_tensors_with_strides_are_exchanged(text: str, tmp_path: Path) -> None:
+    words = [["-c", text, str(rank), str(tmp_path / "store")] for rank in (0, 1)]
     ranks = [forks.start(command, env=os.environ, stderr=subprocess.PIPE) for command in words]
     assert [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks] == [(b"", 0)] * 2

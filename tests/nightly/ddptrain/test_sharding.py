@@ -22,7 +22,7 @@ STEPS = 8
 TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(450))
 
 
-SCRIPT = (str(Path(__file__).parents[2] / "unit/ddptrain/sharded.py"),)
+SCRIPT = (str(Path(__file__).parent / "sharded.py"),)
 
 
 KILLED = """
@@ -110,7 +110,7 @@ def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp
         expected = {what: size for what, size, _ in size.rows()}
         for measured in one["bytes"]:
             assert all(size == pytest.approx(expected[what], rel=0.1) for what, size in measured.items())
-    for size in (1, 2):
+    for size in (1, 3):  # with 3 ranks, some rows are from two shards, and the last rank has fewer rows
         ended = start("read", ".", str(STEPS), *options, size=size, command=SCRIPT).end()
         assert set(json.loads(ended[0].out).values()) == {found["fsdp"]["digest"]}
 

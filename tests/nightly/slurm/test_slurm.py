@@ -141,7 +141,7 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
     finally:
         subprocess.run(["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/umount", str(mine)], check=True, timeout=10)
     lines = (site.folder / "job.log").read_text().splitlines()
-    assert any(line.startswith(f"node-1: {mine} ") and "RUN_DIR" in line for line in lines)
+    assert any(line.startswith(f"slurm: node-1: {mine} ") and "RUN_DIR" in line for line in lines)
     assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
 
 

@@ -111,9 +111,9 @@ def through_slurm(job: JobSpec, folder: Path, theirs: Env, *, runtime: Any) -> t
     secrets.chmod(0o600)
     done = stand_ins.run(job, options, plan, **theirs)
     program = "ddprun" if runtime in ("none", "pyxis") else runtime
-    calls = [call for call in done.of(program) if "train.py" in call.argv]
+    calls = [call for call in done.of(program) if "train.py" in call.argv and "ddprun.batch" not in call.argv]
     if runtime in ("docker", "podman"):
-        assert all(names.JOB_ENV in call.argv for call in calls)
+        assert all(names.JOB_ENV in call.passed for call in calls)
     if runtime == "apptainer":
         assert all(call.env[f"APPTAINERENV_{names.JOB_ENV}"] == call.env[names.JOB_ENV] for call in calls)
     assert len(calls) == 2, done.output

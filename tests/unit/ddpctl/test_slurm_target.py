@@ -76,8 +76,7 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
         checkpoint_dir="/r/night/checkpoints",
     )
     assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
-    assert "run_dir=/r/night\n" in script
-    assert "workdir=/p\n" in script
+    assert "_ddp_dir=/r/night\n" in script
 
 
 def test_a_login_node_has_folders_of_its_own() -> None:

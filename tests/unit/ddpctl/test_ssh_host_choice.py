@@ -54,7 +54,10 @@ def test_a_dead_host_is_passed_over() -> None:
 
 
 AGAIN = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
-COPIES = {"box2": facts(2, checkpoint="z.pt", step="30"), "box4": facts(4, checkpoint="a.pt", step="40")}
+COPIES = {
+    "box2": facts(2, checkpoint="z.pt", copy='{"step": 30}'),
+    "box4": facts(4, checkpoint="a.pt", copy='{"step": 40}'),
+}
 
 
 def test_a_resumed_run_is_where_its_checkpoints_are() -> None:
@@ -66,7 +69,7 @@ def test_a_resumed_run_is_where_its_checkpoints_are() -> None:
 @pytest.mark.parametrize("cut_copy", [False, True])
 def test_a_resumed_run_whose_host_is_dead_starts_from_the_newest_complete_copy(cut_copy: bool) -> None:
     """A copy that was cut has no manifest: it is not a checkpoint, and the steps that it had are named."""
-    cut = {"box3": facts(3, announced="50")} if cut_copy else {}
+    cut = {"box3": facts(3, announced='{"step": 50}')} if cut_copy else {}
     choice, _ = chosen(AGAIN, box1=DEAD, **COPIES, **cut)
     assert choice.numbers == (3, 1)
     assert ("step 40" in choice.notes[0], "box4" in choice.notes[0]) == (True, True)

@@ -68,7 +68,7 @@ OPTIONS = {
     "(default 1)",
     "--resumes RUN": "the run whose checkpoints are in DDP_CHECKPOINT_DIR: node 0 logs a line if there are none",
     "--join-timeout S": "seconds to wait for the other nodes (default 30 on one machine, 300 in Slurm, 600 in "
-    "Kubernetes, else 60)",
+    "Kubernetes, 1200 in one of its Jobs, else 60)",
     "--numa-binding MODE": "bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in "
     "torchrun, or none (default: node, if there are several NUMA nodes and either one GPU per rank or a single rank)",
     "--pushgateway URL": "a Prometheus Pushgateway to which node 0 sends the outcome (default: DDP_PUSHGATEWAY)",
