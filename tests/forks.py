@@ -28,10 +28,9 @@ import psutil
 # Read by Python at its start, or by torch at its import. A program that has other values is executed.
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
 FORKABLE = {"stdin", "stdout", "stderr", "cwd", "text"}  # options of Popen
-# What each program imports, without prometheus_client, which reads its environment when it is imported.
 IMPORTED = (
     *("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo"),
-    *("torch.distributed.elastic.agent.server.local_elastic_agent", "ddprun.main", "ddprun.nodectl"),
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
 )
 PACKAGES = [str(Path(__file__).parents[1] / folder) for folder in ("cli", "trainer")]
 PR_SET_CHILD_SUBREAPER = 36

@@ -127,7 +127,8 @@ ENV = {"HOME": "/elsewhere", "PATH": "", "UID": "7", "PS4": "'+ \"\n", "LD_BIND_
 def test_a_rank_sees_them_and_so_does_ddprun_from_its_start(runs):
     node = runs.start("environment.py", *ENV, "DDP_JOB_ENV", env=job_env.pack(ENV))
     assert node.end() == 0
-    assert json.loads(node.log(0)) == {**ENV, "DDP_PUSHGATEWAY": None, "DDP_JOB_ENV": None}
+    path = f"{Path(sys.executable).parent}:{os.defpath}"  # an empty PATH counts as none
+    assert json.loads(node.log(0)) == {**ENV, "PATH": path, "DDP_PUSHGATEWAY": None, "DDP_JOB_ENV": None}
 
 
 def test_torchruns_role_virtual_local_rank_and_run_path(runs, tmp_path):
