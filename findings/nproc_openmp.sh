@@ -10,7 +10,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
-apt-get download -qq coreutils=9.1-1 2>/dev/null
+apt-get download -qq -o APT::Sandbox::User=root coreutils=9.1-1
 dpkg -x coreutils_*.deb .
 nproc=$folder/usr/bin/nproc
 "$nproc" --version | head -n 1

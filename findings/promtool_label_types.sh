@@ -10,7 +10,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
-apt-get download -qq prometheus=2.42.0+ds-5+deb12u1 2>/dev/null
+apt-get download -qq -o APT::Sandbox::User=root prometheus=2.42.0+ds-5+deb12u1
 dpkg -x prometheus_*.deb .
 usr/bin/promtool --version 2>&1 | head -n 1
 check() { # prints promtool's exit code for a configuration with this file of targets

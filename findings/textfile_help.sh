@@ -12,7 +12,7 @@ folder=$(mktemp -d)
 exporter=
 trap '[[ -z $exporter ]] || kill "$exporter"; rm -rf "$folder"' EXIT
 cd "$folder"
-apt-get download -qq prometheus-node-exporter=1.5.0-1+b6 2>/dev/null
+apt-get download -qq -o APT::Sandbox::User=root prometheus-node-exporter=1.5.0-1+b6
 dpkg -x prometheus-node-exporter_*.deb .
 usr/bin/prometheus-node-exporter --version 2>&1 | head -n 1
 mkdir files

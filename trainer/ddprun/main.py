@@ -58,7 +58,7 @@ from ddpwire.run_files import (
 
 DRAIN_S = 5.0
 POLL_S = 0.05
-LAST_DRAIN_S = 1.0  # if the disk does not answer
+LAST_DRAIN_S = 0.5  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
 TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")

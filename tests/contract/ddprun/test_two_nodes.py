@@ -5,6 +5,9 @@ import signal
 
 from ddpwire.run_files import Outcome
 
+# Forks of one process have the same token, by which a store tells two ddpruns of a node apart.
+EXECUTED = ("test_a_new_pod_without_a_claim_waits_for_the_number_of_a_pod_that_still_runs",)
+
 
 def test_a_stop_of_one_node_ends_both_with_its_code(runs):
     first, second = runs.pair("act.py", "all=save")

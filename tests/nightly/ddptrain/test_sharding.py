@@ -22,7 +22,7 @@ STEPS = 8
 TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(450))
 
 
-SCRIPT = (str(Path(__file__).parents[2] / "unit/ddptrain/sharded.py"),)
+SCRIPT = (str(Path(__file__).parent / "sharded.py"),)
 
 
 KILLED = """

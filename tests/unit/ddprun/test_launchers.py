@@ -33,7 +33,7 @@ def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **othe
     return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
 
 
-ALONE_ON_SLURM = {"slurm_job": "4537", "by_hand": False}
+ALONE_ON_SLURM = {"slurm_job": "4537", "slurm_step": "0", "by_hand": False}
 ON_SLURM = place("gpu07", 61001, join_timeout_s=300.0, local_world_size=4, node_rank=1, **ALONE_ON_SLURM)
 POD = {"join_timeout_s": 600.0, "retries_network": True, "by_hand": False}
 
@@ -74,7 +74,7 @@ def read(argv, environ):
         (
             ["--nnodes", "3", "--master-addr", "job-0.job", "--master-port", "29500"],
             {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-            place("job-0.job", 29500, nodes=(3, 3), node_rank=2, **POD),
+            place("job-0.job", 29500, nodes=(3, 3), node_rank=2, **POD | {"join_timeout_s": 1200.0}),
         ),
         ([], {"JOB_COMPLETION_INDEX": "2"}, {}),
         ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"local_world_size": 6}),

@@ -16,10 +16,11 @@ TWO = {
 }  # fmt: skip
 ALONE = {
     "command": (sys.executable, "train.py"), "forks": sys.platform == "linux", "min_nodes": 1, "max_nodes": 1,
-    "local_world_size": 1, "slurm_job": None, "restarts_errors": False, "num_requeues": 0, "node_rank": 0,
-    "may_host": True, "master_addr": "127.0.0.1", "master_port": 0, "run_id": "none", "run_dir": None,
-    "checkpoint_dir": None, "resumes": "", "checkpoint_copies": 1, "max_restarts": 1000, "numa_binding": None,
-    "hang_timeout_s": 300.0, "grace_s": 30.0, "deadline": None, "join_timeout_s": 30.0, "metrics_host": None,
+    "local_world_size": 1, "slurm_job": None, "slurm_step": "", "restarts_errors": False, "num_requeues": 0,
+    "node_rank": 0, "may_host": True, "spans_machines": False, "master_addr": "127.0.0.1", "master_port": 0,
+    "run_id": "none", "run_dir": None, "checkpoint_dir": None, "resumes": "", "checkpoint_copies": 1,
+    "max_restarts": 1000, "numa_binding": None, "hang_timeout_s": 300.0, "grace_s": 30.0, "deadline": None,
+    "join_timeout_s": 30.0, "metrics_host": None,
     "metrics_port": 0, "targets_dir": None, "launcher": "ddprun", "pushgateway": None, "nodes_here": 1,
     "by_hand": True, "lifeline_fd": None, "secret": b"", "local_addr": None, "retries_network": False,
     "is_replaced": False, "one_port": False, "check_only": False, "shown_local_ranks": None, "no_prefix": False,

@@ -139,7 +139,7 @@ class NodeConfig:
     launcher: str
     by_hand: bool  # no launcher is known, so each node may have its own terminal window
     pushgateway: str | None  # the Pushgateway that gets the outcome, if any
-    on_one_machine: bool  # all nodes are simulated on this machine
+    spans_machines: bool  # Slurm started this ddprun in a step of several nodes
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
@@ -176,6 +176,11 @@ class NodeConfig:
         """Return the prefix of a rank's lines on the console."""
         return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Return whether all nodes are simulated on this machine."""
+        return machine.is_loopback(self.master_addr) and not self.spans_machines
+
 
 def read_config(
     options: argparse.Namespace,
@@ -195,8 +200,9 @@ def read_config(
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)
-    on_one_machine = machine.is_loopback(master_addr) and not launchers.spans_machines(environ)
-    default_s = launchers.join_timeout_s(environ, on_one_machine=on_one_machine)
+    spans_machines = launchers.spans_machines(environ)
+    here = machine.is_loopback(master_addr) and not spans_machines
+    default_s = launchers.join_timeout_s(environ, on_one_machine=here)
     timeout_from, timeout = settings.get("join_timeout", ("", None))
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
@@ -237,7 +243,7 @@ def read_config(
         by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
-        on_one_machine=on_one_machine,
+        spans_machines=spans_machines,
         nodes_here=_whole(names.NODES_HERE, nodes_here, "a whole number of at least 1", least=1),
         lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],

@@ -122,11 +122,11 @@ def _rendezvous(job: JobSpec) -> str:
 # Unset variables that sbatch may have copied from another job or from the user: srun and ddprun would use them.
 unset "${{!PET_@}}" "${{!SQUEUE_@}}" "${{!SCANCEL_@}}" "${{!SCONTROL_@}}" {FOREIGN} \\
   {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR}
-# The address of node 0, which a container may be unable to find. A loopback address is of no use to other nodes.
+# torchrun's variables: the address of node 0, which a container may be unable to find, and the number of ranks.
 _ddp_head=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)" |
   sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p') || exit {Exit.UNAVAILABLE:d}
 read -r {names.NODE_MASTER_ADDR} _ < <(getent ahostsv4 "$_ddp_head" || getent ahosts "$_ddp_head") || true
-[[ {address} != 127.* ]] || read -r {names.NODE_MASTER_ADDR} _ < <(hostname -I) || true
+[[ {address} != 127.* ]] || read -r {names.NODE_MASTER_ADDR} _ < <(hostname -I) || true # not a loopback address
 export {names.NODE_MASTER_ADDR} {names.NPROC_PER_NODE}={ranks}{more}
 echo "slurm: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, node 0 at {address}, files in ${names.RUN_DIR}" >&2
 """
@@ -142,7 +142,8 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 def _start(plan: Plan, options: SlurmOptions) -> str:
     python = shlex.quote(options.python) if options.python else '"${PYTHON:-python3}"'
     return f"""\
-# ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job.
+# ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
+# options, srun ends no task itself, because all ddpruns agree on one exit code.
 exec {python} -P -m ddprun.batch --requeues={options.requeues} \\
   {_SRUN} \\
   {python} -P -m ddprun \\
@@ -154,13 +155,13 @@ def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> st
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     step = f'"$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
     stop = f"while kill -0 $! && ! scancel --signal=TERM {step}; do sleep 1; done 2>/dev/null"
-    node = f"read -r -d '' _ddp_node <<'NODE' || true\n{runtime.node}NODE\n"
+    node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
     end = 'exit "$_ddp_code"'
     end = f' && {end}\nrm -f "${names.RUN_DIR}/secrets"\n{end}' if plan.job.secrets else f"\n{end}"
     requeue = f'scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}'
     return f"""\
-_ddp_srun=({_SRUN})
+_ddp_srun=({_SRUN}) # it ends no task itself
 {check if runtime.needs else ""}{node if runtime.node else ""}\
 # On SIGTERM, ddprun saves and ends. The signal goes to its step, because srun would kill its tasks.
 _ddp_stop() {{ {stop}; }}

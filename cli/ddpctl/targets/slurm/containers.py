@@ -169,7 +169,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
         needs=f"{engine} version",
         node=f"""\
 {engine} rm --force {name} >/dev/null 2>&1 # left from an earlier start
-# The container's stdin is a pipe from this task. If Slurm kills the task, the pipe closes, and ddprun saves and ends.
+# Variables are passed by name. If Slurm kills this task, the pipe to the container closes, and ddprun saves and ends.
 {BREAK.join((*lines(words), program))} < <(trap '' TERM && exec tail --follow --pid=$$ /dev/null)
 """,
     )
