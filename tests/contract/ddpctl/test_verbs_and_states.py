@@ -100,8 +100,8 @@ TABLE: Mapping[str, Mapping[str, tuple[str, Codes, str]]] = {
 }  # fmt: skip
 
 
-# By night alone (tests/nightly/ddpctl): states of the nodes' files that are tried daily on another target, and answers of
-# Kaggle whose states have tests of their own (tests/unit/ddpctl/test_kaggle_target.py).
+# By night alone (tests/nightly/ddpctl): states of the nodes' files that are tried daily on another target, and answers
+# of Kaggle whose states have tests of their own (tests/unit/ddpctl/test_kaggle_target.py).
 NIGHTLY = {
     "local": ("running", "stopping", "succeeded", "stopped"),
     "slurm": ("stopping", "succeeded", "stopped"),
