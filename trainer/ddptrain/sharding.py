@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ddptrain.checkpoint import Shard, map_tensors, whole
+from ddptrain.checkpoint import Rows, Shard, map_tensors, whole
 from ddptrain.config import RankOptions
 from ddptrain.distributed import World, broadcast_state, gather
 from ddptrain.errors import config_error
@@ -69,7 +69,10 @@ class Sharding:
                 return cast(Tensor, whole(leaf).to(self.world.device, copy=True))
             local = torch.empty_like(like.to_local())
             first = -(-len(like) // self.mesh.size(-1)) * self.mesh.get_local_rank("shard")  # as in Tensor.chunk
-            local.copy_(leaf[first : first + len(local)])
+            if isinstance(leaf, Rows):
+                leaf.copy_to(local, first)
+            else:
+                local.copy_(leaf[first : first + len(local)])
             return DTensor.from_local(
                 local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride(), run_check=False
             )
