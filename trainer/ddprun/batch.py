@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ class BatchStep:
     def __init__(self, srun: Sequence[str], run_dir: Path, *, max_requeues: int) -> None:
         self._srun, self._run_dir, self._max_requeues = srun, run_dir, max_requeues
         self._options = ["srun", *takewhile(lambda word: word.startswith("-"), srun[1:])]
-        self._job = os.environ["SLURM_JOB_ID"]
+        self._job, self._requeues = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", 0))
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._warned = False
         self._stops = 0  # the number of requests to stop
@@ -72,7 +73,10 @@ class BatchStep:
             code = self._wait(self._srun, is_main=True)
         if not (self._may_help(code) and self._requeue()):
             with contextlib.suppress(OSError):
-                (self._run_dir / "secrets").unlink()
+                secrets = self._run_dir / "secrets"
+                facts = ask("scontrol", "--oneliner", "show", "job", self._job).stdout if secrets.exists() else ""
+                if re.search(rf"^JobId={self._job} .* Restarts={self._requeues} ", facts, re.MULTILINE):
+                    secrets.unlink()  # Slurm itself has not requeued the job, as it does to preempt it
         return code
 
     def _wait(self, command: Sequence[str], *, is_main: bool = False) -> int:
@@ -85,7 +89,8 @@ class BatchStep:
                 self._receive(self._signals.get(timeout=POLL_S if waits else None))
             if waits and time.monotonic() >= self._next_at:
                 with contextlib.suppress(OSError):  # ddprun has not yet written the number of the step
-                    self._send((self._run_dir / STEP).read_text().strip())
+                    if step := (self._run_dir / STEP).read_text().strip():  # Slurm takes "JOB." for the step 0
+                        self._send(step)
         return of_status(code)
 
     def _receive(self, number: int) -> None:
@@ -124,7 +129,7 @@ class BatchStep:
 
     def _requeue(self) -> bool:
         """Requeue the job, and return whether Slurm has accepted that."""
-        if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= self._max_requeues:
+        if self._requeues >= self._max_requeues:
             say(f"not requeued: its limit of {self._max_requeues} requeues is reached")
             return False
         done = ask("scontrol", "requeue", self._job)

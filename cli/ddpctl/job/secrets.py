@@ -93,14 +93,11 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
     return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
 
 
-def make_store_secret(folder: str) -> str:
-    """Return a shell script that creates a random secret in ``folder``, if there is none yet.
-
-    ``folder`` is a path that is already quoted for a shell.
-    """
+def make_store_secret(folder: str, *others: str) -> str:
+    """Return a script that makes folders (quoted for a shell), and a secret in the first one, if it has none yet."""
     file = f"{folder}/{STORE_SECRET}"
     return f"""\
-mkdir -p {folder} && {{ [ -s {file} ] ||
+mkdir -p {" ".join((folder, *others))} && {{ [ -s {file} ] ||
   (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' >{file}); }}"""
 
 

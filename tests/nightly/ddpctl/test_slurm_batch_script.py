@@ -27,7 +27,7 @@ def test_apptainer_runs_one_cached_image_and_no_variable_stands_in_an_argument(s
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     targets = f"{stand_ins.folder}/runs/.targets"
     sif = f"{stand_ins.folder}/home/.cache/ddpctl/images/ghcr.io_ddpctl_ddpctl_0.1.0.sif"
-    assert pull.argv == ("pull", f"{sif}.4711", f"docker://{IMAGE}")
+    assert pull.argv == ("pull", "--force", f"{sif}.4711", f"docker://{IMAGE}")
     for call in nodes:
         program, *argv = call.argv
         assert [program, *argv] == [
@@ -66,7 +66,7 @@ def test_pyxis_names_the_variables_that_override_the_images(stand_ins: StandIns)
 
 def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), RUN_DIR="/proc/x")
-    assert (done.code, done.calls) == (73, ())
+    assert (done.code, done.of("srun")) == (73, ())
     assert "/proc/x" in done.output.splitlines()[-1]
 
 

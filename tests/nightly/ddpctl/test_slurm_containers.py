@@ -37,11 +37,11 @@ def given(stand_ins: StandIns, engine: Any, **env: str) -> set[str]:
 
 
 def test_dockers_container_gets_the_jobs_memory_and_cores(stand_ins: StandIns) -> None:
-    limits = given(stand_ins, "docker", SLURM_MEM_PER_NODE="2048", SLURM_CPUS_ON_NODE="8")
-    assert limits == {"--memory=2048m", "--cpus=4"}
-    limits = given(stand_ins, "docker", SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="4")
-    assert limits == {"--memory=2048m", "--cpus=4"}
-    assert given(stand_ins, "docker", SLURM_CPUS_PER_TASK="") == {"--memory=0m", "--cpus=0"}  # no limit
+    limits = given(stand_ins, "docker", MEMORY="MinMemoryNode=2G", SLURM_MEM_PER_NODE="9", SLURM_CPUS_ON_NODE="8")
+    assert limits == {"--memory=2G", "--cpus=4"}
+    limits = given(stand_ins, "docker", MEMORY="MinMemoryCPU=512M", SLURM_MEM_PER_NODE="9", SLURM_CPUS_ON_NODE="4")
+    assert limits == {"--memory=2048M", "--cpus=4"}
+    assert given(stand_ins, "docker", SLURM_CPUS_PER_TASK="") == {"--memory=0", "--cpus=0"}  # no limit
 
 
 def test_podmans_container_stays_in_the_jobs_cgroup_where_crun_runs_it(stand_ins: StandIns) -> None:
@@ -59,7 +59,7 @@ def test_what_the_site_sets_for_its_network_goes_in(stand_ins: StandIns) -> None
 
 def test_a_container_gets_only_the_gpus_of_the_job(stand_ins: StandIns) -> None:
     env = {"SLURM_CPUS_PER_TASK": "", "SLURM_STEP_GPUS": "0,3"}
-    assert given(stand_ins, "docker", **env) == {"--memory=0m", "--cpus=0", '--gpus="device=0,3"'}
+    assert given(stand_ins, "docker", **env) == {"--memory=0", "--cpus=0", '--gpus="device=0,3"'}
     assert given(stand_ins, "podman", **env) == {"--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=3"}
 
 
@@ -74,7 +74,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_job(stand_ins: StandIns) -> Non
 
 def test_two_jobs_at_once_pull_one_image(stand_ins: StandIns) -> None:
     log = stand_ins.folder / "pulls"
-    extend(stand_ins, "apptainer", f'[[ $1 != pull ]] || {{ echo "$3" >>{log}; sleep 1; echo image >"$2"; }}\n')
+    extend(stand_ins, "apptainer", f'[[ $1 != pull ]] || {{ echo "$4" >>{log}; sleep 1; echo image >"$3"; }}\n')
     script = stand_ins.folder / "job.sh"
     script.write_text(render_script(stand_ins.plan(JOB), SlurmOptions(runtime="apptainer")))
     jobs = []

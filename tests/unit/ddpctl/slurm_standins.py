@@ -37,7 +37,13 @@ exit "$_in_code"
 SAYS = {
     "srun": SRUN,
     "scontrol": """
+[[ $1 != --oneliner ]] || shift
 case $1-$2 in
+  show-job)
+    echo "JobId=9$3 ArrayJobId=9 Restarts=9 "
+    echo "JobId=$3 ${ARRAY-${SLURM_ARRAY_TASK_ID:+ArrayJobId=4700 }}JobName=x" \
+      "Restarts=${RESTARTS:-${SLURM_RESTART_COUNT:-0}} ${MEMORY:-MinMemoryNode=0} MinTmpDiskNode=0"
+    ;;
   show-hostnames) printf 'node-%d\\n' $(seq 0 $((SLURM_JOB_NUM_NODES - 1))) ;;
   show-node) echo "NodeName=$3 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=$3" ;;
 esac
@@ -60,7 +66,7 @@ exit "${CODE:-0}"
 for engine in ("docker", "podman", "apptainer"):
     SAYS[engine] = """
 for word; do case $word in
-  pull) touch "${@:2:1}" ;;
+  pull) touch "${@:3:1}" ;;
   --env-file=*) cat "${word#*=}" >"$_in_record.names" ;;
 esac; done
 """

@@ -48,8 +48,9 @@ def bashs() -> set[str]:
 def assigned(script: str) -> set[str]:
     """The names that a script assigns, without those of the contract between our programs."""
     text = re.sub(
-        r"^#SBATCH .*|--(env|ulimit) \S+|\s#\s.*|=~ .*|<<'END_OF_FILE'[^']*END_OF_FILE$", "", script, flags=re.MULTILINE
-    )
+        r"^#SBATCH .*|--(env|ulimit) \S+|\s#\s.*|=~ .*|<<'END_OF_FILE'[^']*END_OF_FILE$|[\"] (ArrayJobId|Restarts)=",
+        "", script, flags=re.MULTILINE,
+    )  # fmt: skip
     matches = re.findall(
         r"(?:^|[\s;&|('])([A-Za-z_]\w*)\+?=(?!=)|\bfor (?:\(\()?([A-Za-z_]\w*) (?:in|=)"
         r"|\b(?:read|mapfile) ((?:-\w+ |'' )*(?:[A-Za-z_]\w* ?)+)", text, re.MULTILINE,

@@ -61,7 +61,7 @@ def ssh(job: JobSpec) -> Asked:
 
 def slurm(job: JobSpec) -> Asked:
     text = SlurmTarget(SlurmOptions()).render(plan_of(job))
-    return ranks_of(re.findall("PET_NPROC_PER_NODE=(.*)", text)), re.findall("--gpus-per-node=.*", text)
+    return ranks_of(re.findall(r"_ddp_ranks=(\S+)", text)), re.findall("--gpus-per-node=.*", text)
 
 
 def kubernetes(workload: str) -> Callable[[JobSpec], Asked]:
@@ -89,7 +89,7 @@ TABLE: dict[str, tuple[Callable[[JobSpec], Asked], Callable[[int | None], int | 
     "local": (local, lambda ranks: ranks or 4, SHARES),
     "local script": (local_script, lambda ranks: ranks or 4, ['share=("${_ddp_gpus[@]:_ddp_node * 4:4}")']),
     "ssh": (ssh, lambda ranks: ranks or 4, ['--gpus="device=GPU-0,GPU-1,GPU-2,GPU-3"'] * 2),
-    "slurm": (slurm, lambda ranks: ranks or "${SLURM_GPUS_ON_NODE:-4}", ["--gpus-per-node=4"]),
+    "slurm": (slurm, lambda ranks: ranks or "${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-4}}", ["--gpus-per-node=4"]),
     "pytorchjob": (kubernetes("pytorchjob"), lambda ranks: ranks or 4, ["4", "4"]),
     "trainjob": (kubernetes("trainjob"), lambda ranks: ranks or 4, ["4", "4"]),
     "job": (kubernetes("job"), lambda ranks: ranks or 4, ["4", "4"]),

@@ -74,7 +74,7 @@ def count_requeues(config: NodeConfig, files: FileWriter) -> Requeues | None:
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
     with contextlib.suppress(OSError):
-        (config.run_dir / STEP).write_text(config.slurm_step)
+        write_atomic(config.run_dir / STEP, config.slurm_step.encode())
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS
     return Requeues(config.run_dir, checkpoints, is_first=config.num_requeues == 0, files=files)
 

@@ -20,13 +20,17 @@ from ddpwire.run_files import CHECKPOINTS, STARTS, STEP, STORE_SECRET, TARGETS
 
 # Variables that srun would read as its options, and that the script does not set with an option.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" \\
-  SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO,OVERCOMMIT,EXACT}"""
+  SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO} \\
+  SLURM_{OVERCOMMIT,EXACT,THREADS_PER_CORE,STDOUTMODE,STDERRMODE}"""
+
+# sbatch copies variables of the job that submits this one. For the number of an array, scontrol prints all tasks.
+FACTS = '''scontrol --oneliner show job "${SLURM_JOB_ID:?run this with sbatch}" | grep "^JobId=$SLURM_JOB_ID "'''
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
     """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
     runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
-    start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
+    start = _start_containers(plan, runtime) if runtime else _start(plan, options)
     settings = _settings(plan, options, runtime.setup if runtime else "")
     return "\n".join((_header(plan, options), settings, _rendezvous(plan.job), start))
 
@@ -35,14 +39,14 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
     needs = "Needs a submit folder that all nodes share."
     if options.runtime == "none":
         where = "" if options.python else " (PYTHON=/path/to/venv/bin/python sbatch ...)"
-        needs = f"{needs[:-1]}, and ddpctl[train] on each{where}.\n#"
+        needs = f"{needs[:-1]}, and Python 3.11 with ddpctl[train] on each{where}.\n#"
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
     if not PurePath(plan.run_dir).is_absolute():
         lines += "\n#SBATCH --output=%x-%j.log"
     return f"""\
 #!/usr/bin/env bash
-# {title(plan.job)}, with one ddprun per node. Rendered by ddpctl render. Options on the
-# command line override those below: sbatch --nodes=4 --time=2:00:00 --partition=NAME THIS_FILE
+# {title(plan.job)}, with one ddprun per node. Rendered by ddpctl render; its slurm/README.md explains
+# every line. Options of sbatch override those below: sbatch --nodes=4 --time=2:00:00 --partition=NAME THIS_FILE
 # {needs} You may edit the #SBATCH lines and the program at the end of the srun line.
 {lines}
 """
@@ -52,7 +56,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     job = plan.job
     rendered = PurePath(plan.run_dir).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
-    name = "_ddp_run=$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
     if rendered:
         name, run_dir = f"_ddp_run={plan.run}", f"_ddp_dir={shlex.quote(plan.run_dir)}"
@@ -72,24 +76,25 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     env = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(job.env).items())
     folder, make = f'"${names.RUN_DIR}"', f'mkdir -p "${names.TARGETS_DIR}"'
     make_targets = f"{make} || {{ {names.TARGETS_DIR}=${names.RUN_DIR}/{TARGETS} && {make}; }}"
-    make_folder = f'{{ mkdir -p "${names.CHECKPOINT_DIR}" && {make_store_secret(folder)}; }}'
-    start = '"$_ddp_job" "${SLURM_RESTART_COUNT:-0}" "${SLURM_JOB_START_TIME:--1}"'
+    make_folder = make_store_secret(folder, f'"${names.CHECKPOINT_DIR}"')
+    start = '"$_ddp_job" "${SLURM_RESTART_COUNT:-0}" "$_ddp_requeues" "${SLURM_JOB_START_TIME:--1}"'
     return f"""\
 set -euo pipefail
-
+_ddp_facts=$({FACTS}) || exit {Exit.UNAVAILABLE:d} # no answer
+[[ $_ddp_facts == *" ArrayJobId="* ]] || unset "${{!SLURM_ARRAY_@}}" # of the job that has submitted this one
 # The folder of the run, which all nodes share, with a secret for its nodes, and without files of an earlier start.
-{name}
+{name} _ddp_requeues={options.requeues}
 {run_dir}
 export {names.RUN_ID}=$_ddp_run${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}{launcher}
 export {names.TARGETS_DIR}={targets} {names.RUN_DIR}=$_ddp_dir{task}
 export {names.CHECKPOINT_DIR}={checkpoints} {names.SECRET_FILE}=${names.RUN_DIR}/{STORE_SECRET}
-{uid}{store}{make_folder} || exit {Exit.CANNOT_WRITE:d}
-{make_targets} # for Prometheus
+{uid}{store}{make_folder} || exit {Exit.CANNOT_WRITE:d} # cannot write
+{make_targets} || exit {Exit.CANNOT_WRITE:d} # for Prometheus
 rm -f {folder}/node-*/{{node,outcome}}.json {folder}/{STEP}
-# A line for each start of the job: its number (@PID:NUMBER in an allocation), its requeues, their limit, the time.
-((${{SLURM_RESTART_COUNT:-0}})) || rm -f {folder}/{STARTS}
+# This start: the job (@PID:JOB unless Slurm has set ENVIRONMENT=BATCH), its requeues, their limit, the time (-1: now).
+[[ $_ddp_facts != *" Restarts=0 "* ]] || {{ unset SLURM_RESTART_COUNT && rm -f {folder}/{STARTS}; }}
 _ddp_job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}} && [[ ${{ENVIRONMENT:-}} == BATCH ]] || _ddp_job=@$$:$_ddp_job
-printf 'slurm %s %d {options.requeues} %(%s)T\\n' {start} >>{folder}/{STARTS}
+printf 'slurm %s %d %d %(%s)T\\n' {start} >>{folder}/{STARTS}
 {modules}{setup}{_secrets(job)}{env}"""
 
 
@@ -113,21 +118,21 @@ fi
 
 def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
-    ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
+    ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.gpus}}}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$(({nodes} < {job.min_nodes} ? {nodes} : {job.min_nodes})):${nodes}"
     return f"""\
 # Unset variables that sbatch may have copied from another job or from the user: srun and ddprun would use them.
-unset "${{!PET_@}}" "${{!SQUEUE_@}}" "${{!SCANCEL_@}}" "${{!SCONTROL_@}}" {FOREIGN} \\
-  {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR}
+unset "${{!PET_@}}" "${{!SQUEUE_@}}" "${{!SCANCEL_@}}" "${{!SCONTROL_@}}" {FOREIGN} \
+{names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR}
 # torchrun's variables: the address of node 0, which a container may be unable to find, and the number of ranks.
 _ddp_head=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)" |
   sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p') || exit {Exit.UNAVAILABLE:d}
 read -r {names.NODE_MASTER_ADDR} _ < <(getent ahostsv4 "$_ddp_head" || getent ahosts "$_ddp_head") || true
 [[ {address} != 127.* ]] || read -r {names.NODE_MASTER_ADDR} _ < <(hostname -I) || true # not a loopback address
-export {names.NODE_MASTER_ADDR} {names.NPROC_PER_NODE}={ranks}{more}
+_ddp_ranks={ranks} && export {names.NODE_MASTER_ADDR} {names.NPROC_PER_NODE}=${{_ddp_ranks##*:}}{more}
 echo "slurm: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, node 0 at {address}, files in ${names.RUN_DIR}" >&2
 """
 
@@ -144,27 +149,25 @@ def _start(plan: Plan, options: SlurmOptions) -> str:
     return f"""\
 # ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
 # options, srun ends no task itself, because all ddpruns agree on one exit code.
-exec {python} -P -m ddprun.batch --requeues={options.requeues} \\
+exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
   {_SRUN} \\
   {python} -P -m ddprun \\
   {shlex.join(ddprun_args(plan, deadline=False))}
 """
 
 
-def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
+def _start_containers(plan: Plan, runtime: Runtime) -> str:
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
-    step = f'"$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
-    stop = f"while kill -0 $! && ! scancel --signal=TERM {step}; do sleep 1; done 2>/dev/null"
+    stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
-    end = 'exit "$_ddp_code"'
-    end = f' && {end}\nrm -f "${names.RUN_DIR}/secrets"\n{end}' if plan.job.secrets else f"\n{end}"
-    requeue = f'scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}'
+    own = f'{FACTS} | grep " Restarts=${{SLURM_RESTART_COUNT:-0}} " >/dev/null'  # Slurm itself has not requeued the job
+    end = f' && exit "$_ddp_code"\n! {own} || rm -f "${names.RUN_DIR}/secrets"' if plan.job.secrets else ""
     return f"""\
 _ddp_srun=({_SRUN}) # it ends no task itself
 {check if runtime.needs else ""}{node if runtime.node else ""}\
-# On SIGTERM, ddprun saves and ends. The signal goes to its step, because srun would kill its tasks.
-_ddp_stop() {{ {stop}; }}
+# On SIGTERM, ddprun saves and ends. The signal goes to its step (ddprun writes `step`): srun would kill its tasks.
+_ddp_stop() {{ while kill -0 $! && ! {{ {stop}; }}; do sleep 1; done 2>/dev/null; }}
 trap _ddp_stop USR1 # Slurm's warning
 trap '_ddp_stopped=1; _ddp_stop' USR2 INT # ddpctl stop; Ctrl-C in an allocation
 trap '_ddp_stopped=1' TERM # scancel: Slurm itself signals the step
@@ -172,9 +175,10 @@ trap '_ddp_stopped=1' TERM # scancel: Slurm itself signals the step
   {shlex.join(ddprun_args(plan, deadline=False))} &
 while kill -0 $! 2>/dev/null; do wait $! || true; done # a signal interrupts wait
 wait $! && _ddp_code=0 || _ddp_code=$?
-# Another start may help if the ranks were killed, have saved on request, missed a node or hung.
+# Another start may help if the ranks were killed (137), saved on request (138, 143), missed a node (142) or hung (144).
 [[ $_ddp_code =~ ^({retries})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
-  ((${{SLURM_RESTART_COUNT:-0}} < {options.requeues})) && {requeue}
+  ((${{SLURM_RESTART_COUNT:-0}} < _ddp_requeues)) && scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}
+exit "$_ddp_code"
 """
 
 

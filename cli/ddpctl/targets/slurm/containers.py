@@ -37,7 +37,7 @@ class Runtime:
 def variables(job: JobSpec, *more: str) -> str:
     """Return a shell command that prints the names of the variables to pass to a container."""
     others = "|".join((*more, *job.secrets))
-    return f"compgen -e | grep -E '^(DDP|PET|SLURM|NCCL|UCX)_{f'|^({others})$' if others else ''}'"
+    return f"compgen -e | grep -xE '(DDP|PET|SLURM|NCCL|UCX)_.*{f'|{others}' if others else ''}'"
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
@@ -88,10 +88,9 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     if not options.sif:
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
-[[ -s $_ddp_image ]] || {{ mkdir -p "${{_ddp_image%/*}}" && (
-  flock --wait 3600 8 || true; _ddp_new=$_ddp_image.$SLURM_JOB_ID
-  [[ -s $_ddp_image ]] || "$_ddp_engine" pull "$_ddp_new" {source} || {{ rm -f "$_ddp_new"; exit 1; }}
-  [[ -s $_ddp_image ]] || mv -f "$_ddp_new" "$_ddp_image"
+[[ -s $_ddp_image ]] || {{ _ddp_new=$_ddp_image.$SLURM_JOB_ID && mkdir -p "${{_ddp_image%/*}}" && (
+  flock --wait 3600 8 || true; [[ ! -s $_ddp_image ]] || exit 0; trap 'rm -f "$_ddp_new"' EXIT
+  "$_ddp_engine" pull --force "$_ddp_new" {source} && mv -f "$_ddp_new" "$_ddp_image"
 ) 8>"$_ddp_image.lock"; }} || exit {Exit.UNAVAILABLE:d}
 """
     start = (*_apptainer_options(job, options, mounts(job)), '"$_ddp_image" ddprun "$@"')
@@ -129,7 +128,8 @@ def beside(
             env = (f"--env={name}={value}" for name, value in job.env.items())
             return (options.runtime, "exec", "-it" if tty else "-i", *env, f"ddpctl-{number}-{node}", *argv)
         case "pyxis":  # its containers have no name, but their processes have PIDs on the node
-            find = f'scontrol listpids "$SLURM_JOB_ID.$(<"$0/{run_files.STEP}")" | awk \'$4 == "0" {{ print $1 }}\''
+            step = f"$0/{run_files.STEP}"  # scontrol takes "JOB." for the step 0
+            find = f'[[ -s {step} ]] && scontrol listpids "$SLURM_JOB_ID.$(<{step})" | awk \'$4 == "0" {{print $1}}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
         case "apptainer":  # another container, with the same image and folders
             words = _apptainer_options(job, options, map(shlex.quote, job.mounts))
@@ -174,13 +174,17 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
     )
 
 
-_MEMORY = "export _ddp_memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}\n"
+_MEMORY = """\
+_ddp_memory=${_ddp_facts##* MinMemory} && _ddp_memory=${_ddp_memory%% *} # Node=8G or CPU=500M; 0: no limit
+_ddp_memory=${_ddp_memory/CPU=/SLURM_CPUS_ON_NODE*} && export _ddp_memory=${_ddp_memory#Node=}
+"""
+_MEMORY_OF_NODE = '"$((${_ddp_memory%[A-Z]}))${_ddp_memory##*[0-9]}"'
 # The user in the container, and its share of the node. A container of docker is outside the job's cgroup, so it needs
 # the job's limits; 0: no limit. With crun, podman's container can stay in the job's cgroup, and so has its limits.
 _SHARE = {
-    "docker": ('--user="$(id -u):$(id -g)"', '--memory="${_ddp_memory}m"', '--cpus="${SLURM_CPUS_PER_TASK:-0}"'),
+    "docker": ('--user="$(id -u):$(id -g)" --cpus="${SLURM_CPUS_PER_TASK:-0}"', f"--memory={_MEMORY_OF_NODE}"),
     "podman": (
         "--userns=keep-id",
-        "$(! podman info --format '{{.Host.OCIRuntime.Name}}' | grep -qx crun || echo --cgroups=disabled)",
+        "$(podman info --format '{{.Host.OCIRuntime.Name}}' | grep -qx crun && echo --cgroups=disabled)",
     ),
 }
