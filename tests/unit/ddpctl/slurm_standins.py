@@ -41,6 +41,7 @@ SAYS = {
 case $1-$2 in
   show-job)
     echo "JobId=9$3 ArrayJobId=9 Restarts=9 "
+    [[ ! -e $RECORDS/restarts ]] || RESTARTS=$(<"$RECORDS/restarts")
     echo "JobId=$3 ${ARRAY-${SLURM_ARRAY_TASK_ID:+ArrayJobId=4700 }}JobName=x" \
       "Restarts=${RESTARTS:-${SLURM_RESTART_COUNT:-0}} ${MEMORY:-MinMemoryNode=0} MinTmpDiskNode=0"
     ;;
@@ -55,6 +56,7 @@ esac
 [[ " $* " != *" -m ddprun.batch "* ]] || exec {sys.executable} "$@"
 """ + """
 if [[ $SLURM_NODEID == 0 ]]; then echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"; fi
+if [[ -n ${REQUEUED:-} ]]; then echo "$REQUEUED" >"$RECORDS/restarts"; fi # by Slurm itself
 if [[ -n ${SAVES:-} ]]; then echo "$SAVES" >"$DDP_CHECKPOINT_DIR/step-$SAVES.pt"; fi
 if [[ -n ${OUTCOME:-} ]]; then
   mkdir -p "$DDP_RUN_DIR/node-$SLURM_NODEID"

@@ -20,6 +20,7 @@ from ddpctl.targets.slurm.options import SlurmOptions
 from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
 from ddpwire.exits import Exit
+from ddpwire.run_files import read_starts
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
@@ -86,6 +87,40 @@ def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:
     assert done.code == 0
 
 
+def test_variables_of_the_job_that_submitted_this_one_are_not_used(stand_ins: StandIns) -> None:
+    of_array = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+    others = {"SLURM_RESTART_COUNT": "5", "SLURM_THREADS_PER_CORE": "1", "SLURM_STDOUTMODE": "/dev/null"}
+    runs = stand_ins.folder / "runs"
+    env = stand_ins.run(JOB, SlurmOptions(), ARRAY="", RESTARTS="0", **of_array, **others).of("ddprun")[-1].env
+    assert not env.keys() & {*of_array, *others}
+    assert env["DDP_RUN_DIR"] == str(runs / "train-4711")
+    assert [(start.job, start.requeues) for start in read_starts((runs / "train-4711/starts").read_text())] == [
+        ("4711", 0)
+    ]
+    task = stand_ins.run(JOB, SlurmOptions(), **of_array).of("ddprun")[-1].env
+    assert (task["DDP_RUN_DIR"], task["SLURM_ARRAY_TASK_ID"]) == (str(runs / "train-4700/task-3"), "3")
+
+
+def test_an_allocation_has_as_many_ranks_as_its_nodes_have_gpus(stand_ins: StandIns) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(), ENVIRONMENT="", SLURM_GPUS_ON_NODE="", SLURM_GPUS_PER_NODE="a100:4")
+    assert done.of("ddprun")[-1].env["PET_NPROC_PER_NODE"] == "4"
+
+
+def test_a_name_with_special_characters_is_no_path_and_no_list_of_mounts(stand_ins: StandIns) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NAME="a/b:c,d")
+    assert done.of("ddprun")[-1].env["DDP_RUN_DIR"] == f"{stand_ins.folder}/runs/a_b_c_d-4711"
+
+
+def test_a_script_outside_of_a_job_and_a_folder_that_cannot_be_made_are_refused(stand_ins: StandIns) -> None:
+    outside = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_ID="")
+    assert (outside.code, outside.of("srun"), "SLURM_JOB_ID" in outside.output) == (69, (), True)
+    (stand_ins.folder / "runs/train-4711").mkdir(parents=True)
+    for folder in ("runs", "runs/train-4711"):
+        (stand_ins.folder / folder / ".targets").touch()
+    full = stand_ins.run(JOB, SlurmOptions())
+    assert (full.code, full.of("srun")) == (73, ())
+
+
 def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
     job = replace(JOB, nodes="2:4", device="cpu")
     assert directives(job, SlurmOptions()) == (
@@ -105,7 +140,7 @@ def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engin
     job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi", device="cpu")
     options = SlurmOptions(runtime=engine, runtime_args=("--device=/dev/x y",))
     site = {"NCCL_IB_HCA": "mlx5", "UCX_TLS": "rc", "LD_PRELOAD": ""}
-    env = {"TOKEN": "hidden", "MEMORY": "MinMemoryCPU=512M", "SLURM_CPUS_ON_NODE": "4"}
+    env = {"TOKEN": "hidden", "MEMORY": "MinMemoryCPU=512M", "SLURM_MEM_PER_NODE": "9", "SLURM_CPUS_ON_NODE": "4"}
     done = stand_ins.run(job, options, **env, **site)
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     targets = f"{stand_ins.folder}/runs/.targets"
@@ -160,10 +195,11 @@ def test_secrets_stay_for_the_start_after_a_requeue(stand_ins: StandIns, runtime
     secrets = stand_ins.folder / "runs" / "train-4711" / "secrets"
     secrets.parent.mkdir(parents=True)
     job, options = replace(JOB, secrets=("TOKEN",)), SlurmOptions(runtime=runtime)
-    for code, exists in (("143", True), ("1", False)):
+    preempted, unknown = {"REQUEUED": "1"}, {"REQUEUED": "?"}
+    for code, env, exists in (("143", {}, True), ("1", {}, False), ("1", preempted, True), ("1", unknown, True)):
         secrets.write_text("export TOKEN=hidden\n")
         secrets.chmod(0o600)
-        done = stand_ins.run(job, options, CODE=code)
+        done = stand_ins.run(job, options, CODE=code, **env)
         assert (done.code, secrets.exists()) == (int(code), exists)
 
 
@@ -291,3 +327,24 @@ def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: st
         assert job.wait(30) == 143
     assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
     assert was_requeued(stand_ins) == requeued
+
+
+@pytest.mark.parametrize("step", [None, ""], ids=["no-file", "empty-file"])
+def test_a_warning_before_the_container_has_a_step_waits_for_the_step(stand_ins: StandIns, step: str | None) -> None:
+    folder, run_dir = stand_ins.folder, stand_ins.folder / "runs/train-4711"
+    wait = f"touch {folder}/started\nwhile [[ ! -e {folder}/go ]]; do /bin/sleep 0.05; done\nexit 143\n"
+    (folder / "bin" / "ddprun").write_text(f"#!/bin/bash\n{wait}")
+    (folder / "bin" / "sleep").write_text(f"#!/bin/bash\ntouch {folder}/waits\n/bin/sleep 0.05\n")
+    (folder / "bin" / "sleep").chmod(0o755)
+    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
+        until((folder / "started").exists)
+        if step is not None:
+            (run_dir / "step").write_text(step)
+        job.send_signal(signal.SIGUSR1)
+        until(lambda: (folder / "waits").exists() or (folder / "told").exists() or job.poll() is not None)
+        (run_dir / "step").write_text("1")
+        until(lambda: (folder / "told").exists() or job.poll() is not None)
+        (folder / "go").touch()
+        assert job.wait(30) == 143
+    assert (folder / "told").read_text().splitlines() == ["--signal=TERM 4711.1"]
+    assert was_requeued(stand_ins)

@@ -1,6 +1,7 @@
 """The batch step of a Slurm job: how many signals the ranks should get, and what a node lacks."""
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,3 +52,21 @@ def test_node_that_does_not_see_the_file_of_node_0_lacks_it(
     assert ("node-1" in message, str(tmp_path) in message, "RUN_DIR" in message) == (True, True, True)
     (tmp_path / "token").touch()
     assert batch.check_node(tmp_path / "token") == 0
+
+
+@pytest.mark.parametrize(("number", "sent"), [("", []), ("1", ["7.1"])])
+def test_signal_is_not_sent_to_a_step_without_a_number(
+    number: str, sent: list[str], step: batch.BatchStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(*command: str) -> "subprocess.CompletedProcess[str]":
+        asked.append(command[-1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(batch, "ask", ask)
+    monkeypatch.setattr(batch, "POLL_S", 0.01)
+    (tmp_path / "step").write_text(number)
+    step._receive(USR1)
+    assert step._wait(["/bin/sleep", "0.3"], is_main=True) == 0
+    assert asked == sent
