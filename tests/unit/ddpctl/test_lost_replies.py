@@ -77,6 +77,12 @@ def lost() -> UnavailableError:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "ANSWER_GAP_S", 0.0)
+    monkeypatch.setattr(launcher, "LOCATE_S", 60.0)  # of a busy machine
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short search, for a target that never answers."""
     monkeypatch.setattr(launcher, "LOCATE_S", 0.1)
 
 
@@ -110,6 +116,7 @@ def test_a_record_is_deleted_only_after_two_answers(context: AppContext, monkeyp
     assert (records(context), target.num_asked) == ([], 2)
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("lookups", [[UNKNOWN], [ABSENT, UNKNOWN]], ids=["no answer", "one answer"])
 def test_a_run_that_may_exist_keeps_its_record(
     lookups: list[Lookup], context: AppContext, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +132,7 @@ def test_a_run_that_may_exist_keeps_its_record(
     assert (state.state, records(context)) == ("running", [{"job": "7"}])
 
 
+@pytest.mark.usefixtures("patience")
 def test_stop_kills_what_answers_and_says_that_the_rest_is_unknown(
     context: AppContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
