@@ -232,6 +232,21 @@ def test_a_job_that_slurm_has_forgotten_is_in_its_folder_or_in_the_accounting(tm
     assert locate(tmp_path, programs={"squeue": SQUEUE}, SINCE=forgotten) == (0, "8")
 
 
+@pytest.mark.parametrize(
+    ("stdout", "state", "handle"),
+    [
+        ("7\n", "exists", {"job": "7"}),
+        ("@42:7\n", "exists", {"job": "7", "pid": "42"}),  # a script inside of an allocation
+        ("", "unknown", {}),
+        ("squeue: error: no answer\n", "unknown", {}),
+    ],
+)
+def test_the_answer_of_a_cluster_is_the_handle_of_the_run(stdout: str, state: str, handle: dict[str, str]) -> None:
+    run, answers = replace(RUN, uid=UID), {UID: Output(returncode=0, stdout=stdout)}
+    _, lookup = perform(SlurmTarget(SlurmOptions()).locate(run), answers)
+    assert (lookup.state, {key: lookup.handle.get(key) for key in handle}) == (state, handle)
+
+
 AFTER = SlurmOptions(after="day")
 
 
