@@ -52,13 +52,14 @@ class Rows:
     shards: Sequence[Tensor]
     shape: tuple[int, ...]
 
-    def __getitem__(self, rows: slice) -> Tensor:
-        """Return a copy of these rows. Only the shards that contain them are read."""
-        parts, first = [], 0
+    def copy_to(self, target: Tensor, first: int = 0) -> Tensor:
+        """Fill ``target`` with the rows from ``first`` on, and return it. Only the shards with these rows are read."""
+        start = -first  # of the shard, counted from the first row of the target
         for shard in self.shards:
-            parts.append(shard[max(0, rows.start - first) : max(0, rows.stop - first)])
-            first += len(shard)
-        return torch.cat(parts)
+            rows = shard[max(0, -start) : max(0, len(target) - start)]
+            target[max(0, start) : max(0, start) + len(rows)].copy_(rows)
+            start += len(shard)
+        return target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,9 @@ def whole(state: Any) -> Any:
     """Return a copy of a nested state in which each tensor is complete, and not mapped from a file."""
 
     def join(_path: tuple[Any, ...], leaf: Tensor | Rows) -> Tensor:
-        return leaf[0 : leaf.shape[0]].view(leaf.shape) if isinstance(leaf, Rows) else leaf.clone()
+        if isinstance(leaf, Rows):
+            return leaf.copy_to(torch.empty(leaf.shape, dtype=leaf.shards[0].dtype))
+        return leaf.clone()
 
     return map_tensors(state, join)
 

@@ -26,17 +26,17 @@ _PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
 LINE_BYTES = 1000
-MOST_LINES = 120
+LEAST_LINES, MOST_LINES = 3, 120  # the fewest hold all events of a run of seconds
 MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path, seconds: float) -> tuple[str, ...]:
     """Return the lines of a node's record, without a prefix such as ``[node1] ``.
 
-    There is at most one line per minute of the ``seconds`` for which the node has run, rounded up. So old events and
-    some rows of the history may be left out.
+    There is at most one line per minute of the ``seconds`` for which the node has run, but LEAST_LINES in any case. So
+    old events and some rows of the history may be left out.
     """
-    most = min(math.ceil(seconds / 60) or 1, MOST_LINES)
+    most = min(max(math.ceil(seconds / 60), LEAST_LINES), MOST_LINES)
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while len(lines := _encode("ddprun-record", texts)) > most:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text, most))}

@@ -37,7 +37,7 @@ from ddprun.system.file_writer import FileWriter, append, replace_file
 from ddpwire import metrics, names
 from ddpwire.events import MOST_BYTES, Event, read_last_events
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
-from ddpwire.run_files import SNAPSHOT, SUMMARY
+from ddpwire.run_files import SNAPSHOT, SUMMARY, rank_metrics
 from ddpwire.version import __version__
 
 RANK_PREFIX = "rank-"
@@ -379,7 +379,8 @@ class NodeMetrics:
         while True:
             began = time.monotonic()
             if self._runtime.restore():
-                write_counters(self._runtime.metrics, self._counters)
+                empty: dict[str, Any] = {Path(rank_metrics(one.rank)).name: {} for one in self._journal.state.ranks}
+                write_counters(self._runtime.metrics, empty | self._counters)
             if written is None or written.done():  # else the disk does not answer
                 written = self.write_summary()
             time.sleep(max(SUMMARY_INTERVAL_S, IDLE_RATIO * (time.monotonic() - began)))

@@ -127,7 +127,7 @@ class FileWriter:
         except (OSError, EOFError):  # the process was killed
             self._connection = None
             value = _perform(function, args)
-        if isinstance(value, OSError):
+        if isinstance(value, Exception):
             result.set_exception(value)
         else:
             result.set_result(value)
@@ -150,7 +150,7 @@ class FileWriter:
 def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return function(*args)
-    except OSError as error:
+    except Exception as error:  # raised where the result is read
         return error
 
 

@@ -22,7 +22,6 @@ OWN_MOUNTS = (
 )
 BREAK = " \\\n  "
 WIDTH = 115
-PULL_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
 [[ -s $_ddp_image ]] || {{ mkdir -p "${{_ddp_image%/*}}" && (
-  flock --wait {PULL_S} 8 || true; _ddp_new=$_ddp_image.$SLURM_JOB_ID
+  flock --wait 3600 8 || true; _ddp_new=$_ddp_image.$SLURM_JOB_ID
   [[ -s $_ddp_image ]] || "$_ddp_engine" pull "$_ddp_new" {source} || {{ rm -f "$_ddp_new"; exit 1; }}
   [[ -s $_ddp_image ]] || mv -f "$_ddp_new" "$_ddp_image"
 ) 8>"$_ddp_image.lock"; }} || exit {Exit.UNAVAILABLE:d}
