@@ -255,7 +255,9 @@ def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseEx
             lookup = _locate(context, target, run)
             gone = context.executor.perform(target.stop(run, signal="KILL"))
     except DdpctlError as failure:
-        context.emit(f"run '{run.name}' was not stopped: {failure}")
+        gone = not (context.executor.may_have_started or "sweep" in target.capabilities)  # nothing was there to stop
+        if not gone:
+            context.emit(f"run '{run.name}' was not stopped: {failure}")
     except KeyboardInterrupt:
         lookup, gone = Lookup(state="unknown"), False
     if gone and lookup.state != "unknown":
