@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddpctl import targets
 from ddpctl.command import Command, Verb
@@ -265,6 +265,10 @@ def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseEx
         if isinstance(error, KeyboardInterrupt):
             context.emit(f"the launch of {run.name} was undone")
         raise error
+    _keep_record(context, run, lookup, error)
+
+
+def _keep_record(context: AppContext, run: Run, lookup: Lookup, error: BaseException) -> NoReturn:
     with suppress(CannotWriteError):  # the record without the handle remains
         run_store.save(run)
     to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
