@@ -62,9 +62,10 @@ class Sharding:
 
         ``values`` is mapped from the files of a checkpoint. Of these files, a rank reads only its rows.
         """
+        likes = _tensors_of(part)
 
         def read(path: tuple[Any, ...], leaf: Any) -> Tensor:
-            like: Any = _like(part, path)
+            like = likes.get(path[:2])
             if not isinstance(like, DTensor) or like.shape != leaf.shape:
                 return cast(Tensor, whole(leaf).to(self.world.device, copy=True))
             local = torch.empty_like(like.to_local())
@@ -115,9 +116,9 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
     return Sharding(world=world, mesh=mesh, shard=shard)
 
 
-def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter or buffer to which the tensor at ``path`` in the state of ``part`` belongs, or None."""
+def _tensors_of(part: Any) -> dict[tuple[Any, ...], Any]:
+    """Return the parameters and buffers of ``part``, keyed by the beginning of a tensor's path in its state."""
     if isinstance(part, torch.optim.Optimizer):
-        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-        return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None
-    return part.state_dict().get(path[0])
+        parameters = (parameter for group in part.param_groups for parameter in group["params"])
+        return {("state", number): parameter for number, parameter in enumerate(parameters)}
+    return {(name,): tensor for name, tensor in part.state_dict().items()}
