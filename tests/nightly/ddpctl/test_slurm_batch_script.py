@@ -106,15 +106,16 @@ import os, pathlib, signal, sys, time
 sys.path.insert(0, "{trainer}")
 if "ddprun.batch" in sys.argv or "ddprun.nodectl" in sys.argv:
     os.execv("{python}", ["{python}", *sys.argv[1:]])
-from ddprun.files.process_discovery import take_lock
-from ddpwire.run_files import NodeState
+from ddpwire import locks
+from ddpwire.run_files import LOCK, NodeState
 def told(*_):
     with open("{told}", "a") as file:
         print("ddprun: INT", file=file)
 signal.signal(signal.SIGINT, told)
 folder = pathlib.Path(os.environ["DDP_RUN_DIR"], "node-" + os.environ["SLURM_NODEID"])
 folder.mkdir(exist_ok=True)
-lock = take_lock(folder)
+lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+locks.lock(lock, folder / LOCK, wait_s=3)
 (folder.parent / "step").write_text("1")
 NodeState(run="night", node=0, pid=os.getpid(), state="training", started=0.0).write(folder)
 while not os.path.exists("{go}"):
