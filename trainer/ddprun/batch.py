@@ -34,6 +34,7 @@ AGAIN_S = 6.0  # between two requests, because ddprun takes two signals within 5
 RETRY_S = 1.0  # after a scancel that has failed
 SHARED_S = 10.0  # a network file system may show a new file late
 ASK_S = 30
+NO_ANSWER = 124  # the exit code of timeout(1)
 INTERRUPT = 'exec "$0" -P -m ddprun.nodectl signal --signal=INT --find=10 "$DDP_RUN_DIR/node-$SLURM_NODEID"'
 
 
@@ -80,10 +81,12 @@ class BatchStep:
         # In a process group of its own, srun does not get the Ctrl-C of a terminal, which would end the step.
         process = subprocess.Popen(command, process_group=0)
         while (code := process.poll()) is None:
-            waits = is_main and self._sent < self._wanted
+            waits = self._sent < self._wanted
             with contextlib.suppress(queue.Empty):
                 self._receive(self._signals.get(timeout=POLL_S if waits else None))
-            if waits and time.monotonic() >= self._next_at:
+            if waits and not is_main:  # no rank has started
+                process.kill() if self._stops > 1 else process.terminate()
+            elif waits and time.monotonic() >= self._next_at:
                 with contextlib.suppress(OSError):  # ddprun has not yet written the number of the step
                     self._send((self._run_dir / STEP).read_text().strip())
         return of_status(code)
@@ -100,14 +103,20 @@ class BatchStep:
                 self._stop_signal = signal.SIGINT
             elif number == signal.SIGUSR2:
                 say("stopped on request: asking the ranks to save and end")
-            elif ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%T").stdout.strip() != "RUNNING":
-                self._sent = self._wanted  # Slurm ends the job, and has signalled the step
+            else:
+                state = ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%T")
+                if state.returncode == 0 and "RUNNING" not in state.stdout.split():
+                    self._sent = self._wanted  # Slurm ends the job, and has signalled the step
 
     def _send(self, step: str) -> None:
-        """Signal the ranks. If Slurm does not answer, try again later."""
+        """Signal the ranks. If Slurm refuses, try again later.
+
+        A request without an answer counts as sent: Slurm may have passed it on, and a second one would kill the ranks.
+        """
         interrupt = (*self._options, "--overlap", "sh", "-c", INTERRUPT, sys.executable)
-        is_sent = self._stop_signal == signal.SIGINT and not ask(*interrupt).returncode
-        is_sent = is_sent or not ask("scancel", "--quiet", "--signal=TERM", f"{self._job}.{step}").returncode
+        terminate = ("scancel", "--quiet", "--signal=TERM", f"{self._job}.{step}")
+        commands = (interrupt, terminate) if self._stop_signal == signal.SIGINT else (terminate,)
+        is_sent = any(ask(*command).returncode in (0, NO_ANSWER) for command in commands)
         self._sent += is_sent
         self._next_at = time.monotonic() + (AGAIN_S if is_sent else RETRY_S)
 
@@ -123,19 +132,25 @@ class BatchStep:
         return self._warned or (any(outcome.retry for outcome in outcomes) if outcomes else worth_a_retry(code))
 
     def _requeue(self) -> bool:
-        """Requeue the job, and return whether Slurm has accepted that."""
+        """Requeue the job, and return whether Slurm has accepted that, or may have."""
         if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= self._max_requeues:
             say(f"not requeued: its limit of {self._max_requeues} requeues is reached")
             return False
         done = ask("scontrol", "requeue", self._job)
-        say(f"not requeued: {done.stderr.strip() or 'no answer'}" if done.returncode else "requeued")
-        return not done.returncode
+        if done.returncode == NO_ANSWER:
+            say(f"it is unknown whether the job is requeued: {done.stderr.strip() or 'no answer'}")
+        else:
+            say(f"not requeued: {done.stderr.strip()}" if done.returncode else "requeued")
+        return done.returncode in (0, NO_ANSWER)
 
 
 def ask(*command: str) -> "subprocess.CompletedProcess[str]":
-    """Run one of Slurm's programs. If it does not end in time, its exit code is 124."""
+    """Run one of Slurm's programs. If it does not end in time, or Slurm does not answer, its exit code is NO_ANSWER."""
     command = ("timeout", str(ASK_S), *command)
-    return subprocess.run(command, capture_output=True, text=True, check=False, process_group=0)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, process_group=0)
+    if done.returncode and "timed out" in done.stderr.lower():  # such as "Socket timed out on send/recv operation"
+        done.returncode = NO_ANSWER
+    return done
 
 
 def check_node(token: Path) -> int:

@@ -255,7 +255,9 @@ def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseEx
             lookup = _locate(context, target, run)
             gone = context.executor.perform(target.stop(run, signal="KILL"))
     except DdpctlError as failure:
-        context.emit(f"run '{run.name}' was not stopped: {failure}")
+        gone = not (context.executor.may_have_started or "sweep" in target.capabilities)  # nothing was there to stop
+        if not gone:
+            context.emit(f"run '{run.name}' was not stopped: {failure}")
     except KeyboardInterrupt:
         lookup, gone = Lookup(state="unknown"), False
     if gone and lookup.state != "unknown":
@@ -263,13 +265,18 @@ def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseEx
         if isinstance(error, KeyboardInterrupt):
             context.emit(f"the launch of {run.name} was undone")
         raise error
+    raise _keep_record(context, run, lookup, error)
+
+
+def _keep_record(context: AppContext, run: Run, lookup: Lookup, error: BaseException) -> BaseException:
+    """Keep the record of a run of which something may exist. Return the error of its launch."""
     with suppress(CannotWriteError):  # the record without the handle remains
         run_store.save(run)
     to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
     if lookup.state == "unknown" and isinstance(error, DdpctlError):
-        raise UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
+        return UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
     context.emit(f"parts of {run.name} may still exist: {to_do}")
-    raise error
+    return error
 
 
 def _locate(context: AppContext, target: targets.Target, run: Run, *, once: bool = False) -> Lookup:

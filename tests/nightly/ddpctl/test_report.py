@@ -104,7 +104,7 @@ def test_events_have_their_causes_and_no_control_characters() -> None:
     )
     shown = ("SIGKILL", "3", "\\x1b[2J")
     many = [Event(event="rank_exited", time=100.0, node=0, rank=1, facts=fact) for fact in facts]
-    cells = [text for *_, kind, text in event_rows(many, 100, one_line) if kind == "rank exited"]
+    cells = [row[-1] for row in event_rows(many, 100, one_line) if row[-2] == "rank exited"]
     assert len(cells) == 3
     for cell, fact in zip(cells, shown, strict=True):
         assert (cell.isprintable(), fact in cell) == (True, True)

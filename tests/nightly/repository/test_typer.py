@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.e2e.driver import ROOT
 
-LOWEST = re.search(r'"typer>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+(LOWEST,) = re.findall(r'"typer>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
 CALL = "import sys; sys.modules['click'] = None; from ddpctl.__main__ import main; sys.exit(main())"
 
 

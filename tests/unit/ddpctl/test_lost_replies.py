@@ -77,6 +77,12 @@ def lost() -> UnavailableError:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "ANSWER_GAP_S", 0.0)
+    monkeypatch.setattr(launcher, "LOCATE_S", 60.0)  # of a busy machine
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short search, for a target that never answers."""
     monkeypatch.setattr(launcher, "LOCATE_S", 0.1)
 
 
@@ -110,6 +116,7 @@ def test_a_record_is_deleted_only_after_two_answers(context: AppContext, monkeyp
     assert (records(context), target.num_asked) == ([], 2)
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("lookups", [[UNKNOWN], [ABSENT, UNKNOWN]], ids=["no answer", "one answer"])
 def test_a_run_that_may_exist_keeps_its_record(
     lookups: list[Lookup], context: AppContext, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +132,7 @@ def test_a_run_that_may_exist_keeps_its_record(
     assert (state.state, records(context)) == ("running", [{"job": "7"}])
 
 
+@pytest.mark.usefixtures("patience")
 def test_stop_kills_what_answers_and_says_that_the_rest_is_unknown(
     context: AppContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +230,21 @@ def test_a_job_that_slurm_has_forgotten_is_in_its_folder_or_in_the_accounting(tm
     os.utime(tmp_path / "job.sh", (1, 1))
     (tmp_path / "starts").write_text("slurm 8 0 3 1000\n")
     assert locate(tmp_path, programs={"squeue": SQUEUE}, SINCE=forgotten) == (0, "8")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "state", "handle"),
+    [
+        ("7\n", "exists", {"job": "7"}),
+        ("@42:7\n", "exists", {"job": "7", "pid": "42"}),  # a script inside of an allocation
+        ("", "unknown", {}),
+        ("squeue: error: no answer\n", "unknown", {}),
+    ],
+)
+def test_the_answer_of_a_cluster_is_the_handle_of_the_run(stdout: str, state: str, handle: dict[str, str]) -> None:
+    run, answers = replace(RUN, uid=UID), {UID: Output(returncode=0, stdout=stdout)}
+    _, lookup = perform(SlurmTarget(SlurmOptions()).locate(run), answers)
+    assert (lookup.state, {key: lookup.handle.get(key) for key in handle}) == (state, handle)
 
 
 AFTER = SlurmOptions(after="day")

@@ -1,7 +1,7 @@
 """The batch step of a Slurm job: how many signals the ranks should get, and what a node lacks."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,73 @@ def test_only_a_second_request_to_stop_is_a_second_signal(
     for number in signals:
         step._receive(number)
     assert step._wanted == wanted
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Programs of Slurm that write their arguments into a file, and then do as they are told."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    def program(name: str, text: str) -> None:
+        (path := tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/{name}.calls\n{text}\n')
+        path.chmod(0o755)
+
+    return program
+
+
+TIMED_OUT = 'echo "Socket timed out on send/recv operation" >&2; exit 1'
+
+
+@pytest.mark.parametrize(("text", "kept"), [("exit 0", True), ("echo denied >&2; exit 1", False), (TIMED_OUT, True)])
+def test_secrets_stay_for_a_job_that_may_be_requeued(
+    step: batch.BatchStep,
+    slurm: Callable[[str, str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    *,
+    kept: bool,
+) -> None:
+    monkeypatch.setenv("ENVIRONMENT", "BATCH")
+    slurm("srun", "case $* in *--check*) exit 0 ;; esac; exit 137")
+    slurm("scontrol", text)
+    (tmp_path / "secrets").touch()
+    assert step.run() == 137
+    assert (tmp_path / "secrets").exists() == kept
+
+
+def test_a_request_that_slurm_does_not_answer_is_not_sent_again(
+    step: batch.BatchStep, slurm: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    slurm("scancel", TIMED_OUT)
+    step._receive(USR2)
+    step._send("0")
+    assert step._sent == step._wanted == 1
+    slurm("scancel", "echo 'Invalid job id' >&2; exit 1")
+    step._receive(USR2)
+    step._send("0")
+    assert (step._sent, step._wanted) == (1, 2)
+    assert (tmp_path / "scancel.calls").read_text().count("--signal=TERM 7.0") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"), [("echo COMPLETING", 1), ("echo RUNNING", 0), ("exit 1", 0), (TIMED_OUT, 0), ("exit 0", 1)]
+)
+def test_a_sigterm_is_passed_on_unless_slurm_says_that_the_job_ends(
+    step: batch.BatchStep, slurm: Callable[[str, str], None], text: str, sent: int
+) -> None:
+    slurm("squeue", text)
+    step._receive(signal.SIGTERM)
+    assert (step._sent, step._wanted) == (sent, 1)
+
+
+def test_a_stop_ends_a_check_of_the_nodes_that_waits(
+    step: batch.BatchStep, slurm: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    slurm("srun", "kill -s USR2 $PPID; exec sleep 600")
+    assert step.run() == 143
+    assert (tmp_path / "srun.calls").read_text().count("\n") == 1  # no rank was started
 
 
 def test_node_that_does_not_see_the_file_of_node_0_lacks_it(

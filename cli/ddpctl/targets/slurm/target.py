@@ -171,9 +171,10 @@ class SlurmTarget(Target):
         (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.run_dir, f"{run.created:.0f}"),)
         if answer.returncode == 1:
             return Lookup(state="absent")
-        if answer.returncode or not (job := answer.stdout.strip()).isdecimal():
+        if answer.returncode or not (match := re.fullmatch(r"(?:@(\d+):)?(\d+)\s*", answer.stdout)):
             return Lookup(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
-        return Lookup(state="exists", handle={"job": job, **self._handle(plan)})
+        pid = {"pid": match[1]} if match[1] else {}  # a script inside of an allocation
+        return Lookup(state="exists", handle={"job": match[2], **pid, **self._handle(plan)})
 
     def _handle(self, plan: Plan) -> Mapping[str, object]:
         tasks = {"tasks": list(expand(self.options.array))} if self.options.array else {}
