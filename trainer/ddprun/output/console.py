@@ -32,7 +32,7 @@ class Console:
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
-        self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
+        self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}  # device, inode, is regular
         self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -126,7 +126,6 @@ class Console:
 
 
 def _file_of(descriptor: int) -> tuple[int, int, bool]:
-    """Return the device and the inode of an open file, and whether it is a regular file."""
     try:
         status = os.fstat(descriptor)
     except OSError:
