@@ -190,9 +190,9 @@ class NodeAgent(SimpleElasticAgent):
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
-        node.heartbeats.forget()
         try:
             node.runtime.begin_attempt()
+            node.heartbeats.forget()
         except OSError as error:
             raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
         if node.runtime.path != Path(node.journal.state.runtime):
@@ -393,9 +393,8 @@ class NodeAgent(SimpleElasticAgent):
     def _describe_success(self) -> str:
         if not self._no_group():
             return "every rank exited with 0"
-        number = self._world_size
-        what = f"these were {number} separate trainings ({GUIDE})"
-        return f"{number} ranks ran and none called init_process_group: {what}"
+        trainings = f"these were {self._world_size} separate trainings ({GUIDE})"
+        return f"{self._world_size} ranks ran and none called init_process_group: {trainings}"
 
     def _report_no_group(self) -> None:
         """If no rank has a process group after NO_GROUP_S, log once that the ranks train separately."""

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,24 @@ def test_a_frozen_file_system_is_named_and_given_up(frozen, monkeypatch):
     _, lines, given_up = frozen
     assert given_up.get(timeout=60).code == Exit.CANNOT_WRITE
     assert lines.qsize() == 1
+
+
+def test_a_file_system_that_is_slow_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_watch, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.3)
+    lines, writer = queue.Queue(), FileWriter(fork=True)
+    writer.start()
+    calls = [writer.submit(time.sleep, 0.05) for _ in range(15)]
+    with (tmp_path / "ddprun.lock").open("w") as file:
+        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
+        watch = FolderWatch(folder, writer, log=lines.put, stop=lambda: None, give_up=lines.put)
+        with watch:
+            calls[-1].result(60)
+        (tmp_path / "ddprun.lock").unlink()
+    for thread in threading.enumerate():
+        if thread.name == "folder":
+            thread.join(60)
+    assert lines.empty()
 
 
 def test_one_that_answers_again_is_not_given_up(frozen):

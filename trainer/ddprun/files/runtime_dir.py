@@ -18,6 +18,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class RuntimeDir:
         """Remove the folders of ddpruns that have ended, and make a new one. Raises OSError."""
         self._bases = [*_bases(environ)]
         self._prefix = f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', run)[:32]}-node-{node}-{os.getpid()}-"
+        self._changing = threading.RLock()  # several threads use the folder
+        self._is_removed = False
         self._lock = -1
         self.vanished = False  # whether it was made anew in this attempt
         for base in self._bases:
@@ -50,41 +53,44 @@ class RuntimeDir:
 
     def begin_attempt(self) -> None:
         """Prepare the folder for ranks that are about to start. Raises OSError."""
-        if self.restore() and not self._is_there():  # its parent is gone, but these ranks can use another place
-            self._make()
-        shutil.rmtree(self.path / HEARTBEAT, ignore_errors=True)
-        (self.path / HEARTBEAT).mkdir()
-        self.vanished = False
+        with self._changing:
+            if self.restore() and not self._is_there():  # its parent is gone, but these ranks can use another place
+                self._make()
+            shutil.rmtree(self.path / HEARTBEAT, ignore_errors=True)
+            (self.path / HEARTBEAT).mkdir()
+            self.vanished = False
 
     def restore(self) -> bool:
         """Make the folder anew, at the same place, if it has vanished. Return whether it had."""
-        if self._is_there() and (self.path / HEARTBEAT).exists():
-            return False
-        self.vanished = True
-        with contextlib.suppress(OSError):  # its parent is gone: heartbeats and metrics stay unknown in this attempt
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            self._fill()
-        return True
+        with self._changing:
+            if self._is_removed or (self._is_there() and (self.path / HEARTBEAT).exists()):
+                return False
+            self.vanished = True
+            with contextlib.suppress(OSError):  # its parent is gone: this attempt's heartbeats and metrics are unknown
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                self._fill()
+            return True
 
     def remove(self) -> None:
-        """Remove the folder."""
-        if self._is_there():
+        """Remove the folder for good."""
+        with self._changing:
+            self._is_removed = True
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _make(self) -> None:
         for base in self._bases:
             with contextlib.suppress(OSError):  # it cannot be written, or is full: the next one
-                self.path = Path(tempfile.mkdtemp(prefix=self._prefix, dir=base))
+                self.path = Path(tempfile.mkdtemp(prefix=f".{self._prefix}", dir=base))
                 self._fill()
-                if self._is_there():
-                    return
+                self.path = self.path.rename(base / self.path.name[1:])  # it is locked, so no other ddprun removes it
+                return
         raise OSError(f"no folder for the ranks' state can be made in {', '.join(map(str, self._bases))}")
 
     def _fill(self) -> None:
         """Lock the folder, and make the folders in it. Raises OSError."""
         if not self._is_there():
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            locks.lock(descriptor, self.path)  # another ddprun may be removing it: then it is not there
+            locks.lock(descriptor, self.path, wait_s=1.0)  # another ddprun may be removing it: then it is gone
             if self._lock >= 0:
                 os.close(self._lock)
             self._lock = descriptor

@@ -1,7 +1,8 @@
 """Checks whether the node's folder still exists and whether its file system answers.
 
 The process that writes the node's files touches the node's lock file (ddprun.file_writer). This blocks while the file
-system does not answer (NFS without its server, fsfreeze). A thread measures how long, and may end the node.
+system does not answer (NFS without its server, fsfreeze). A thread measures how long it ends no call, and may end
+the node.
 """
 
 import os
@@ -43,7 +44,6 @@ class FolderWatch:
         self._log = log
         self._stop = stop
         self._give_up = give_up
-        self._num_answers = 0
         self._is_over = self._is_gone = False
         self.deleted: NodeError | None = None  # the error that ends the node if its folder is gone
 
@@ -58,10 +58,9 @@ class FolderWatch:
 
     def _probe(self) -> None:
         lock, path = os.fstat(self._folder.lock_fd), self._folder.path / LOCK
-        owner, is_due = None if self._folder.has_locks else locks.Owner.of_this_process(), True
-        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, is_due, owner if is_due else None):
-            self._num_answers += 1
-            is_due = not self._num_answers % PATH_INTERVAL
+        owner, number = None if self._folder.has_locks else locks.Owner.of_this_process(), 0
+        while self._files.call(is_there, path, lock.st_dev, lock.st_ino, not number, None if number else owner):
+            number = (number + 1) % PATH_INTERVAL
             time.sleep(INTERVAL_S)
         self._is_gone = True
         if not self._is_over:
@@ -75,17 +74,15 @@ class FolderWatch:
         while not self._is_gone:
             # Count at most two intervals for an iteration of this loop, because this process may have been paused.
             passed_s, checked_at = min(time.monotonic() - checked_at, 2 * INTERVAL_S), time.monotonic()
-            silent_s = silent_s + passed_s if last == self._num_answers else 0.0
-            last = self._num_answers
+            silent_s = silent_s + passed_s if last == self._files.num_performed else 0.0
+            last = self._files.num_performed
+            message = f"the file system of {self._folder.path} has not answered for {silent_s:.0f} s"
             if is_warned and not silent_s:
-                is_warned = False
                 self._log(f"the file system of {self._folder.path} answers again")
-            if silent_s >= WARN_AFTER_S and not is_warned:
-                is_warned = True
-                limit = f"this node ends after {GIVE_UP_AFTER_S:g} s"
-                self._log(f"the file system of {self._folder.path} has not answered for {silent_s:.0f} s; {limit}")
+            elif silent_s >= WARN_AFTER_S and not is_warned:
+                self._log(f"{message}; this node ends after {GIVE_UP_AFTER_S:g} s")
+            is_warned = silent_s >= WARN_AFTER_S
             if silent_s >= GIVE_UP_AFTER_S:
-                message = f"the file system of {self._folder.path} has not answered for {silent_s:.0f} s"
                 self._give_up(node_error(Exit.CANNOT_WRITE, "unavailable", message))
                 return
             time.sleep(INTERVAL_S)

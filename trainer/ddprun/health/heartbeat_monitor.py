@@ -10,6 +10,7 @@ import contextlib
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class HeartbeatMonitor:
     def __init__(self, runtime: "os.PathLike[str]", node: int) -> None:
         self._runtime = runtime
         self._files: dict[int, BinaryIO] = {}  # of each rank that has sent a heartbeat: the path may vanish
+        self._opening = threading.Lock()  # several threads open these files
         self._node = node
         self._changes: dict[int, LastChange] = {}
         self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
@@ -74,10 +76,10 @@ class HeartbeatMonitor:
         self._ranks: tuple[RankProcess, ...] = ()
 
     def forget(self) -> None:
-        """Forget the heartbeats of an attempt that has ended. Call this before the ranks of the next one start."""
-        files, self._files = self._files, {}
-        for file in files.values():
-            file.close()
+        """Forget the heartbeats of an attempt that has ended. Call this after its files were removed."""
+        with self._opening:
+            while self._files:
+                self._files.popitem()[1].close()
 
     def track(self, ranks: tuple[RankProcess, ...]) -> None:
         """From now on, read the heartbeats and states of these ranks, which belong to a new attempt."""
@@ -103,8 +105,8 @@ class HeartbeatMonitor:
 
     def _file(self, rank: int) -> Path | BinaryIO:
         path = Path(self._runtime, rank_heartbeat(rank))
-        if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may have mapped another file
-            with contextlib.suppress(OSError):  # it has vanished
+        with self._opening, contextlib.suppress(OSError):  # the file has vanished
+            if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may map another file
                 self._files[rank] = path.open("rb", buffering=0)
         return self._files.get(rank, path)
 
@@ -256,13 +258,10 @@ def _proc_state(rank: RankProcess) -> str:
     """Return lines from the PROC_FILES of a rank. Only root can read ``stack``, the kernel stack."""
     lines = []
     for name in PROC_FILES:
-        try:
-            text = Path(f"/proc/{rank.pid}/{name}").read_text().strip()
-        except OSError:
-            continue
-        for line in text.splitlines():
-            if name != "status":
-                lines.append(f"{name}: {line}")
-            elif line.partition(":")[0] in STATUS_FIELDS:
-                lines.append(line)
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{rank.pid}/{name}").read_text().strip().splitlines()
+            if name == "status":
+                lines += [line for line in text if line.partition(":")[0] in STATUS_FIELDS]
+            else:
+                lines += [f"{name}: {line}" for line in text]
     return "".join(f"{line}\n" for line in lines)

@@ -32,7 +32,7 @@ class Console:
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
-        self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
+        self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}  # device, inode, is regular
         self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -97,7 +97,8 @@ class Console:
                 left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         self._writer.flush(timeout_s)
         lost = self._num_dropped + left
-        if lost and select.select([], [2], [], 0)[1]:
+        *_, is_regular = self._files[2]  # its disk may not answer
+        if lost and not is_regular and select.select([], [2], [], 0)[1]:
             note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"
             with contextlib.suppress(OSError):
                 os.write(2, f"[{self._name}] {note}\n".encode())
@@ -114,8 +115,8 @@ class Console:
         self._unfinished[file] = None if text.endswith(b"\n") else source
         with contextlib.suppress(OSError):  # nobody reads the output any more; the ranks' logs have it
             while text:
-                if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    self._writer.submit(write_all, descriptor, text, waits=True)
+                if file[2]:
+                    self._writer.submit(write_all, 1 if self.is_one_place else descriptor, text, waits=True)
                     break
                 try:
                     text = text[os.write(descriptor, text) :]
@@ -124,9 +125,9 @@ class Console:
         self._texts.task_done()
 
 
-def _file_of(descriptor: int) -> object:
+def _file_of(descriptor: int) -> tuple[int, int, bool]:
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
-        return descriptor
-    return found.st_dev, found.st_ino
+        return -1, descriptor, False
+    return status.st_dev, status.st_ino, stat.S_ISREG(status.st_mode)

@@ -7,22 +7,23 @@ the functions are found by name (pickle). It ends when ddprun has ended.
 
 import multiprocessing
 import os
-import queue
 import signal
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ddprun.system import processes
-from ddpwire.run_files import write_atomic
+from ddpwire.run_files import append_bounded, write_atomic
 
 T = TypeVar("T")
-READ_S = 2.0  # shorter than the silence after which a node counts as lost
+READ_S = 2.0  # without an answer; shorter than the silence after which a node counts as lost
 MAX_PENDING_BYTES = 1 << 24  # of log lines; if more are pending, the thread that reads the ranks' output waits
+MAX_APPEND_BYTES = 1 << 20  # a pending call that appends more takes no more data
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _open_files: dict[Path, int] = {}  # in the process that writes: the files that stay open
@@ -61,6 +62,18 @@ def write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+APPENDS = (append, append_bounded, write_all)  # their first argument is the file, the second the data
+
+
+class Call(NamedTuple):
+    """A call that is pending."""
+
+    result: Future[Any]
+    file: tuple[Any, ...]  # of an append: the function and its arguments without the data
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
 class FileWriter:
     """Performs calls, in their order, in another process as soon as ``start`` is called; before, in this one."""
 
@@ -68,13 +81,18 @@ class FileWriter:
         """If ``fork`` is set, fork the process. This process must not have threads yet. Raises OSError."""
         self.pid = 0
         self._connection: Connection | None = None
-        self._calls: queue.SimpleQueue[tuple[Future[Any], int, Callable[..., Any], tuple[Any, ...]]]
-        self._calls = queue.SimpleQueue()
         self._changed = threading.Condition(threading.RLock())  # guards the fields below, and calls in this process
+        self._calls: deque[Call] = deque()
+        self._appends: dict[tuple[Any, ...], Call] = {}  # the pending calls that later appends may join
         self._pending_bytes = 0
+        self.num_performed = 0  # stands still while the disk does not answer
         self._is_started = False
         if fork:
-            self._fork()
+            self._connection, theirs = multiprocessing.Pipe()
+            self.pid = os.fork()
+            if not self.pid:
+                _serve(theirs)
+            theirs.close()
 
     def start(self) -> None:
         """Start the thread that passes the calls on."""
@@ -84,20 +102,28 @@ class FileWriter:
                 threading.Thread(target=self._pass_on, name="files", daemon=True).start()
 
     def submit(self, function: Callable[..., Any], *args: Any, waits: bool = False) -> "Future[Any]":
-        """Perform a call some time later. The result has its OSError.
+        """Perform a call some time later. The result has its OSError. An append joins a pending one to the same file.
 
         ``waits``: whether this thread may wait until fewer than MAX_PENDING_BYTES are pending.
         """
-        result: Future[Any] = Future()
-        size = sum(len(arg) for arg in args if isinstance(arg, bytes))
+        file = (function, args[0], *args[2:]) if function in APPENDS else ()
         with self._changed:
             while waits and self._pending_bytes > MAX_PENDING_BYTES:
                 self._changed.wait()
-            self._pending_bytes += size
-            self._calls.put((result, size, function, args))
+            call = self._appends.get(file)
+            if not call or len(call.args[1]) > MAX_APPEND_BYTES:
+                call = Call(Future(), file, function, (args[0], bytearray(), *args[2:]) if file else args)
+                self._calls.append(call)
+            if file:
+                self._appends[file] = call
+                call.args[1].extend(args[1])
+                self._pending_bytes += len(args[1])
+            else:
+                self._appends.clear()  # no append overtakes another call
+            self._changed.notify_all()
             if not self._is_started:
                 self._perform_next()
-        return result
+        return call.result
 
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         """Perform a call after those before it, and return its result. Raises OSError, TimeoutError."""
@@ -105,9 +131,13 @@ class FileWriter:
         return self.submit(function, *args).result(timeout_s)
 
     def read(self, function: Callable[..., T], *args: Any, unknown: T) -> T:
-        """Return what a function reads from the disk, or ``unknown`` if the disk does not answer within READ_S."""
+        """Return what a function reads from the disk, or ``unknown`` if the disk answers no call within READ_S."""
+        result, num_performed = self.submit(function, *args), -1
+        while not result.done() and num_performed != self.num_performed:
+            num_performed = self.num_performed
+            wait([result], READ_S)
         try:
-            return self.call(function, *args, timeout_s=READ_S)  # type: ignore[no-any-return]
+            return result.result(0)  # type: ignore[no-any-return]
         except OSError:
             return unknown
 
@@ -116,35 +146,33 @@ class FileWriter:
         wait([self.submit(os.getpid)], timeout_s)
 
     def _perform_next(self) -> None:
-        result, size, function, args = self._calls.get()
+        with self._changed:
+            while not self._calls:
+                self._changed.wait()
+            call = self._calls.popleft()
+            self._appends.pop(call.file, None)
         value: Any = None
         try:
             if self._connection and self._is_started:
-                self._connection.send((function, args))
+                self._connection.send((call.function, call.args))
                 value = self._connection.recv()
             else:
-                value = _perform(function, args)
+                value = _perform(call.function, call.args)
         except (OSError, EOFError):  # the process was killed
             self._connection = None
-            value = _perform(function, args)
+            value = _perform(call.function, call.args)
         if isinstance(value, Exception):
-            result.set_exception(value)
+            call.result.set_exception(value)
         else:
-            result.set_result(value)
+            call.result.set_result(value)
         with self._changed:
-            self._pending_bytes -= size
+            self._pending_bytes -= len(call.args[1]) if call.file else 0
+            self.num_performed += 1
             self._changed.notify_all()
 
     def _pass_on(self) -> None:
         while True:
             self._perform_next()
-
-    def _fork(self) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            _serve(theirs)
-        theirs.close()
 
 
 def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
