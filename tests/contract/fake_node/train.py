@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import ddpwire.script as ddp
 
@@ -21,4 +22,7 @@ for word in sys.argv[1:]:
     if name == "exit":
         code, _, rank = value.partition("@")
         if os.environ["RANK"] == rank:
+            other = Path(os.environ["DDP_RUN_DIR"], "node-0/rank-0.log")
+            while "step 2" not in other.read_text():  # it would be killed before it has reported a step
+                time.sleep(0.01)
             sys.exit(int(code))
