@@ -435,7 +435,9 @@ class NodeAgent(SimpleElasticAgent):
         else:
             if not self._is_restart:
                 node.journal.update(state="stopping")
-            node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S)
+            # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
+            number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else signal.SIGTERM
+            node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S, number)
         if node.stop.requested:
             self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)

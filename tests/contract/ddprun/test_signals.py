@@ -185,3 +185,12 @@ def test_ranks_save_before_the_deadline(runs):
     assert node.log(0) in ("", "ready\nsaved on SIGTERM\n")  # on a busy machine no rank may be ready by then
     assert (node.outcome().cause, node.outcome().code, node.outcome().retry) == ("stopped", 143, True)
     assert any("DDP_DEADLINE" in line for line in node.messages())
+
+
+def test_a_ctrl_c_that_reaches_the_other_node_first_is_a_sigint_here_too(runs):
+    """ddpctl signals each host by itself, so the nodes get a Ctrl-C at different times."""
+    nodes = runs.pair("act.py", "all=save")
+    runs.wait_until_ready(*nodes)
+    nodes[1].process.send_signal(signal.SIGINT)
+    assert [node.end() for node in nodes] == [130, 130]
+    assert [node.log(rank) for rank, node in enumerate(nodes)] == ["ready\nsaved on SIGINT\n"] * 2

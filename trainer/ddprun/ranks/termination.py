@@ -196,13 +196,13 @@ class Stop:
         self._sent = 0
         self.forwarded = self.requested
 
-    def end_ranks(self, grace_s: float) -> None:
-        """Send SIGTERM to all ranks, and kill the remaining ranks after ``grace_s``.
+    def end_ranks(self, grace_s: float, number: int = signal.SIGTERM) -> None:
+        """Send a stop signal to all ranks, and kill the remaining ranks after ``grace_s``.
 
         If the ranks have already received a stop signal, kill them after the rest of its grace period.
         """
         if not self._sent:
-            self._signal_ranks(signal.SIGTERM, grace_s)
+            self._signal_ranks(number, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
             self.on_wait()
             time.sleep(POLL_S)
