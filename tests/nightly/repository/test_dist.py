@@ -23,9 +23,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sources() -> set[str]:
-    """Our modules, as they are imported."""
+    """Our modules, as they are imported, and the files that they read."""
     files = [path.relative_to(ROOT / root) for root in ROOTS for path in (ROOT / root).rglob("*") if path.is_file()]
-    return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml", ".json")}
+    return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml", ".json", ".html", ".css")}
 
 
 def test_the_wheel_holds_the_packages_and_the_playbooks(dist: Path) -> None:
