@@ -23,7 +23,12 @@ from pathlib import Path
 from tests.cluster import slurm_lab, ssh_cluster
 
 SCRIPT = "import time\ntime.sleep(900)\n"
-MAIN = "from ddpctl.operations import launcher; launcher.ANSWER_GAP_S = {gap}; from ddpctl.main import main; main()"
+MAIN = """\
+from ddpctl.main import main
+from ddpctl.operations import lost_replies
+lost_replies.ANSWER_GAP_S = {gap}
+main()
+"""
 ERROR = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 # LOSES: after (the job is submitted, and then the reply is lost), late (submitted 3 s later), never (not submitted).
 SBATCH = f"""#!/bin/bash

@@ -64,12 +64,7 @@ done
 
 _ddp_code=0
 for _ddp_pid in "${_ddp_pids[@]}"; do
-  _ddp_status=0
-  wait "$_ddp_pid" || _ddp_status=$?
-  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal interrupts wait, so wait again
-    _ddp_status=0
-    wait "$_ddp_pid" || _ddp_status=$?
-  done
-  ((_ddp_status == 0)) || _ddp_code=$_ddp_status
+  while kill -0 "$_ddp_pid" 2>/dev/null; do sleep 0.2 || true; done # a wait that a signal interrupts may lose the code
+  wait "$_ddp_pid" || _ddp_code=$?
 done
 exit "$_ddp_code"

@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import math
 import os
 import signal as signals
 import sys
@@ -21,7 +20,6 @@ from ddpctl.errors import (
     ConfigError,
     DdpctlError,
     NoInputError,
-    NotStartedError,
     UnavailableError,
     UsageError,
 )
@@ -30,12 +28,12 @@ from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import TRAINER, Plan, program, title
 from ddpctl.job.spec import JobSpec
-from ddpctl.operations import run_folders
+from ddpctl.operations import lost_replies, run_folders
 from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
-from ddpctl.targets import LogQuery, Lookup, StopSignal, Submission
+from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import one_line, plain
 from ddpwire import locks
 from ddpwire.exits import STOPPED, Exit
@@ -52,8 +50,6 @@ from ddpwire.run_files import (
 from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long a run may appear to be alive after its last log line
-ANSWER_GAP_S = 30.0  # a controller may take so long to act on a request whose sender no longer waits
-LOCATE_S = 100.0  # how long to look for a run after a lost reply
 LAUNCH_STOP_S = 150.0  # how long an interrupted launch may take to undo its changes
 STOP_MARGIN_S = 5.0  # how long a run may take to end after its ranks' grace period
 SILENT_S = 1.0  # how long to wait for the outcome of a run without living nodes
@@ -209,7 +205,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             run_store.save(run)
             submission = context.executor.perform(target.submit(plan, attached=attached))
         except BaseException as error:
-            submission = _settle(context, target, run, error)
+            submission = lost_replies.settle(context.executor, target, run, error, emit=context.emit)
         try:
             checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
             job = replace(run.job, nodes=submission.nodes or run.job.nodes)
@@ -226,75 +222,8 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
-            _settle(context, target, run, error)  # it raises an error
+            lost_replies.settle(context.executor, target, run, error, emit=context.emit)  # it raises an error
     return run
-
-
-def _settle(context: AppContext, target: targets.Target, run: Run, error: BaseException) -> Submission:
-    """Return the submission of a failed launch if only the reply to it was lost, and all of its nodes exist.
-
-    Otherwise, stop what the launch has started, delete its record if nothing of it exists, and raise ``error``, or
-    UnavailableError if it is unknown whether something exists.
-    """
-    context.executor.kill_started()
-    if isinstance(error, NotStartedError):
-        run_store.discard(Path(run.folder))
-        raise error.reason from None
-    fields = error.fields if isinstance(error, DdpctlError) else {"submission": None}
-    is_lost = context.executor.may_have_started and not run.handle and "submission" in fields
-    submission, lookup, gone = fields.get("submission"), Lookup(state="absent"), False
-    try:
-        if is_lost:
-            context.emit(f"{error or 'interrupted'}: looking for run '{run.name}', which may have been started")
-            lookup = _locate(context, target, run)
-            if isinstance(submission, Submission) and lookup.state == "exists" and lookup.is_whole:
-                return replace(submission, handle={**lookup.handle, **submission.handle})
-        run = replace(run, handle=run.handle or lookup.handle)
-        gone = context.executor.perform(target.stop(run, signal="KILL"))
-        if not lookup.is_whole:  # another node may have started since
-            lookup = _locate(context, target, run)
-            gone = context.executor.perform(target.stop(run, signal="KILL"))
-    except DdpctlError as failure:
-        gone = not (context.executor.may_have_started or "sweep" in target.capabilities)  # nothing was there to stop
-        if not gone:
-            context.emit(f"run '{run.name}' was not stopped: {failure}")
-    except KeyboardInterrupt:
-        lookup, gone = Lookup(state="unknown"), False
-    if gone and lookup.state != "unknown":
-        run_store.discard(Path(run.folder))
-        if isinstance(error, KeyboardInterrupt):
-            context.emit(f"the launch of {run.name} was undone")
-        raise error
-    raise _keep_record(context, run, lookup, error)
-
-
-def _keep_record(context: AppContext, run: Run, lookup: Lookup, error: BaseException) -> BaseException:
-    """Keep the record of a run of which something may exist. Return the error of its launch."""
-    with suppress(CannotWriteError):  # the record without the handle remains
-        run_store.save(run)
-    to_do = f"ddpctl status {run.name} shows whether it exists, and ddpctl stop {run.name} ends it"
-    if lookup.state == "unknown" and isinstance(error, DdpctlError):
-        return UnavailableError(f"{error.message}; it is unknown whether run '{run.name}' was started", hint=to_do)
-    context.emit(f"parts of {run.name} may still exist: {to_do}")
-    return error
-
-
-def _locate(context: AppContext, target: targets.Target, run: Run, *, once: bool = False) -> Lookup:
-    """Look for a run until it is found, or until two answers ``ANSWER_GAP_S`` apart say that it does not exist."""
-    started, first_absent = time.monotonic(), math.inf
-    while True:
-        try:
-            lookup = context.executor.perform(target.locate(run))
-        except DdpctlError as error:
-            lookup = Lookup(state="unknown", message=str(error))
-        now = time.monotonic()
-        if lookup.state == "absent" and not (once or lookup.is_final or now - first_absent >= ANSWER_GAP_S):
-            first_absent = min(first_absent, now)
-            lookup = Lookup(state="unknown", message="it does not exist yet")
-        if lookup.state != "unknown" or once or now - started >= LOCATE_S:
-            return lookup
-        context.emit(f"  looking for run '{run.name}': {now - started:.0f} s, {one_line(lookup.message)}")
-        time.sleep(min(PROGRESS_S, ANSWER_GAP_S))
 
 
 def _name(context: AppContext, request: Request) -> tuple[str, str]:
@@ -423,7 +352,7 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
     target = target_of(run)
     run_store.note_stop(run, "you (ddpctl stop)")
     try:
-        run = _located(context, target, run)
+        run = lost_replies.with_handle(context.executor, target, run)
     except UnavailableError:
         context.executor.perform(target.stop(run, signal="KILL"))  # what can be found
         raise
@@ -549,7 +478,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
         try:
             key = run.kind, json.dumps(run.options, sort_keys=True)
             target = target_of(run)
-            groups.setdefault(key, (target, []))[1].append(_located(context, target, run))
+            groups.setdefault(key, (target, []))[1].append(lost_replies.with_handle(context.executor, target, run))
         except DdpctlError as error:  # one invalid record must not hide the other runs
             found[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
     for target, group in groups.values():
@@ -564,21 +493,6 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     own = (run for run in asked if Path(run.folder).parent == context.root)
     update_discovery(context.root, ((run, found[run.name]) for run in own))
     return tuple(found[run.name] for run in asked)
-
-
-def _located(context: AppContext, target: targets.Target, run: Run) -> Run:
-    """Return the run, with its handle if its launch was killed before it could save it. Raises UnavailableError."""
-    launch = run_store.unfinished_launch(run)
-    if run.handle or not run.uid or launch is None or launch.going:
-        return run
-    lookup = _locate(context, target, run, once=True)
-    if lookup.state == "unknown":
-        raise UnavailableError(f"it is unknown whether run '{run.name}' was started: {lookup.message}")
-    if lookup.handle:
-        run = replace(run, handle=lookup.handle)
-        with suppress(CannotWriteError):  # it is looked for again
-            run_store.save(run)
-    return run
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.ddpctl.worlds import WORLDS, World
 
 from ddpctl.commands import explain
-from ddpctl.operations import launcher
+from ddpctl.operations import launcher, lost_replies
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def world(
         return worlds[-1]
 
     monkeypatch.setattr(launcher, "SILENT_S", 0.0)
-    monkeypatch.setattr(launcher, "ANSWER_GAP_S", 0.2)
+    monkeypatch.setattr(lost_replies, "ANSWER_GAP_S", 0.2)
     monkeypatch.setattr(explain, "ANSWER_S", 2.0)
     yield make
     for one in worlds:

@@ -41,17 +41,21 @@ def test_the_logs_beside_each_other_have_each_line_once(runs) -> None:
 
 
 def test_one_rank_writes_the_bytes_that_python_writes(tmp_path) -> None:
+    check_bytes_of_one_rank(tmp_path)
+
+
+def check_bytes_of_one_rank(folder, *options) -> None:
     """And ddprun's own lines apart. Unbuffered, as ddprun sets it: else text that Python buffers would come later."""
     script = str(RANKS / "bytes.py")
     plain = subprocess.run([sys.executable, "-u", script], input=b"typed\n", capture_output=True, check=True)
-    command = ["-m", "ddprun", "--run-dir", str(tmp_path / "run"), script]
+    command = ["-m", "ddprun", "--run-dir", str(folder / "run"), *options, script]
     ranked = forks.run(command, env=os.environ, given=b"typed\n")
     assert ranked.returncode == 0
     assert ranked.stdout == plain.stdout
     own = [line for line in ranked.stderr.splitlines(keepends=True) if line.startswith(b"[node0] ")]
     assert b"".join(line for line in ranked.stderr.splitlines(keepends=True) if line not in own) == plain.stderr
     assert own
-    log = (tmp_path / "run/node-0/rank-0.log").read_bytes()
+    log = (folder / "run/node-0/rank-0.log").read_bytes()
     both = plain.stdout + plain.stderr
     assert sorted(log.replace(b"\n", b"")) == sorted(both.replace(b"\n", b"")), "only a torn line is ended"
 

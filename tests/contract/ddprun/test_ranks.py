@@ -89,7 +89,11 @@ WORDS = (
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_real_ranks_share_the_cores_out(runs):
-    node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive"))
+    check_shares_of_cores(runs)
+
+
+def check_shares_of_cores(runs, *options):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive", *options))
     assert node.end() == 0
     cores = [json.loads(line) for rank in (0, 1) for line in node.log(rank).splitlines()]
     assert cores[::2] == cores[1::2]  # the thread has the mask of its rank

@@ -1,16 +1,20 @@
 """Slurm's batch script, run by bash against stand-ins (slurm_standins) for Slurm's programs and container runtimes."""
 
 import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.slurm_standins import StandIns
+from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
 from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, start, until, was_requeued
 
 from ddpctl.job.launch_plan import Plan
+from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpwire import run_files
 
@@ -170,3 +174,26 @@ def test_a_signal_while_srun_has_no_step_yet(stand_ins: StandIns, name: str, req
         assert job.wait(30) == 1
     assert not (stand_ins.folder / "told").exists()
     assert was_requeued(stand_ins) == requeued
+
+
+def end_of_srun(folder: Path, number: int) -> int:
+    """Run how a script waits for its srun, which ends with 7 while SIGTERM arrives. Return the script's exit code."""
+    script = render_script(StandIns(folder / str(number)).plan(JOB), SlurmOptions(runtime="pyxis"))
+    lines = script.splitlines()
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("while kill -0 $! ") and "scancel" not in line]
+    go = folder / f"go-{number}"
+    srun = f"trap '' TERM; while [[ ! -e {go} ]]; do sleep 0.01; done; exit 7"
+    text = "\n".join(("set -euo pipefail", "trap : TERM", f"({srun}) &", "echo", *lines[first : first + 2]))
+    argv = ["/bin/bash", "-c", f'{text}\nexit "$_ddp_code"']
+    with subprocess.Popen(argv, env={"PATH": SYSTEM}, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        job.send_signal(signal.SIGTERM)
+        go.touch()
+        return job.wait(60)
+
+
+def test_a_signal_while_srun_ends_does_not_hide_its_exit_code(tmp_path: Path) -> None:
+    """bash 5.2 reports 255 in about one of 15 tries if a signal interrupts its wait while the process ends."""
+    with ThreadPoolExecutor(8) as pool:
+        assert {*pool.map(partial(end_of_srun, tmp_path), range(150))} == {7}

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tests.contract.ddprun.test_processes import supervisor_of
+from tests.contract.ddprun import test_processes
 from tests.unit.ddprun import test_faults_of_ddprun
 from torch.distributed import DistNetworkError, TCPStore
 
@@ -17,20 +17,7 @@ from ddprun.system.errors import NodeError
 from ddpwire.exits import Exit
 
 secret = test_faults_of_ddprun.secret  # the fixture
-
-
-@pytest.fixture
-def stopped_while_starting(runs):
-    """A node that has asked its supervisor for a rank, and the supervisor, which is stopped again and again."""
-    node = runs.start("act.py", "again=0", options=("--max-restarts", "1"))
-    supervisor = runs.until(lambda: supervisor_of(node))
-
-    def stop():
-        supervisor.suspend()
-        return "was stopped by SIGSTOP" in node.stderr.read_text()
-
-    runs.until(stop)
-    return node, supervisor
+stopped_while_starting = test_processes.stopped_while_starting  # the fixture
 
 
 def test_sigterm_ends_a_node_whose_supervisor_does_not_answer(runs, stopped_while_starting):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.fixtures.nodes import RANKS
+from tests.contract.ddprun.test_output import check_bytes_of_one_rank
 from tests.terminal import Session
 
 from ddprun.ranks.termination import SAME_REQUEST_S
@@ -116,18 +116,5 @@ def test_what_nobody_reads_is_counted() -> None:
     assert text == "pieces of output were dropped because nothing read them, but they are in the ranks' logs"
 
 
-@pytest.mark.parametrize("options", [("--exec",)], ids=["exec"])
-def test_one_rank_writes_the_bytes_that_python_writes(tmp_path, options) -> None:
-    """And ddprun's own lines apart. Unbuffered, as ddprun sets it: else text that Python buffers would come later."""
-    script = str(RANKS / "bytes.py")
-    plain = subprocess.run([sys.executable, "-u", script], input=b"typed\n", capture_output=True, check=True)
-    command = ["-m", "ddprun", "--run-dir", str(tmp_path / "run"), *options, script]
-    ranked = forks.run(command, env=os.environ, given=b"typed\n")
-    assert ranked.returncode == 0
-    assert ranked.stdout == plain.stdout
-    own = [line for line in ranked.stderr.splitlines(keepends=True) if line.startswith(b"[node0] ")]
-    assert b"".join(line for line in ranked.stderr.splitlines(keepends=True) if line not in own) == plain.stderr
-    assert own
-    log = (tmp_path / "run/node-0/rank-0.log").read_bytes()
-    both = plain.stdout + plain.stderr
-    assert sorted(log.replace(b"\n", b"")) == sorted(both.replace(b"\n", b"")), "only a torn line is ended"
+def test_one_executed_rank_writes_the_bytes_that_python_writes(tmp_path) -> None:
+    check_bytes_of_one_rank(tmp_path, "--exec")

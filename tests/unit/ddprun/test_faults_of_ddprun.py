@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.contract.ddprun import test_store
 from torch.distributed import HashStore
 
 from ddprun.main import CRASH_LOG, end_on_thread_error
@@ -23,15 +24,8 @@ def test_a_value_that_no_ddprun_writes_is_refused(value):
     assert stores.decode("claim/1", b'{"token": "a"}', lambda claim: str(claim["token"])) == "a"
 
 
-SECRET = "0123456789abcdef"  # noqa: S105
-
-
-@pytest.fixture
-def secret(tmp_path):
-    path = tmp_path / "secret"
-    path.write_text(f"{SECRET}\n")
-    path.chmod(0o600)
-    return path
+SECRET = test_store.SECRET
+secret = test_store.secret  # the fixture
 
 
 def test_a_value_that_no_node_of_the_run_has_signed_is_refused():

@@ -166,14 +166,14 @@ def _start_containers(plan: Plan, runtime: Runtime) -> str:
     return f"""\
 _ddp_srun=({_SRUN}) # it ends no task itself
 {check if runtime.needs else ""}{node if runtime.node else ""}\
-# On SIGTERM, ddprun saves and ends. The signal goes to its step (ddprun writes `step`): srun would kill its tasks.
+# shellcheck disable=SC2329 # called by traps. SIGTERM goes to the step (ddprun writes its number): srun would kill it.
 _ddp_stop() {{ while kill -0 $! && ! {{ {stop}; }}; do sleep 1; done 2>/dev/null; }}
 trap _ddp_stop USR1 # Slurm's warning
 trap '_ddp_stopped=1; _ddp_stop' USR2 INT # ddpctl stop; Ctrl-C in an allocation
 trap '_ddp_stopped=1' TERM # scancel: Slurm itself signals the step
 "${{_ddp_srun[@]}}" {runtime.command} \\
   {shlex.join(ddprun_args(plan, deadline=False))} &
-while kill -0 $! 2>/dev/null; do wait $! || true; done # a signal interrupts wait
+while kill -0 $! 2>/dev/null; do sleep 0.5 || true; done # a wait that a signal interrupts may lose srun's exit code
 wait $! && _ddp_code=0 || _ddp_code=$?
 # Another start may help if the ranks were killed (137), saved on request (138, 143), missed a node (142) or hung (144).
 [[ $_ddp_code =~ ^({retries})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
