@@ -163,12 +163,12 @@ class Job:
 
     def pids(self) -> list[int]:
         """Return the processes of the run that are alive."""
-        found = []
+        pids = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):  # it has ended
                 if process.environ().get("END") == str(self._end) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
 
 def step(heartbeat: Path | BinaryIO) -> int:

@@ -80,18 +80,18 @@ def translate(command: Sequence[str]) -> Translation | None:
     A command that begins with an option of torchrun counts as one of torchrun. Raises UsageError for an option without
     a counterpart.
     """
-    words = command[1:] if command[:1] and command[0] in ("python", "python3") else command
-    if not words:
+    arguments = command[1:] if command[:1] and command[0] in ("python", "python3") else command
+    if not arguments:
         return None
-    if words[0] in WITHOUT_COUNTERPART:
+    if arguments[0] in WITHOUT_COUNTERPART:
         raise UsageError(
-            f"{words[0]}: ddpctl starts the ranks itself: leave out {words[0]} and give its numbers as flags"
+            f"{arguments[0]}: ddpctl starts the ranks itself: leave out {arguments[0]} and give its numbers as flags"
         )
     for start, table in LAUNCHERS.items():
-        if tuple(words[: len(start)]) == start:
-            return _read(" ".join(start), words[len(start) :], table)
-    if words[0].startswith("--") and _key(words[0]) in ONLY_OF_TORCHRUN:
-        return _read("torchrun", words, TORCHRUN)
+        if tuple(arguments[: len(start)]) == start:
+            return _read(" ".join(start), arguments[len(start) :], table)
+    if arguments[0].startswith("--") and _key(arguments[0]) in ONLY_OF_TORCHRUN:
+        return _read("torchrun", arguments, TORCHRUN)
     return None
 
 
@@ -108,12 +108,12 @@ def _key(option: str) -> str:
     return option.partition("=")[0].lstrip("-").replace("_", "-")
 
 
-def _read(launcher: str, words: Sequence[str], table: Mapping[str, str]) -> Translation:
+def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> Translation:
     flags: dict[str, str] = {}
     env: dict[str, str] = {}
     implied: list[str] = []
     module: tuple[str, ...] = ()
-    rest = list(words)
+    rest = list(arguments)
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         meaning = meaning_of(option, table)

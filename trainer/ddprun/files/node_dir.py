@@ -128,8 +128,8 @@ def claim_node_dir(config: NodeConfig, state: NodeState, files: FileWriter) -> N
         run_files.write_atomic(path / SUMMARY, encode_summary(config.run_id, state.state, *known))
         replace(state, runtime=str(runtime.path)).write(path)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else error
-        message = f"the node's folder cannot be created: {what}"
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        message = f"the node's folder cannot be created: {reason}"
         raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
     requeues = count_requeues(config, files)
     return NodeDir(

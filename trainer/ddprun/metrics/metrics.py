@@ -107,13 +107,13 @@ def merge_rank_files(folder: Path) -> None:
 
 def read_counters(metrics_dir: Path) -> dict[str, Any]:
     """Return the files with what each rank has counted: for each folder and file, the bytes in use, as base64."""
-    found: dict[str, Any] = {}
+    counters: dict[str, Any] = {}
     for folder in metrics_dir.glob(f"{RANK_PREFIX}*"):
         with contextlib.suppress(OSError), FILES_LOCK:  # a rank is being started
             files = {path.name: path.read_bytes() for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")}
             used = {name: data[: int.from_bytes(data[:4], sys.byteorder)] for name, data in files.items()}
-            found[folder.name] = {name: base64.b64encode(data).decode() for name, data in used.items()}
-    return found
+            counters[folder.name] = {name: base64.b64encode(data).decode() for name, data in used.items()}
+    return counters
 
 
 def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:

@@ -60,8 +60,8 @@ class Requeues:
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
         is_full = worth_a_retry(outcome.code) and len(last) == MAX_WITHOUT_CHECKPOINT
         if is_full and newest and newest.done() and not newest.exception() and {*last} == {newest.result()}:
-            what = f"{MAX_WITHOUT_CHECKPOINT} starts in a row wrote no new checkpoint"
-            message = f"gave up, because {what}; the last start: {outcome.message}"
+            reason = f"{MAX_WITHOUT_CHECKPOINT} starts in a row wrote no new checkpoint"
+            message = f"gave up, because {reason}; the last start: {outcome.message}"
             return replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)
         return outcome
 

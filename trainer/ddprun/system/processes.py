@@ -95,12 +95,12 @@ def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None], s
 
 def asleep_in_kernel(root: int) -> list[str]:
     """Return the descendants of ``root`` that sleep in the kernel, where no signal ends them, each with its pid."""
-    found = []
+    sleepers = []
     for pid in descendants(root):
         with contextlib.suppress(OSError, IndexError):  # it has ended
             if read_stat(pid)[0] == "D":
-                found.append(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (pid {pid})")
-    return found
+                sleepers.append(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (pid {pid})")
+    return sleepers
 
 
 def kill_session(leader: int) -> None:

@@ -132,10 +132,10 @@ def beside(
             find = f'[[ -s {step} ]] && scontrol listpids "$SLURM_JOB_ID.$(<{step})" | awk \'$4 == "0" {{print $1}}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
         case "apptainer":  # another container, with the same image and folders
-            words = _apptainer_options(job, options, map(shlex.quote, job.mounts))
+            arguments = _apptainer_options(job, options, map(shlex.quote, job.mounts))
             text = f'''\
 _ddp_engine=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
-exec "$_ddp_engine" exec {" ".join(words)} \\
+exec "$_ddp_engine" exec {" ".join(arguments)} \\
   --bind "$0:{WORKSPACE}" --bind "$1:$1" "$_ddp_image" "${{@:2}}"'''
             return ("bash", "-c", text, workdir, run_dir, *argv)
     return argv

@@ -154,8 +154,8 @@ class SlurmTarget(Target):
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
         job = sent.stdout.strip().split(";")[0]
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
-            what = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
-            raise UnavailableError(f"the reply of Slurm was lost ({what})", submission=submission)
+            reason = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
+            raise UnavailableError(f"the reply of Slurm was lost ({reason})", submission=submission)
         if sent.returncode and (error := unreachable(sent, host)):
             raise error
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)

@@ -146,14 +146,14 @@ def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str, 
   done"""
     name = claim_word(folder, run, node)
     hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
-    words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
+    place, use = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
     return f"""\
 {_functions(folder)}{_LOCK}\
 for _ddp_f in "$_ddp_c"/run-*; do
   [ -e "$_ddp_f" ] || continue
   _ddp_held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
-{hold if engine == "none" else ""}{{ echo {words[0]} "$(date +%s)" {words[1]} && echo {shlex.quote(uid)}; }} >{name}
+{hold if engine == "none" else ""}{{ echo {place} "$(date +%s)" {use} && echo {shlex.quote(uid)}; }} >{name}
 """
 
 

@@ -157,7 +157,7 @@ def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_fil
     """
     # Only the name of the environment file and the host's InfiniBand devices must be expanded by the shell.
     expanded = {"--env-file=$_ddp_env": '"--env-file=$_ddp_env"', INFINIBAND: INFINIBAND}
-    words = " ".join(expanded.get(word) or shlex.quote(word) for word in argv)
+    command_line = " ".join(expanded.get(word) or shlex.quote(word) for word in argv)
     return f"""\
 _ddp_env=$(umask 077 && mktemp {path_word(run_path(options.home, run))}/env.XXXXXX)
 trap 'rm -f "$_ddp_env"' EXIT
@@ -165,7 +165,7 @@ cat >"$_ddp_env" <<'{_END}'
 {env_file}{_END}
 _ddp_infiniband=
 [ ! -d /dev/infiniband ] || _ddp_infiniband=--device=/dev/infiniband
-{words} >/dev/null 8>&-
+{command_line} >/dev/null 8>&-
 """
 
 
