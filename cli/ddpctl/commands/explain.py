@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WITH_RANKS = ("running", "training", "stopping")  # the states in which ranks can answer
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
 PROFILE_ANSWER_S = 60.0  # in addition to the recorded seconds
+# A rank's first recording begins some seconds late if its machine is busy, later ones begin at once.
+PROFILE_TRIES = 3
 POLL_S = 0.5
 MAX_PROFILE_BYTES, END_BYTES = 1 << 30, 200
 MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
@@ -195,35 +197,47 @@ def profile(
     shares of the time that the rank spends on computing, communicating and waiting for data. It names the slowest rank.
     """
     from ddpctl.diagnosis import profile as profiling
-    from ddpctl.execution.node_probe import Probe
     from ddpctl.operations import launcher
-    from ddpwire.events import EVENTS
-    from ddpwire.run_files import PROFILE
 
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     if state.state not in WITH_RANKS:
         raise UnavailableError(f"{record.name}: {_without_ranks(state)}")
-    request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
-    ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
-    seen = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
-    profiles, events, unknown = read_profiles(seen, request)
-    if all(one.unknown for one in profiles):
-        why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
-        raise UnavailableError(
-            why, hint=f"ddpctl explain {run_arguments(record)} shows what is known from outside the ranks"
-        )
+    for _ in range(PROFILE_TRIES):
+        profiles, events, unknown = record_profiles(context, record, seconds)
+        summary = profiling.summarise(profiles)
+        if summary["shares"]:
+            break
+        unknown.append("how the ranks compare: record for longer, with --seconds")
     with writing(output):
         output.write_bytes(profiling.chrome_trace(profiles, events))
-    found = profiling.summarise(profiles)
     lines = [
-        f"{record.name}  {found['sentence']}",
-        *(f"  {line}" for line in profiling.summary_table(profiles, found["shares"])),
+        f"{record.name}  {summary['sentence']}",
+        *(f"  {line}" for line in profiling.summary_table(profiles, summary["shares"])),
         *(f"  it is not known {line}" for line in unknown),
-        f"{found['seconds']:.1f} s of all ranks are in {output}: open the file in https://ui.perfetto.dev",
+        f"{summary['seconds']:.1f} s of all ranks are in {output}: open the file in https://ui.perfetto.dev",
     ]
-    document = {"run": record.name, "trace": str(output), **found, "unknown": unknown}
+    document = {"run": record.name, "trace": str(output), **summary, "unknown": unknown}
     print_result(document, lines, as_json=as_json)
+
+
+def record_profiles(
+    context: "AppContext", run: "Run", seconds: float
+) -> "tuple[list[RankProfile], list[Event], list[str]]":
+    """Record all ranks, and return what ``read_profiles`` returns. Raises UnavailableError if no rank is recorded."""
+    from ddpctl.execution.node_probe import Probe
+    from ddpctl.operations import launcher
+    from ddpwire.events import EVENTS
+    from ddpwire.run_files import PROFILE
+
+    request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
+    ask(context, run, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
+    seen = launcher.probe(context, run, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
+    profiles, events, unknown = read_profiles(seen, request)
+    if all(profile.unknown for profile in profiles):
+        why = f"{run.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
+        raise UnavailableError(why, hint=f"ddpctl explain {run_arguments(run)} shows what is known from outside the ranks")
+    return profiles, events, unknown
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":

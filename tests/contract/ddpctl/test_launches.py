@@ -169,6 +169,14 @@ def test_explain_names_the_rank_that_has_not_entered_the_collective(world: World
     assert there.ddpctl("stop", "night").returncode == 0
 
 
+def test_profile_records_again_if_the_first_recordings_do_not_overlap(world: Worlds) -> None:
+    there = world("local")
+    there.enter("training")
+    profile = there.json("profile", "night", "--seconds", "0.5")
+    assert (sorted(profile["shares"]), profile["seconds"] > 0, profile["unknown"]) == (["0", "1"], True, [])
+    assert there.ddpctl("stop", "night").returncode == 0
+
+
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_timeline_and_status_have_the_fields_of_the_nodes_files(kind: str, world: Worlds) -> None:
     there = world(kind)

@@ -13,8 +13,10 @@ The arguments of the script say what happens, in this order; train.py beside it 
     vanish         ddprun and its ranks are killed
 """
 
+import base64
 import contextlib
 import fcntl
+import gzip
 import json
 import os
 import select
@@ -125,7 +127,7 @@ class Node:
     def page(self) -> str:
         """Return the page of /metrics."""
         steps = (f'{metrics.LAST_STEP.name}{{rank="{rank}"}} {self.step}\n' for rank in self.ranks)
-        return "".join(steps) + f"{metrics.RANKS_ALIVE.name} {len(self.ranks)}\n"
+        return "".join(steps) + f"{metrics.RANKS_ALIVE.name} {len(self.ranks)}\n{metrics.CLOCK_OFFSET.name} 0.0\n"
 
     def poll(self) -> None:
         """Answer whoever asks, and take note of a signal."""
@@ -152,8 +154,11 @@ class Node:
         with contextlib.suppress(FileNotFoundError):  # while a test has moved the host's folder away
             request = (self.folder / run_files.DIAGNOSIS_REQUEST).read_text() if self.state.ranks else ""
         if request and request != self.answered:
-            self.answered = request
-            self.diagnose(request)
+            first, self.answered = not self.answered, request
+            if request.startswith("profile "):
+                self.profile(request, late_s=60.0 * self.node * first)
+            else:
+                self.diagnose(request)
 
     def diagnose(self, request: str) -> None:
         now, last = time.time(), self.nodes * len(self.ranks) - 1
@@ -168,6 +173,15 @@ class Node:
                   "collectives": collectives(one.rank), "time": now} for one in self.state.ranks]  # fmt: skip
         found = {"request": request, "node": self.node, "attempt": 1, "time": now, "ranks": ranks}
         run_files.write_atomic(self.folder / run_files.DIAGNOSIS, json.dumps(found).encode())
+
+    def profile(self, request: str, *, late_s: float) -> None:
+        """Answer with a recording. The first one of a node other than 0 begins when node 0's has ended."""
+        began, seconds = time.time() + late_s, float(request.split()[1])
+        trace = base64.b64encode(gzip.compress(b'{"traceEvents": []}')).decode()
+        span = {"began": began, "ended": began + seconds, "trace": trace, "samples": []}
+        ranks = [{"rank": process.rank, **span} for process in self.state.ranks]
+        answer = {"node": self.node, "ranks": ranks, "request": request}
+        run_files.write_atomic(self.folder / run_files.PROFILE, json.dumps(answer).encode())
 
     def save(self) -> None:
         if not self.state.ranks:
