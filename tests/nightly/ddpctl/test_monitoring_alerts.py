@@ -11,8 +11,9 @@ from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILEN
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
 from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, check_rules, needs_promtool
 
+from ddpctl.errors import UsageError
 from ddpctl.job.schema import fields_of
-from ddpctl.monitoring.alerts import Limits
+from ddpctl.monitoring.alerts import Limits, parse_limits, rule_groups
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 PROMETHEUS = shutil.which("prometheus")
@@ -106,3 +107,28 @@ def test_prometheus_has_the_flags_of_the_guide_and_its_scrape_jobs_are_valid(tmp
         [PROMTOOL, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_limits_reach_the_conditions() -> None:
+    text = rule_groups(parse_limits(["checkpoint_age=7200", "hold=5"]))
+    assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
+    assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
+    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0.5"])))) == {"500ms"}
+    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0"])))) == {"0s"}
+
+
+@pytest.mark.parametrize("name", fields_of(Limits))
+def test_a_limit_that_no_rule_reads_is_noticed(name: str) -> None:
+    other = 0.5 if fields_of(Limits)[name].low < 1 else 77
+    assert rule_groups(parse_limits([f"{name}={other}"])) != rule_groups(Limits())
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [("skew", "1 to 100"), ("data_share=2", "0 to 1"), ("ettr=nan", "0 to 1"), ("restarts=inf", "1 to 1000"),
+     ("hold=soon", "0 to 86400"), ("checkpoint_agee=1", "checkpoint_age'")],
+)  # fmt: skip
+def test_an_invalid_limit_is_refused_with_what_is_allowed(setting: str, allowed: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_limits([setting])
+    assert (setting.partition("=")[0] in str(raised.value), allowed in str(raised.value)) == (True, True)

@@ -38,16 +38,6 @@ def test_each_error_that_means_no_locks_is_recognized(number, tmp_path, monkeypa
         assert locks.lock(file.fileno(), tmp_path / "a") is Lock.UNSUPPORTED
 
 
-def test_another_error_of_a_lock_names_its_file(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    with (tmp_path / "a").open("w") as file, pytest.raises(OSError, match="a") as raised:
-        locks.lock(file.fileno(), tmp_path / "a")
-    assert raised.value.filename == str(tmp_path / "a")
-
-
 def test_a_lock_is_busy_until_its_file_is_closed(tmp_path):
     with (tmp_path / "a").open("w") as first, (tmp_path / "a").open("w") as second:
         assert locks.lock(first.fileno(), tmp_path / "a") is Lock.TAKEN
