@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.in_process import ddpctl
 
-from ddpctl.command import Host
 from ddpctl.commands.image import parse_host
 from ddpctl.errors import UsageError
 from ddpctl.files.images import Image, difference, read_inspect
@@ -43,18 +42,6 @@ def test_an_image_is_the_same_by_its_id_or_by_a_digest() -> None:
     assert all(fact in difference(image(), other) for fact in facts)
     by_id = difference(image(RepoDigests=[]), image(Id="sha256:" + "b" * 64, RepoDigests=[]))
     assert all(fact in by_id for fact in ("me/train:1", f"sha256:{'b' * 64}", f"sha256:{'a' * 64}"))
-
-
-@pytest.mark.parametrize(
-    ("text", "host"),
-    [
-        ("box1", Host(address="box1")),
-        ("alice@box1:2222", Host(address="box1", user="alice", port=2222)),
-        ("[fe80::1]:22", Host(address="fe80::1", port=22)),
-    ],
-)
-def test_a_host_is_user_address_and_port(text: str, host: Host) -> None:
-    assert parse_host(text) == host
 
 
 @pytest.mark.parametrize("text", ["", "@box1", "box1:ssh", "-oProxyCommand=x", "alice@"])

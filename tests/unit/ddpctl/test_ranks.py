@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cluster.operator_environment import pods_of
 from tests.unit.ddpctl import loading, ssh_answers
 from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
+from tests.unit.ddpctl.operator_environment import pods_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -80,15 +79,3 @@ def test_an_owner_on_another_machine_is_alive_if_it_writes(tmp_path):
     writer.join()
     assert owner is not None
     assert owner.host == "other"
-
-
-def test_a_checkpoint_folder_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch, capfd):
-    from ddptrain.checkpoint_directory import CheckpointDirectory
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "fcntl", fail)
-    monkeypatch.setattr(fcntl, "lockf", fail)
-    CheckpointDirectory(tmp_path)
-    assert "lock" in capfd.readouterr().err
