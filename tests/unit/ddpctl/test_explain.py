@@ -18,7 +18,7 @@ from ddpctl.diagnosis.explain import (
     explain_ranks,
     of_last_start,
 )
-from ddpctl.diagnosis.rank_view import read_answer
+from ddpctl.diagnosis.rank_view import RankView, read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
@@ -63,6 +63,10 @@ def explained(*ranks: Any, per_node: int = 2, clocks: tuple[float | None, ...] =
         view for node, clock in zip(nodes, clocks, strict=True) for view in read_answer(node, clock_offset_s=clock)
     ]
     return explain_ranks(views, len(ranks))
+
+
+def views(*ranks: Any) -> list[RankView]:
+    return [view for entry in ranks for view in read_answer({"node": entry["rank"] // 2, "ranks": [entry]})]
 
 
 def check_names(explanation: Explanation, *facts: str) -> None:
@@ -318,6 +322,20 @@ def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Pat
     why = Outcome(code=69, cause="unavailable", message="node 0 does not answer", node=1)
     why.write(run / "node-1")
     assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == why.message
+
+
+def test_after_a_timeout_the_ranks_that_were_in_no_collective_are_named():
+    message = "rank 1 on node 0 exited with 1: RuntimeError: Timed out waiting 12000ms for recv operation to complete"
+    outcome = Outcome(code=1, cause="error", message=message, node=0, rank=1)
+    assert outcome.has_diagnosis
+    failed, absent = rank(1, BEFORE, state="Z"), rank(2, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep")
+    explanation = explain_outcome(outcome, views(rank(0, WAITS), failed, absent), "", (), 4)
+    assert (facts(explanation), explanation.node) == (("missing", 2, True), 1)
+    check_names(explanation, "Timed out waiting", "rank 2 (node 1)", "dataset.py:88 (read)")
+    explanation = explain_outcome(outcome, views(rank(0, WAITS), failed), "", (), 2)
+    assert facts(explanation) == ("failed", 1, True)
+    assert not replace(outcome, message="rank 1 on node 0 exited with 1: ValueError: X").has_diagnosis
+    assert replace(outcome, code=134, cause="killed", message="rank 1 was killed by SIGABRT").has_diagnosis
 
 
 def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():
