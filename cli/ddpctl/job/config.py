@@ -8,7 +8,7 @@ file, line and column. Duplicate keys, merge keys, tags and deep nesting are err
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +17,9 @@ import yaml
 from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
-from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, Text, is_null, kind_of, read_text, validate
-from ddpctl.job.spec import JobSpec, fields_of
+from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, required, validate
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import Text, bases_of, is_null, kind_of, read_text
 from ddpctl.text import either, one_line, quote, unknown
 from ddpwire.run_files import open_regular
 
@@ -115,12 +116,12 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
     for flag, (option, text) in flags.items():
         if text is None:
             continue
-        if option not in fields_of(cls):
-            able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
+        if option not in bases_of(cls):
+            able = tuple(other for other in kinds if option in bases_of(kinds[other]()))
             lines.append(one_line(f"{flag}: not allowed with a target of kind {kind}, only with {either(able)}"))
             continue
-        required = {name: asdict(options)[name] for name in _required(cls)}
-        values, problems = validate(cls, {**required, option: text})
+        needed = {name: getattr(options, name) for name in required(cls)}
+        values, problems = validate(cls, {**needed, option: text})
         lines += [one_line(f"{flag}: {problem.text}") for problem in problems]
         if option in values:
             options = replace(options, **{option: values[option]})
@@ -139,7 +140,7 @@ def _choose_target(
         return name, "", targets[name]
     if name not in kinds:
         used = [target[0] for target in targets.values() if target]
-        usable = [kind for kind in kinds if used.count(kind) == 1 or not _required(kinds[kind]())]
+        usable = [kind for kind in kinds if used.count(kind) == 1 or not required(kinds[kind]())]
         raise ValueError(unknown(name, "target", dict.fromkeys([*targets, *usable])))
     of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
@@ -148,13 +149,9 @@ def _choose_target(
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
     if name != HERE and None in targets.values():  # the user may mean a target that has an error
         return name, "", None
-    if required := _required(kinds[name]()):
-        raise ValueError(f"a target of kind {name} needs {', '.join(required)}: define the target in {FILE_NAME}")
+    if needed := required(kinds[name]()):
+        raise ValueError(f"a target of kind {name} needs {', '.join(needed)}: define the target in {FILE_NAME}")
     return name, "", (name, kinds[name]()())
-
-
-def _required(options: type) -> list[str]:
-    return [field.name for field in fields_of(options).values() if field.required]
 
 
 def _report_problems(
@@ -259,7 +256,7 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
         file.errors.add((*place, text))
     sections = file.table(file.value(root), (), "the file") if root else {}
     for key in sections.keys() - SECTIONS.keys():
-        inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
+        inside = f"{quote(key)} belongs under 'job'" if key in bases_of(JobSpec) else None
         file.errors.add((*file.keys[key,], inside or unknown(key, "key of the file", SECTIONS)))
     job, targets, profiles = (file.table(sections.get(key, {}), (key,), key) for key in ("job", "targets", "profiles"))
     file.job = file.fields(job, ("job",), JobSpec, "a job")
@@ -295,7 +292,7 @@ def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarg
         file.report((*path, "kind"), f"kind: {error}")
         return None
     valid = file.fields(values, path, options, f"a target of kind {quote(kind)}", f"target {quote(name)}")
-    return (kind, options(**valid)) if valid.keys() >= set(_required(options)) else None
+    return (kind, options(**valid)) if valid.keys() >= set(required(options)) else None
 
 
 # YAML

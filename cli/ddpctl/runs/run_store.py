@@ -13,14 +13,15 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
 from ddpctl.job.launch_plan import Plan
-from ddpctl.job.spec import JobSpec, check_nodes, fields_of
+from ddpctl.job.spec import JobSpec, check_nodes
+from ddpctl.job.values import from_record
 from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpwire import kaggle, locks
 from ddpwire.events import is_time
@@ -410,11 +411,8 @@ def read(folder: Path, text: str | None = None) -> Run | None:
 
 def _job(record: Mapping[str, Any]) -> JobSpec:
     """Return a recorded job without fields that this version does not know. Raises ValueError or TypeError."""
-    job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
-    lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
-    job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
-    if not all(field.holds(getattr(job, name)) for name, field in fields_of(JobSpec).items()):
-        raise TypeError("not a job")
+    job: JobSpec = from_record(JobSpec, record)
+    check_nodes(job.nodes)
     return job
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Any
 
 from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
@@ -30,7 +30,8 @@ from ddpctl.job.launch_plan import (
     title,
 )
 from ddpctl.job.secrets import make_store_secret, read_secrets
-from ddpctl.job.spec import Doc, JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import Options
 from ddpctl.runs.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
@@ -54,12 +55,11 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOptions:
+class LocalOptions(Options):
     """The options of a target of kind local."""
 
-    python: Annotated[
-        str, Doc("The Python that runs the ranks, with torch installed. Empty: the Python that runs ddpctl.")
-    ] = ""
+    python: str = ""
+    """The Python that runs the ranks, with torch installed. Empty: the Python that runs ddpctl."""
 
 
 class LocalTarget(Target):

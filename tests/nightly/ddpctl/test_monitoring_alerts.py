@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
 from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, check_rules, needs_promtool
 
-from ddpctl.job.schema import fields_of
 from ddpctl.monitoring.alerts import Limits
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
@@ -79,9 +79,9 @@ def test_every_alert_has_a_case_in_which_it_resolves() -> None:
 
 def test_the_pages_list_every_limit_and_every_recording() -> None:
     text = (ROOT / "docs/alerts.md").read_text()
-    for name, field in fields_of(Limits).items():
-        default = "each alert's own" if field.default is None else f"{field.default:g}"
-        assert f"| `{name}` | {default} | {field.doc} |\n" in text
+    for name, field in TypeAdapter(Limits).json_schema()["properties"].items():
+        default = "each alert's own" if field["default"] is None else f"{field['default']:g}"
+        assert f"| `{name}` | {default} | {field['description']} |\n" in text
     recorded = (ROOT / "docs/scraping.md").read_text()
     for rule in RECORDINGS:
         assert f"| `{rule.name}` | {rule.help} |\n" in recorded

@@ -5,23 +5,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from annotated_types import Ge
 
 from ddpctl.job import config
-from ddpctl.job.spec import Doc
+from ddpctl.job.values import Options, Words, between
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Options):
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ssh:
-    hosts: Annotated[tuple[str, ...], Doc("Where.")]
-    user: Annotated[str | None, Doc("Who; null: you.")] = None
-    check: Annotated[bool, Doc("Whether to look first.")] = True
-    tries: Annotated[int, Doc("How often."), Ge(1)] = 1
+class Ssh(Options):
+    hosts: Words
+    """Where."""
+    user: str | None = None
+    """Who; null: you."""
+    check: bool = True
+    """Whether to look first."""
+    tries: Annotated[int, between(1)] = 1
+    """How
+    often."""
 
 
 KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
