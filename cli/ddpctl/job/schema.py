@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.job.values import Text, bases_of, kind_of, record_of, words_of
-from ddpctl.text import quote, unknown
+from ddpctl.text import either, quote, unknown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -143,6 +143,14 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
         "properties": {name: {"description": text} | sections[name] for name, text in SECTIONS.items()},
         "$defs": parts,
     }
+
+
+def documentation(name: str, kinds: Kinds) -> str:
+    """Return the help of a flag: the documentation of its field, and which kinds of target have the field."""
+    having = [kind for kind, options in kinds.items() if name in bases_of(options())]
+    cls = kinds[having[0]]() if having else JobSpec
+    text = _json_object(cls)["properties"][name]["description"].replace("null: ", "default: ")
+    return f"Only for {either(tuple(having))}: {text}" if having else text
 
 
 def _json_object(cls: type) -> dict[str, Any]:

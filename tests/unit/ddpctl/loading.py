@@ -33,12 +33,12 @@ KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
 
 def load(
     text: str | bytes | None = None, *, profile: str | None = None, target: str | None = None, **flags: Any
-) -> config.Settings:
+) -> config.Request:
     file = None
     if text is not None:
         file = Path("ddpctl.yaml")
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return config.load(file=file, profile=profile, target=target, overrides=flags, kinds=KINDS)
+    return config.load(file=file, profile=profile, target=target, flags=flags, kinds=KINDS)
 
 
 def read_cases(path: Path) -> list[Any]:

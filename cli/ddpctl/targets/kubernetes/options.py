@@ -86,7 +86,7 @@ class KubernetesOptions(Options):
 
     workload: Workload = "auto"
     """The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer 2.2 and
-    later), job (a plain Indexed Job); auto: the first of these that the cluster supports. --kind sets it too."""
+    later), job (a plain Indexed Job); auto: the first of these that the cluster supports."""
     context: Annotated[str, Rule(check_text)] | None = None
     """The kubectl context. null: the current context."""
     namespace: Annotated[str, NAMESPACE] | None = None
@@ -118,7 +118,7 @@ class KubernetesOptions(Options):
     """Seconds after which the pods of an unreachable machine are deleted (the cluster's default is 300)."""
     replace_lost: bool = False
     """Whether an attached launch deletes the pod of a machine that has been unreachable for lost_node plus the pod's
-    grace period, so that it is replaced. Use it only if such machines are really gone. --replace-lost sets it too."""
+    grace period, so that it is replaced. Use it only if such machines are really gone."""
     queue: Annotated[str, OBJECT_NAME] | None = None
     """The queue for Kueue (as its label) and for the gang scheduler."""
     gang: bool = False
