@@ -264,7 +264,7 @@ class MachineOptions:
 
     device: str = option("auto", choices=DEVICES)
     """%(choices)s"""
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = option("auto")
+    precision: str = option("auto", choices=("auto", "fp32", "bf16", "fp16", "fp64"))
     """precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a CPU; with
     --deterministic fp32. fp64 is for comparisons"""
     channels_last: bool = option(True)
@@ -482,23 +482,20 @@ def _argument(item: Field[Any]) -> dict[str, Any]:
     hint = next(part for part in get_args(item.type) if part is not NoneType) if is_optional else item.type
     base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     choices = {"choices": get_args(base)} if get_origin(base) is Literal else {}
-    return _ARGUMENTS.get(base, {}) | choices | ({"type": notes[0]} if notes else {}) | item.metadata["argument"]
+    parse = {"type": notes[0]} if notes else {}
+    return {**_ARGUMENTS.get(base, {}), **choices, **parse, **item.metadata["argument"]}
 
 
 def _documentation() -> dict[str, str]:
     """Return the help of each option: the text below its field in this file, and its default."""
     module = ast.parse(Path(__file__).read_bytes())
-    classes = {node.name: node.body for node in module.body if isinstance(node, ast.ClassDef)}
-    texts = {}
-    for kind in GROUPS.values():
-        below = {
-            ast.unparse(line.target): text
-            for line, text in pairwise(classes[kind.__name__])
-            if isinstance(line, ast.AnnAssign)
-        }
-        for item in fields(kind):
-            texts[key_of(item)] = " ".join(ast.literal_eval(below[item.name].value).split()) + _default_text(item)
-    return texts
+    texts: dict[tuple[str, str], str] = {}
+    for kind in (node for node in module.body if isinstance(node, ast.ClassDef)):
+        for line, below in pairwise(kind.body):
+            if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr):
+                texts[kind.name, ast.unparse(line.target)] = " ".join(str(ast.literal_eval(below.value)).split())
+    items = ((kind, item) for kind in GROUPS.values() for item in fields(kind))
+    return {key_of(item): texts[kind.__name__, item.name] + _default_text(item) for kind, item in items}
 
 
 def _default_text(item: Field[Any]) -> str:

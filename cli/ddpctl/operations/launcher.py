@@ -115,10 +115,10 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
         with suppress(OSError, KeyError, ImportError):
             user = getpass.getuser()
     return Plan(
-        run=run,
+        name=run,
         job=job,
         cwd=request.cwd,
-        run_dir=str(folder),
+        folder=str(folder),
         checkpoint_dir=old.checkpoint_dir if old else str(folder / CHECKPOINTS),
         uid=uid,
         user=user,
@@ -168,18 +168,12 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
-        name=name,
+        **vars(plan),
         created=time.time(),
         target=request.target,
         kind=request.kind,
         options=asdict(options),
-        job=plan.job,
-        cwd=request.cwd,
-        folder=str(folder),
-        checkpoint_dir=plan.checkpoint_dir,
         version=__version__,
-        uid=plan.uid,
-        user=plan.user,
         base_name=base_name,
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"

@@ -45,38 +45,17 @@ HELD = "was not removed: a live node uses it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """The record of one run: the request, and the data with which the target finds the run again."""
+class Run(Plan):
+    """The record of one run: its plan, and the data with which the target finds the run again."""
 
-    name: str
     created: float  # seconds since the epoch
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Mapping[str, Any]
-    job: JobSpec
-    cwd: str
-    folder: str
-    checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
-    user: str = ""  # who started it
     base_name: str = ""  # "night" if ddpctl has named a resumed run "night-2"
-    handle: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the target's data; "logs": where the logs are, if they are not on this machine
-
-    @property
-    def plan(self) -> Plan:
-        """The plan with which the run was launched."""
-        return Plan(
-            run=self.name,
-            job=self.job,
-            cwd=self.cwd,
-            run_dir=self.folder,
-            checkpoint_dir=self.checkpoint_dir,
-            uid=self.uid,
-            user=self.user,
-        )
+    # The target's data. "logs": where the logs are, if they are not on this machine.
+    handle: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def elsewhere(self) -> bool:

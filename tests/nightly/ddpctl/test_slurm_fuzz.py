@@ -66,7 +66,7 @@ JOBS = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(job=JOBS, options=OPTIONS)
 def test_every_configuration_is_a_script_for_bash(job: dict[str, Any], options: dict[str, Any]) -> None:
-    plan = Plan(run="r", job=JobSpec(**job), cwd=".", run_dir=".", checkpoint_dir="c")
+    plan = Plan(name="r", job=JobSpec(**job), cwd=".", folder=".", checkpoint_dir="c")
     text = SlurmTarget(SlurmOptions(**options)).render(plan)
     assert text == SlurmTarget(SlurmOptions(**options)).render(plan)
     wanted = [f"#SBATCH {line}" for line in directives(plan.job, SlurmOptions(**options))]

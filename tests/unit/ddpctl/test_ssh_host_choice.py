@@ -53,7 +53,7 @@ def test_a_dead_host_is_passed_over() -> None:
     assert choice.numbers == (1, 3)
 
 
-AGAIN = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
+AGAIN = replace(PLAN, name="night-2", folder="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
 COPIES = {
     "box2": facts(2, checkpoint="z.pt", copy='{"step": 30}'),
     "box4": facts(4, checkpoint="a.pt", copy='{"step": 40}'),
