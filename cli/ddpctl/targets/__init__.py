@@ -280,7 +280,7 @@ class Target(ABC):
         """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""
         return False
 
-    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+    def replace_lost(self, run: Run) -> Verb[Moved]:
         """Restart lost nodes on spare machines. A node is lost if its machine does not answer.
 
         Nodes are restarted only if the run is in rendezvous, which means that it waits for its nodes.

@@ -280,7 +280,7 @@ class SshTarget(Target):
         hosts = enumerate(self.options.hosts)
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
-    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+    def replace_lost(self, run: Run) -> Verb[Moved]:
         """If the host of a node does not answer, restart the node on a spare host.
 
         Nodes are restarted only if node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0
@@ -296,9 +296,9 @@ class SshTarget(Target):
             return nothing
         spares = self._spares(run)
         at = [self.options.hosts[number] for number in spares]
-        facts = (yield from self._probe(plan, at)) if at else ()
-        device = run.handle.get("device", plan.job.device)
-        found = judge(self.options, replace(plan, job=replace(plan.job, device=device)), at, facts)
+        facts = (yield from self._probe(run, at)) if at else ()
+        device = run.handle.get("device", run.job.device)
+        found = judge(self.options, replace(run, job=replace(run.job, device=device)), at, facts)
         ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
@@ -306,15 +306,15 @@ class SshTarget(Target):
             why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
             return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
         taken = [at[place] for place in ready]
-        secrets = yield from read_secrets(plan.job)
+        secrets = yield from read_secrets(run.job)
         if self.options.project == "sync":
             at_hosts = [host.host for host in taken]
-            yield from sync(at_hosts, cwd=plan.cwd, home=self.options.home, run=plan.name, run_dir=plan.folder)
+            yield from sync(at_hosts, cwd=run.cwd, home=self.options.home, run=run.name, run_dir=run.folder)
         (secret,) = yield (self._secret_command(run.name, hosts[0].host),)
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
         handle = run.handle
-        start = Start(plan=plan, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
+        start = Start(plan=run, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
                       store_secret=secret.stdout)  # fmt: skip
         if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
