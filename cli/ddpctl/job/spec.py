@@ -31,14 +31,11 @@ OURS = frozenset({
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
 def check_nodes(nodes: str) -> str:
     """Check that the text is ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
-    match = NODES_PATTERN.fullmatch(nodes)
-    if not match or (match[2] and int(match[2]) < int(match[1])):
-        raise ValueError("expected a number of nodes, or MIN:MAX such as 1:4")
+    names.node_range(nodes)
     return nodes
 
 
@@ -155,7 +152,7 @@ class JobSpec(Options):
 
     name: Annotated[str, NAME] = "train"
     """The job's name: lower-case letters, digits and '-'. A run's default name is this name and a random word."""
-    nodes: Annotated[str, Rule(check_nodes, {"pattern": NODES_PATTERN.pattern})] = "1"
+    nodes: Annotated[str, Rule(check_nodes, {"pattern": names.NODES_PATTERN})] = "1"
     """Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."""
     gpus: Annotated[int, between(1, 64)] = 1
     """GPUs per node, with one rank each. On machines without GPUs: ranks per node."""
@@ -248,9 +245,9 @@ class JobSpec(Options):
     @property
     def min_nodes(self) -> int:
         """The minimum number of nodes that the run needs."""
-        return int(self.nodes.split(":")[0])
+        return names.node_range(self.nodes)[0]
 
     @property
     def max_nodes(self) -> int:
         """The number of nodes that are started. No more nodes can join."""
-        return int(self.nodes.split(":")[-1])
+        return names.node_range(self.nodes)[1]
