@@ -51,10 +51,10 @@ def test_a_dry_run_without_a_client_fails_as_a_launch() -> None:
 def test_both_t4s_are_used_by_default(text: str, gpus: int, tmp_path: Path) -> None:
     file = tmp_path / "ddpctl.yaml"
     file.write_text(f"target: k\n{text}\n")
-    load = partial(config.load, file=file, profile=None, target=None, kinds=targets.kinds())
-    assert load(overrides={}).job.gpus == gpus
-    assert load(overrides={"gpus": "1"}).job.gpus == 1
-    assert config.load(file=None, profile=None, target="local", overrides={}, kinds=targets.kinds()).job.gpus == 1
+    load = partial(config.load, file=file, kinds=targets.kinds())
+    assert load().job.gpus == gpus
+    assert load(flags={"gpus": "1"}).job.gpus == 1
+    assert config.load(target="local", kinds=targets.kinds()).job.gpus == 1
 
 
 @pytest.mark.parametrize("files", [("model.py",), ()])

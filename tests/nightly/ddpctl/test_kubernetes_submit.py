@@ -49,4 +49,4 @@ def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it
     with pytest.raises(NotStartedError) as error:
         perform(target.submit(plan, attached=True), cluster(), asked)
     assert (type(error.value.reason), matching(asked, "create")) == (ConfigError, [])
-    assert all(fact in str(error.value) for fact in ("--name", plan.run, "55", "54"))
+    assert all(fact in str(error.value) for fact in ("--name", plan.name, "55", "54"))

@@ -109,7 +109,7 @@ def test_a_cluster_gets_its_rules_and_dashboards_as_objects() -> None:
     [
         ("config --exporter ddp=9100", 2, "--exporter: 'ddp'"),
         ("config --exporter dcgm=94000", 2, "--exporter dcgm: '94000'"),
-        ("config --limit skew=0", 2, "--limit skew: '0'"),
+        ("config --limit skew=0", 2, "--limit skew: 0 "),
         ("config --interval nan", 2, "--interval: nan"),
         ("config t.py", 2, "t.py"),
         ("config --targets t.py", 2, "--targets: t.py"),

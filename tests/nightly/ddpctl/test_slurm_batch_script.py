@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
 
 def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(stand_ins: StandIns) -> None:
     folder = stand_ins.folder
-    plan = Plan(run="b", job=JOB, cwd=str(folder), run_dir=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
+    plan = Plan(name="b", job=JOB, cwd=str(folder), folder=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
     one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
     assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
     assert "DDP_RUN_UID" not in one

@@ -24,11 +24,7 @@ from ddpctl.targets.kaggle.target import _PRINT, _WRITE, KaggleTarget
 from ddpwire.version import __version__
 
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
-
-
-PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints")
-
-
+PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
 KERNEL = "ann/ddpctl-night"
 
 
@@ -173,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_is_pushed(output: Outpu
 
 
 def test_a_resumed_run_has_the_former_notebooks_output_among_its_inputs() -> None:
-    plan = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
+    plan = replace(PLAN, name="night-2", folder="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
     asked, submission = push(plan=plan)
     assert '"kernel_sources": [\n  "ann/ddpctl-night"\n ]' in written(asked, "kernel-metadata.json")
     assert r"args=args, name='night-2', resume=True)" in written(asked, "night-2.ipynb")

@@ -22,11 +22,7 @@ TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
 
 
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
-
-
-PLAN = Plan(run="digits-otter", job=JOB, cwd="/project", run_dir="/runs/digits-otter", checkpoint_dir="/ckpt")
-
-
+PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
 RUN = Run(
     name="digits-otter",
     created=1000.0,
@@ -82,7 +78,7 @@ def test_submit_checks_the_machine_and_starts_every_node() -> None:
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",
     }
-    assert only(asked, "urandom").argv[-1] == PLAN.run_dir
+    assert only(asked, "urandom").argv[-1] == PLAN.folder
     nodes = matching(asked, START)
     assert [shell_line(command) for command in nodes] == [
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "

@@ -32,7 +32,7 @@ Asked = tuple[int | str, list[str]]  # the ranks of each node, and the GPUs that
 
 
 def plan_of(job: JobSpec) -> Plan:
-    return Plan(run="night", job=job, cwd="/project", run_dir="/runs/night", checkpoint_dir="/runs/night/checkpoints")
+    return Plan(name="night", job=job, cwd="/project", folder="/runs/night", checkpoint_dir="/runs/night/checkpoints")
 
 
 def ranks_of(values: list[str]) -> int | str:

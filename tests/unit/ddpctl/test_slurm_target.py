@@ -23,11 +23,7 @@ UID = "1f2a3b4c5d6e"
 
 
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
-
-
-PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
-
-
+PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
 RUN = Run(
     name="night",
     created=1000.0,
@@ -108,7 +104,7 @@ def test_a_login_node_has_folders_of_its_own() -> None:
     )  # fmt: skip
     run_dir = "/home/me/.local/state/ddpctl/runs/night"
     assert submission.handle == {"job": "7", "dir": run_dir, "workdir": "/home/me", "logs": f"hpc:{run_dir}"}
-    resumed = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir="/r/night/checkpoints")
+    resumed = replace(PLAN, name="night-2", folder="/r/night-2", checkpoint_dir="/r/night/checkpoints")
     _, submission = submit(options=options, plan=resumed)
     assert submission.checkpoint_dir == f"{run_dir}/checkpoints"
 
