@@ -64,7 +64,7 @@ class Transfer:
 
     num_bytes: int
     num_files: int
-    reads: str | None = None  # the file on this machine from which stdin is read
+    reads: FilePart | None = None  # stdin is this part of a file, up to the end of the file
     writes: tuple[FilePart, ...] = ()  # stdout is written to these parts in order; their folders are created
     rsync_to: Host | None = None  # if argv runs rsync on this machine: the machine that rsync logs in to
 
@@ -177,7 +177,7 @@ def shell_line(command: Command) -> str:
     if moved := command.transfer:
         if moved.rsync_to:
             line = f"RSYNC_RSH={shlex.quote(shlex.join(_ssh(moved.rsync_to)))} {line}"
-        line += f" <{shlex.quote(moved.reads)}" if moved.reads else ""
+        line += f" <{shlex.quote(moved.reads.path)}" if moved.reads else ""
         line += f" >{shlex.quote(moved.writes[0].path)}" if len(moved.writes) == 1 else ""
     if command.stdin is not None:
         text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")

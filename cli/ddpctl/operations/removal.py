@@ -178,9 +178,10 @@ for d; do
     [ "$dry_run" ] || failure=$(rm -f -- "$d" 2>&1) || say "$d" failed "$failure"
   elif [ -d "$d" ]; then
     for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
-      [ -f "$lock" ] && command -v flock >/dev/null || continue
-      flock -n -s "$lock" true 2>/dev/null
-      [ $? -ne 1 ] || {{ say "$d" held ""; continue 2; }} # another code: the file system has no locks
+      if [ -f "$lock" ] && command -v flock >/dev/null; then
+        flock -n -s "$lock" true 2>/dev/null # its exit code is not 1 if the file system has no locks
+        if [ $? -eq 1 ]; then say "$d" held "" && continue 2; fi
+      fi
     done
     set -- "$@" "$d"
   fi

@@ -189,11 +189,11 @@ def _send(
             number = contents.index(names)
             path, size = archives[number], int(sizes[number].stdout)
             command = Command(argv=("/bin/sh", "-c", unpack), host=copy.host)
+            part = FilePart(path=path, start=0, length=size)
             if 0 < size <= _LITTLE:  # 0: a dry run, which does not know the size
-                command = replace(command, part=FilePart(path=path, start=0, length=size))
+                command = replace(command, part=part)
             else:
-                moved = replace(moved, num_bytes=size, rsync_to=None, reads=path)
-                command = replace(command, transfer=moved)
+                command = replace(command, transfer=replace(moved, num_bytes=size, rsync_to=None, reads=part))
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
     check_all(tuple(changed), answers, "the project cannot be written there")
