@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ddpctl.environment import READER, UNSET
+from ddpctl.errors import DdpctlError, UnavailableError
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -116,6 +117,11 @@ class Output:
         """
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
+
+    def check(self, what: str, wrong: type[DdpctlError] = UnavailableError) -> None:
+        """Raise ``wrong`` if the command failed. The message is ``what`` and ``last_line``."""
+        if self.returncode:
+            raise wrong(f"{what}: {self.last_line()}")
 
 
 _END = "END_OF_INPUT"

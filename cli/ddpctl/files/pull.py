@@ -194,8 +194,7 @@ def _part(into: str, path: str) -> str:
 def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[str, Any]]:
     argv = (sys.executable, "-P", "-m", "ddpctl.files.pull", into)
     (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
-    if done.returncode:
-        raise CannotWriteError(f"cannot pull into {into}: {done.last_line()}")
+    done.check(f"cannot pull into {into}", CannotWriteError)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -145,8 +145,7 @@ def pack(
     tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
     (saved,) = yield (Command(argv=(engine, "save", *form, "--output", tar, image.reference), timeout_s=PACK_S),)
-    if saved.returncode:
-        raise UnavailableError(f"{engine} save {image.reference}: {saved.last_line(SILENT)}")
+    saved.check(f"{engine} save {image.reference}")
     (listed,) = yield (Command(argv=("tar", "-xOf", tar, "manifest.json"), timeout_s=LONG_S),)
     config, members = read_manifest(listed.stdout)
     if len(members) != len(image.layers):
@@ -161,8 +160,7 @@ def pack(
         how = ("plain", config) if blob.name.endswith(".json") else (_COMPRESS[codec], wanted[blob.digest])
         argv = ("sh", "-c", _PACK, "sh", tar, how[1], path, how[0])
         (done,) = yield (Command(argv=argv, timeout_s=PACK_S),)
-        if done.returncode:
-            raise UnavailableError(f"cannot pack a layer of {image.reference}: {done.last_line(SILENT)}")
+        done.check(f"cannot pack a layer of {image.reference}")
         packed.append(Blob(digest=blob.digest, name=blob.name, path=path, size=int(done.stdout)))
     old = ("find", folder, "-maxdepth", "1", "-type", "f", "-mtime", f"+{KEPT_DAYS}", "-delete")
     yield (Command(argv=old),)
@@ -201,11 +199,9 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
     manifest = [{"Config": config.name, "RepoTags": [image.reference], "Layers": layers}]
     argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
-    if done.returncode:
-        raise UnavailableError(f"{engine} load: {done.last_line(SILENT)}")
+    done.check(f"{engine} load")
     (held,) = yield (Command(argv=inspect_line(engine, image.reference), host=host),)
-    if held.returncode:
-        raise UnavailableError(f"{engine} load did not create {image.reference}: {held.last_line(SILENT)}")
+    held.check(f"{engine} load did not create {image.reference}")
     return read_inspect(image.reference, held.stdout)
 
 

@@ -121,8 +121,7 @@ find . \\( -type f -o -type l \\) -print0 | xargs -0 -r stat --printf '%s %.9Y %
 
 
 def _project(cwd: str, listed: Output) -> Project:
-    if listed.returncode:
-        raise NoInputError(f"project: sync: {cwd} cannot be read: {listed.last_line()}")
+    listed.check(f"project: sync: {cwd} cannot be read", NoInputError)
     project = Project(**json.loads(listed.stdout))
     if not project.files:
         raise NoInputError(f"project: sync: there is no file to send in {cwd}")
@@ -173,8 +172,7 @@ def _send(
         for path, names in zip(archives, contents, strict=True)
     )  # fmt: skip
     for done in sizes:
-        if done.returncode:
-            raise NoInputError(f"the project cannot be packed: {done.last_line()}")
+        done.check("the project cannot be packed", NoInputError)
     unpack = f"cd {path_word(tree)} && {_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
     commands = []
     for copy in copies:
