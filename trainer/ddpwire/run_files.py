@@ -34,6 +34,7 @@ The live state of the ranks, such as their heartbeats, is in the node's own memo
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -164,6 +165,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def publish_part(part: Path, target: Path, sha256: str, modified_ns: int) -> bool:
+    """Give a fetched file its modification time and its final name, or delete it if its SHA-256 is wrong.
+
+    Return whether it was right. Raises OSError, such as FileNotFoundError.
+    """
+    with open_regular(part) as data:
+        is_whole = hashlib.file_digest(data, "sha256").hexdigest() == sha256
+    if is_whole:
+        os.utime(part, ns=(modified_ns, modified_ns))
+        part.replace(target)
+    else:
+        part.unlink()
+    return is_whole
 
 
 # ---- Readers that open only regular files, because a FIFO in place of a file would block them.
