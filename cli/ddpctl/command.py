@@ -79,7 +79,6 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
     stdin: str | None = None  # the text of its stdin (capture, hold, and stream on a host); None: empty
-    part: FilePart | None = None  # capture, on a host: the content of its stdin, instead of a text
     transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, not even by a dry run
     mode: Mode = "capture"
@@ -178,8 +177,6 @@ def shell_line(command: Command) -> str:
         line = shlex.join([*_ssh(command.host), *tty, "--", command.host.address, line])
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
-    if part := command.part:
-        line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
     if moved := command.transfer:
         if moved.rsync_to:
             line = f"RSYNC_RSH={shlex.quote(shlex.join(_ssh(moved.rsync_to)))} {line}"

@@ -1,12 +1,13 @@
 """The node agent: torch elastic's agent loop with ddprun's own ranks, rendezvous and restart policy.
 
 In each attempt, torch elastic calls ``_rendezvous`` and ``_start_workers``. Then it calls ``_monitor_workers`` until
-that method returns success or failure. After a failure it calls ``_stop_workers``, and starts another attempt if
-restarts are left. ``_monitor_workers`` waits for node 0's decision, which ends the attempt on all nodes. The decision
-also says whether the ranks are restarted.
+that method returns success or failure. After a failure it calls ``_stop_workers``, and starts another attempt.
+``_monitor_workers`` waits for node 0's decision, which ends the attempt on all nodes. The decision also says whether
+the ranks are restarted.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ class NodeAgent(SimpleElasticAgent):
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
                 entrypoint=node.config.command[0],
-                max_restarts=node.config.max_restarts,
+                max_restarts=sys.maxsize,  # node 0 decides how often
                 monitor_interval=ELASTIC_INTERVAL_S,
             )
         )
@@ -329,6 +330,8 @@ class NodeAgent(SimpleElasticAgent):
             self._report_no_group()
             self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
+        # For torch elastic, every end is a success: it would restart the ranks after a failure.
+        ended = RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self.outcome = outcome = decision.outcome
         self._node.logs.show_failed_rank(outcome)
         if outcome.code == 0:
@@ -336,21 +339,23 @@ class NodeAgent(SimpleElasticAgent):
                 self._node.journal.log(outcome.message)
             self._node.workers.clear()
             self.consensus.post_gone()
-            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
+            return ended
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
         journal = self._node.journal
         facts = ("rank", "node", "step", "cause", "message")
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
-        self._is_restart, self._remaining_restarts = restart, int(restart)
+        self._is_restart = restart
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
             step = self._node.files.read(last_checkpoint, self._node.folder.path, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
-        return RunResult(state=WorkerState.FAILED)
+            return RunResult(state=WorkerState.FAILED)
+        self._stop_workers(worker_group)
+        return ended
 
     def _record_rank_states(self) -> None:
         """Record which ranks have not ended although they were asked to, so that ``ddpctl stop`` can name them."""

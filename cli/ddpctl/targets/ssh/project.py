@@ -22,13 +22,15 @@ from ddpctl.job.launch_plan import counted
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
-_LITTLE = 1_000_000  # bytes; a smaller archive uses the existing connection, because a new one would take longer
+_LITTLE = 1_000_000  # bytes; a smaller archive is a text for the existing connection: a new one would take longer
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
-_PACK = """\
+_PACK = f"""\
 set -eu -o pipefail
 tar --create --format=posix --null --verbatim-files-from --no-recursion --files-from=- | $2 >"$1"
-wc -c <"$1"
+size=$(wc -c <"$1")
+echo "$size"
+[ "$size" -gt {_LITTLE} ] || base64 "$1"
 """
 _RSYNC_ARGV = (
     "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
@@ -173,7 +175,7 @@ def _send(
     )  # fmt: skip
     for done in sizes:
         done.check("the project cannot be packed", NoInputError)
-    unpack = f"cd {path_word(tree)} && {_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
+    unpack = f"{_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
     commands = []
     for copy in copies:
         if not (names := changed.get(copy.host)):
@@ -185,13 +187,12 @@ def _send(
             command = Command(argv=argv, stdin="".join(f"{name}\0" for name in names), transfer=moved)
         else:
             number = contents.index(names)
-            path, size = archives[number], int(sizes[number].stdout)
-            command = Command(argv=("/bin/sh", "-c", unpack), host=copy.host)
-            part = FilePart(path=path, start=0, length=size)
-            if 0 < size <= _LITTLE:  # 0: a dry run, which does not know the size
-                command = replace(command, part=part)
-            else:
-                command = replace(command, transfer=replace(moved, num_bytes=size, rsync_to=None, reads=part))
+            size, _, text = sizes[number].stdout.partition("\n")
+            decode = "base64 -d | " if text else ""
+            argv = ("/bin/sh", "-c", f"cd {path_word(tree)} && {decode}{unpack}")
+            part = FilePart(path=archives[number], start=0, length=int(size))
+            moved = replace(moved, num_bytes=int(size), rsync_to=None, reads=part)
+            command = Command(argv=argv, host=copy.host, stdin=text or None, transfer=None if text else moved)
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
     check_all(tuple(changed), answers, "the project cannot be written there")
