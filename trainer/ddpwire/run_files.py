@@ -44,8 +44,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ddpwire import locks, names
@@ -186,7 +187,7 @@ def publish_part(part: Path, target: Path, sha256: str, modified_ns: int) -> boo
 # ---- Readers that open only regular files, because a FIFO in place of a file would block them.
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError if the file cannot be opened or is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -189,10 +189,10 @@ def _send(
             number = contents.index(names)
             size, _, text = sizes[number].stdout.partition("\n")
             decode = "base64 -d | " if text else ""
-            argv = ("/bin/sh", "-c", f"cd {path_word(tree)} && {decode}{unpack}")
+            receive = ("/bin/sh", "-c", f"cd {path_word(tree)} && {decode}{unpack}")
             part = FilePart(path=archives[number], start=0, length=int(size))
             moved = replace(moved, num_bytes=int(size), rsync_to=None, reads=part)
-            command = Command(argv=argv, host=copy.host, stdin=text or None, transfer=None if text else moved)
+            command = Command(argv=receive, host=copy.host, stdin=text or None, transfer=None if text else moved)
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
     check_all(tuple(changed), answers, "the project cannot be written there")
