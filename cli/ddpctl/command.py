@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ddpctl.environment import READER, UNSET
+from ddpctl.errors import DdpctlError, UnavailableError
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -64,7 +65,7 @@ class Transfer:
 
     num_bytes: int
     num_files: int
-    reads: str | None = None  # the file on this machine from which stdin is read
+    reads: FilePart | None = None  # stdin is this part of a file, up to the end of the file
     writes: tuple[FilePart, ...] = ()  # stdout is written to these parts in order; their folders are created
     rsync_to: Host | None = None  # if argv runs rsync on this machine: the machine that rsync logs in to
 
@@ -78,7 +79,6 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
     stdin: str | None = None  # the text of its stdin (capture, hold, and stream on a host); None: empty
-    part: FilePart | None = None  # capture, on a host: the content of its stdin, instead of a text
     transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, not even by a dry run
     mode: Mode = "capture"
@@ -116,6 +116,11 @@ class Output:
         """
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
+
+    def check(self, what: str, wrong: type[DdpctlError] = UnavailableError) -> None:
+        """Raise ``wrong`` if the command failed. The message is ``what`` and ``last_line``."""
+        if self.returncode:
+            raise wrong(f"{what}: {self.last_line()}")
 
 
 _END = "END_OF_INPUT"
@@ -172,12 +177,10 @@ def shell_line(command: Command) -> str:
         line = shlex.join([*_ssh(command.host), *tty, "--", command.host.address, line])
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
-    if part := command.part:
-        line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
     if moved := command.transfer:
         if moved.rsync_to:
             line = f"RSYNC_RSH={shlex.quote(shlex.join(_ssh(moved.rsync_to)))} {line}"
-        line += f" <{shlex.quote(moved.reads)}" if moved.reads else ""
+        line += f" <{shlex.quote(moved.reads.path)}" if moved.reads else ""
         line += f" >{shlex.quote(moved.writes[0].path)}" if len(moved.writes) == 1 else ""
     if command.stdin is not None:
         text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")

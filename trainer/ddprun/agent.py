@@ -1,12 +1,13 @@
 """The node agent: torch elastic's agent loop with ddprun's own ranks, rendezvous and restart policy.
 
 In each attempt, torch elastic calls ``_rendezvous`` and ``_start_workers``. Then it calls ``_monitor_workers`` until
-that method returns success or failure. After a failure it calls ``_stop_workers``, and starts another attempt if
-restarts are left. ``_monitor_workers`` waits for node 0's decision, which ends the attempt on all nodes. The decision
-also says whether the ranks are restarted.
+that method returns success or failure. After a failure it calls ``_stop_workers``, and starts another attempt.
+``_monitor_workers`` waits for node 0's decision, which ends the attempt on all nodes. The decision also says whether
+the ranks are restarted.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun.files.node_dir import Journal, last_checkpoint
-from ddprun.files.runtime_dir import RuntimeDir
+from ddprun.files.node_dir import Node, last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
@@ -42,10 +42,8 @@ from ddprun.ranks.process_groups import GUIDE
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
-from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, processes
 from ddprun.system.errors import NodeError, node_error
-from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import Failure
 from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
@@ -65,25 +63,19 @@ EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeContext:
+class NodeContext(Node):
     """The settings and objects that a ``NodeAgent`` uses."""
 
-    config: NodeConfig
-    node_dir: Path
-    runtime: RuntimeDir
-    files: FileWriter
     environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
     resources: ResourceAllocation
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
     stop: Stop
     logs: RankLogs
-    journal: Journal
     series: NodeSeries
     heartbeats: HeartbeatMonitor
     oom_monitor: OomMonitor
     downtime: Downtime
-    previous_step: int | None  # the highest step of the previous run
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -103,7 +95,7 @@ class NodeAgent(SimpleElasticAgent):
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
                 entrypoint=node.config.command[0],
-                max_restarts=node.config.max_restarts,
+                max_restarts=sys.maxsize,  # node 0 decides how often
                 monitor_interval=ELASTIC_INTERVAL_S,
             )
         )
@@ -116,24 +108,20 @@ class NodeAgent(SimpleElasticAgent):
         self._log_at = 0.0  # when to log next that this node's ranks have ended
         self._is_restart = False
         self._processes: tuple[RankProcess, ...] = ()
-        self._recovery = Recovery(node.series, node.journal, node.previous_step)
+        self._recovery = Recovery(node.series, node.journal, node.folder.previous_step)
         self._started_at = 0.0
         self._waits_for_heartbeat = False
         self._world_size = 1
         self.outcome: Outcome | None = None
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
-        self._diagnosis = Diagnosis(node.node_dir, node.config.node_rank, node.runtime, node.files)
+        self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
         node.stop.on_wait = self._record_rank_states
         rendezvous.on_join = self._join
-        node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
-        node.workers.on_exec_fallback = lambda why: log(
-            f"from now on, ranks are started with exec, because {why} (exec is slower than fork)"
-        )
         node.workers.on_supervisor_lost = self._report_lost_supervisor
         node.workers.on_give_up = self._report_give_up
 
@@ -179,7 +167,7 @@ class NodeAgent(SimpleElasticAgent):
         self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
         for ended in self.consensus.history:
             self._recovery.reached(ended.step)
-            if is_first and self._node.previous_step is None:  # this node has not counted these restarts
+            if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _join(self, store: Store) -> None:
@@ -191,12 +179,12 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         try:
-            node.runtime.begin_attempt()
+            node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
         except OSError as error:
             raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
-        if node.runtime.path != Path(node.journal.state.runtime):
-            node.journal.update(runtime=str(node.runtime.path))
+        if node.folder.runtime.path != Path(node.journal.state.runtime):
+            node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
@@ -236,16 +224,17 @@ class NodeAgent(SimpleElasticAgent):
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
-        log = node.node_dir / run_files.rank_log(rank)
-        metrics_dir = node.runtime.path / run_files.rank_metrics(rank)
+        log = node.folder.path / run_files.rank_log(rank)
+        metrics_dir = node.folder.runtime.path / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
-            group, worker, node.config, node.node_dir, node.environ, attempt=attempt, steps_before=self._recovery.best,
-            runtime=node.runtime.path, lost=lost, threads=node.resources.threads, interface=node.interface,
+            group, worker, node.config, node.folder.path, node.environ, attempt=attempt, lost=lost,
+            steps_before=self._recovery.best, runtime=node.folder.runtime.path, threads=node.resources.threads,
+            interface=node.interface,
         )  # fmt: skip
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)
             metrics.prepare_rank_dir(metrics_dir)
-            node.files.call((node.node_dir / run_files.rank_error(rank)).unlink, True)
+            node.files.call((node.folder.path / run_files.rank_error(rank)).unlink, True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
             message = f"cannot write {error.filename}: {error.strerror}"
@@ -296,7 +285,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
                 is_last = self._num_succeeded == node.config.local_world_size
                 self.consensus.post_success(rank, is_last=is_last)
-        metrics.set_gauges_aside(node.runtime.metrics, rank)
+        metrics.set_gauges_aside(node.folder.runtime.metrics, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
@@ -307,7 +296,7 @@ class NodeAgent(SimpleElasticAgent):
         if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
-        where = (self._node.node_dir, rank, status, start, in_order)
+        where = (self._node.folder.path, rank, status, start, in_order)
         error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
@@ -341,6 +330,8 @@ class NodeAgent(SimpleElasticAgent):
             self._report_no_group()
             self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
+        # For torch elastic, every end is a success: it would restart the ranks after a failure.
+        ended = RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self.outcome = outcome = decision.outcome
         self._node.logs.show_failed_rank(outcome)
         if outcome.code == 0:
@@ -348,21 +339,23 @@ class NodeAgent(SimpleElasticAgent):
                 self._node.journal.log(outcome.message)
             self._node.workers.clear()
             self.consensus.post_gone()
-            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
+            return ended
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
         journal = self._node.journal
         facts = ("rank", "node", "step", "cause", "message")
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
-        self._is_restart, self._remaining_restarts = restart, int(restart)
+        self._is_restart = restart
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
-            step = self._node.files.read(last_checkpoint, self._node.node_dir, unknown=None)
+            step = self._node.files.read(last_checkpoint, self._node.folder.path, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
-        return RunResult(state=WorkerState.FAILED)
+            return RunResult(state=WorkerState.FAILED)
+        self._stop_workers(worker_group)
+        return ended
 
     def _record_rank_states(self) -> None:
         """Record which ranks have not ended although they were asked to, so that ``ddpctl stop`` can name them."""
@@ -384,10 +377,10 @@ class NodeAgent(SimpleElasticAgent):
         it has used the attempt's store, which node 0 serves.
         """
         node = self._node
-        if node.config.node_rank or self._world_size == 1 or not node.workers.forks or node.runtime.vanished:
+        if node.config.node_rank or self._world_size == 1 or not node.workers.forks or node.folder.runtime.vanished:
             return False
         beats = (run_files.rank_heartbeat(process.rank) for process in self._processes)
-        groups = (node.runtime.path / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
+        groups = (node.folder.runtime.path / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
         return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
 
     def _describe_success(self) -> str:
@@ -428,7 +421,7 @@ class NodeAgent(SimpleElasticAgent):
         if outcome and outcome.has_diagnosis:
             self._diagnosis.keep()
         if cause == "hang":
-            path = node.node_dir / run_files.stacks_file(self._rendezvous_handler.attempt)
+            path = node.folder.path / run_files.stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs, node.files)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):

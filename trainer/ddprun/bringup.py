@@ -10,10 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from ddprun.files.node_dir import Journal, NodeDir
+from ddprun.files.node_dir import Journal, Node
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeMetrics
@@ -21,7 +22,6 @@ from ddprun.metrics.recovery import Downtime
 from ddprun.nodes import preflight
 from ddprun.nodes.preflight import PreflightReport, Route
 from ddprun.output import progress
-from ddprun.output.console import Console
 from ddprun.output.logs import RankLogs
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
@@ -29,7 +29,6 @@ from ddprun.ranks.workers import Workers
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import newest_checkpoint
-from ddprun.system.file_writer import FileWriter
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
@@ -38,21 +37,12 @@ DRAIN_S = 5.0
 
 
 def bring_up(
-    config: NodeConfig,
-    route: Route,
-    resources: ResourceAllocation,
-    folder: NodeDir,
-    workers: Workers,
-    signals: Signals,
-    journal: Journal,
-    console: Console,
-    report: PreflightReport,
-    downtime: Downtime,
-    files: FileWriter,
-) -> Outcome:
+    node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
+    report: PreflightReport, downtime: Downtime,
+) -> Outcome:  # fmt: skip
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
+    config, folder, journal = node.config, node.folder, node.journal
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
-    node_dir = folder.path
     # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
     if module := sys.modules.get("torch"):  # already imported for the ranks: a change of the variable has no effect
         set_cpp_log_level("FATAL", str(module.__file__))
@@ -69,7 +59,7 @@ def bring_up(
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
-    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, files)
+    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, node.files)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
     same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
@@ -100,37 +90,32 @@ def bring_up(
         is_replaced=config.is_replaced,
     )
     consensus = start_consensus(rendezvous.control)
-    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, node_dir)
+    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
     if not config.node_rank and not folder.previous_run:
         report_missing_checkpoint(config, journal.log)
-    node_facts.write_inventory(node_dir, config, environ)
+    node_facts.write_inventory(folder.path, config, environ)
     node_metrics.start()
-    logs = RankLogs(console, config, files)
+    logs = RankLogs(node.console, config, node.files)
 
     def on_resize() -> None:
         logs.resize()
         workers.signal(signal.SIGWINCH)  # the size of the terminal has changed
 
     signals.on_resize = on_resize
-    node = NodeContext(
-        config=config,
-        node_dir=node_dir,
-        runtime=folder.runtime,
-        files=files,
+    context = NodeContext(
+        **{one.name: getattr(node, one.name) for one in fields(Node)},
         environ=environ,
         resources=resources,
         interface=route.interface,
         workers=workers,
         stop=stop,
         logs=logs,
-        journal=journal,
         series=series,
         heartbeats=heartbeats,
         oom_monitor=OomMonitor(),
         downtime=downtime,
-        previous_step=folder.previous_run.step if folder.previous_run else None,
     )
-    agent = NodeAgent(node, rendezvous, consensus, start_consensus)
+    agent = NodeAgent(context, rendezvous, consensus, start_consensus)
     try:
         agent.run()
     finally:
@@ -138,7 +123,7 @@ def bring_up(
         node_metrics.write_summary()
     assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
-    logs.show_last_lines(agent.outcome, node_dir)
+    logs.show_last_lines(agent.outcome, folder.path)
     failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
     series.state(failed_or_stopped if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot()

@@ -16,13 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from ddprun.files import process_discovery, run_identity
-from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
+from ddprun.files.node_dir import Journal, Node, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.files.runtime_dir import RuntimeDir
 from ddprun.health.folder_watch import GIVE_UP_AFTER_S, WARN_AFTER_S, FolderWatch
 from ddprun.metrics.recovery import Downtime
@@ -65,15 +65,10 @@ HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resol
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeExit:
+class NodeExit(Node):
     """Ends this process with an outcome. Any thread may call it, and only the first call has an effect."""
 
-    config: NodeConfig
-    folder: NodeDir
-    journal: Journal
-    console: Console
-    files: FileWriter
-    once: threading.Lock
+    once: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, outcome: Outcome) -> NoReturn:
         """Write and log the outcome, and exit without finalizing the interpreter, which would take a second."""
@@ -150,7 +145,7 @@ def main() -> NoReturn:
     log = TimedLog(folder.path / timed_log(None), node, files=files)
     console = Console(f"node{node}", log.add, files)
     journal = Journal(folder.path, replace(state, runtime=str(folder.runtime.path)), console, files)
-    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, once=threading.Lock())
+    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files)
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     requeued_s = max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0
@@ -166,7 +161,8 @@ def main() -> NoReturn:
             if not config.retries_network:
                 route = preflight.find_route(config, report)
             preload_torch(config, console.log_now)
-            workers = Workers(config.command, lock_fd=folder.lock_fd, fork=config.forks, spared=files.pid)
+            lock_fd, forks = folder.lock_fd, config.forks
+            workers = Workers(config.command, lock_fd=lock_fd, fork=forks, log=journal.log, spared=files.pid)
         finally:
             signals.listen()
             files.start()
@@ -183,9 +179,7 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(
-                config, route, resources, folder, workers, signals, journal, console, report, downtime, files
-            )
+            return bring_up(end, route, resources, workers, signals, report, downtime)
 
     outcome = run_guarded(run, folder)
     if outcome.code:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ddprun.files import process_discovery
 from ddprun.output.timed_log import strip_torch_prefix
@@ -23,11 +23,10 @@ from ddprun.system import network, processes
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
-from ddpwire.merged_output import MergedOutput, Source
+from ddpwire.merged_output import LogTail, MergedOutput
 from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, parse_json, read_record
 
 APPEAR_S = 10.0  # how long to wait for the first file
-BLOCK_BYTES = 1 << 20
 HISTORY_BYTES = 4096  # how much of the last rows is read
 DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for this long was killed
 FOLLOW_POLL_S = 0.1
@@ -38,55 +37,9 @@ KILL_TIMEOUT_S = 2.0
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 
 
-class LogTail:
-    """A growing log file, which is read one block at a time."""
-
-    def __init__(self, path: Path, source: Source, tail: int | None) -> None:
-        self._path, self._file = path, open_regular(path)
-        self._source = source
-        if tail is not None:
-            self._file.seek(start_of_last_lines(self._file, tail))
-
-    def pass_on(self) -> None:
-        """Print what was added to the log. If another file has replaced the log, print that file as well."""
-        replacement = None
-        with contextlib.suppress(OSError):
-            if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
-                replacement = open_regular(self._path)
-        while block := self._file.read(BLOCK_BYTES):
-            self._source.add(block)
-        self._source.add(b"")
-        if replacement:
-            self._file.close()
-            self._file = replacement
-            self.pass_on()
-
-    def close(self) -> None:
-        """End the last line of the output, and close the log."""
-        self._source.close()
-        self._file.close()
-
-
 def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
     """Return a function that prefixes a line of a rank's log with its node and rank."""
     return lambda line: f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
-
-
-def start_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return the position at which the last ``count`` lines of a file begin, including an incomplete last line."""
-    end = position = file.seek(0, os.SEEK_END)
-    if count <= 0:
-        return end
-    while position:
-        size = min(BLOCK_BYTES, position)
-        position = file.seek(position - size)
-        block = file.read(size)
-        index = size - (position + size == end and block.endswith(b"\n"))  # a newline at the end starts no line
-        while count and (index := block.rfind(b"\n", 0, index)) >= 0:
-            count -= 1
-        if not count:
-            return position + index + 1
-    return 0
 
 
 def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:

@@ -319,7 +319,7 @@ def check_files(files: Sequence[DataFile]) -> None:
             actual = os.fstat(data.fileno()).st_size
             if actual != size:
                 raise CorruptCheckpoint("truncated", f"{file.name} has {actual:,} bytes instead of {size:,}")
-            if hashlib.file_digest(data, "sha256").hexdigest() != digest:  # type: ignore[arg-type]
+            if hashlib.file_digest(data, "sha256").hexdigest() != digest:
                 raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} differs from the one in its manifest")
 
 

@@ -6,11 +6,18 @@ most once a second, and any other line is written when it is complete. If the li
 of another source begins on a new line.
 """
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from ddpwire.run_files import open_regular
 
 STATE_INTERVAL_S = 1.0
+BLOCK_BYTES = 1 << 20
 
 
 class MergedOutput:
@@ -108,3 +115,54 @@ class Source:
 def last_state(line: bytes) -> bytes:
     """Return what a terminal shows of a line that contains carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class LogTail:
+    """A growing log file, which is read one block at a time. It may not exist yet."""
+
+    def __init__(self, path: Path, source: Source, tail: int | None = None) -> None:
+        """Raises OSError. ``tail``: begin with so many last lines of a file that exists already."""
+        self._path, self._source = path, source
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._file = open_regular(path)
+            if tail is not None:
+                self._file.seek(start_of_last_lines(self._file, tail))
+
+    def pass_on(self) -> None:
+        """Print what was added to the log. If another file has replaced the log, print that file as well."""
+        replacement = None
+        with contextlib.suppress(OSError):
+            if self._file is None or not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                replacement = open_regular(self._path)
+        while self._file and (block := self._file.read(BLOCK_BYTES)):
+            self._source.add(block)
+        self._source.add(b"")
+        if replacement:
+            if self._file:
+                self._file.close()
+            self._file = replacement
+            self.pass_on()
+
+    def close(self) -> None:
+        """End the last line of the output, and close the log."""
+        self._source.close()
+        if self._file:
+            self._file.close()
+
+
+def start_of_last_lines(file: BinaryIO, count: int) -> int:
+    """Return the position at which the last ``count`` lines of a file begin, including an incomplete last line."""
+    end = position = file.seek(0, os.SEEK_END)
+    if count <= 0:
+        return end
+    while position:
+        size = min(BLOCK_BYTES, position)
+        position = file.seek(position - size)
+        block = file.read(size)
+        index = size - (position + size == end and block.endswith(b"\n"))  # a newline at the end starts no line
+        while count and (index := block.rfind(b"\n", 0, index)) >= 0:
+            count -= 1
+        if not count:
+            return position + index + 1
+    return 0

@@ -24,6 +24,7 @@ from typing import Any
 
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
+from ddpwire.run_files import publish_part
 
 INDEX = "checkpoints.json"
 CHUNK = 8 << 20  # bytes of a request
@@ -108,7 +109,11 @@ class ObjectStore:
 
         with self._at(path.name, step) as name:  # drivers call back after each part
             self._fs.put_file(str(path), name, callback=Callback(hooks={"count": self._count_part}))
-        self._verify(file, self._chunks(step, file))
+        digest = hashlib.sha256()
+        for chunk in self._chunks(step, file):
+            digest.update(chunk)
+        if digest.hexdigest() != sha256:
+            raise self._damaged(file)
         return file
 
     def _count_part(self, *_: Any, **__: Any) -> None:
@@ -157,17 +162,11 @@ class ObjectStore:
                     out.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
-            try:
-                with part.open("rb") as data:
-                    self._verify(file, iter(lambda data=data: data.read(CHUNK), b""))  # type: ignore[misc]
-            except StoreError:
-                part.unlink()
-                if is_continued:  # the incomplete file may have been damaged, or from another upload
-                    self.fetch(one, folder)
-                    return
-                raise
-            os.utime(part, (file["modified"], file["modified"]))
-            part.replace(target)
+            if not publish_part(part, target, file["sha256"], file["modified"] * 10**9):
+                if not is_continued:
+                    raise self._damaged(file)
+                self.fetch(one, folder)  # the incomplete file may have been damaged, or from another upload
+                return
 
     def _chunks(self, step: int, file: dict[str, Any], start: int = 0) -> Iterator[bytes]:
         for at in range(start, file["bytes"], CHUNK):
@@ -176,12 +175,8 @@ class ObjectStore:
             self.num_parts += 1
             yield data
 
-    def _verify(self, file: dict[str, Any], chunks: Iterable[bytes]) -> None:
-        digest = hashlib.sha256()
-        for chunk in chunks:
-            digest.update(chunk)
-        if digest.hexdigest() != file["sha256"]:
-            raise StoreError(Exit.DATA, f"{file['name']} of {self.url} does not match its SHA-256, {file['sha256']}")
+    def _damaged(self, file: dict[str, Any]) -> StoreError:
+        return StoreError(Exit.DATA, f"{file['name']} of {self.url} does not match its SHA-256, {file['sha256']}")
 
 
 def _read_index(text: bytes) -> list[dict[str, Any]]:

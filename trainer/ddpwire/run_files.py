@@ -34,6 +34,7 @@ The live state of the ranks, such as their heartbeats, is in the node's own memo
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -43,8 +44,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ddpwire import locks, names
@@ -167,10 +169,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def publish_part(part: Path, target: Path, sha256: str, modified_ns: int) -> bool:
+    """Give a fetched file its modification time and its final name, or delete it if its SHA-256 is wrong.
+
+    Return whether it was right. Raises OSError, such as FileNotFoundError.
+    """
+    with open_regular(part) as data:
+        is_whole = hashlib.file_digest(data, "sha256").hexdigest() == sha256
+    if is_whole:
+        os.utime(part, ns=(modified_ns, modified_ns))
+        part.replace(target)
+    else:
+        part.unlink()
+    return is_whole
+
+
 # ---- Readers that open only regular files, because a FIFO in place of a file would block them.
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError if the file cannot be opened or is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -88,7 +88,7 @@ def ship(
     Layers that a host already has are not sent again. If a transfer was interrupted, the next one continues it.
     """
     from ddpctl import targets
-    from ddpctl.operations.image_transfer import Shipper
+    from ddpctl.operations.image_transfer import ship as ship_image
 
     settings = _settings(image, target, file)
     places = [parse_host(text) for text in hosts or ()]
@@ -99,8 +99,7 @@ def ship(
         raise UsageError("image ship: give the hosts, or choose a target of kind ssh with --target")
     context = open_context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
-    shipper = Shipper(executor=context.executor, emit=context.emit, engine=engine, folder=folder)
-    deliveries = shipper.ship(settings.job.image, tuple(dict.fromkeys(places)))
+    deliveries = ship_image(context, engine, settings.job.image, tuple(dict.fromkeys(places)), folder)
     print_result([asdict(one) for one in deliveries], (), as_json=as_json)
     failed = [one.host for one in deliveries if one.error]
     if failed:

@@ -8,14 +8,14 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from uuid import uuid4
 
-from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, FilePart, Host, Output, remote_line
+from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, Host, Output, remote_line
 from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
@@ -188,9 +188,6 @@ class Remote:
                 data = command.stdin.encode(errors="surrogateescape")
                 for start in range(0, len(data), _CHUNK):  # in chunks, because sendall copies the rest for each packet
                     channel.sendall(data[start : start + _CHUNK])
-            if command.part is not None:
-                for data in _read(command.part):
-                    channel.sendall(data)
             channel.shutdown_write()
             code = _pump(channel, deadline, out, err)
         except TimeoutError:
@@ -230,15 +227,6 @@ class Remote:
             connection = self._connections.pop(host, None)
         if connection is not None:
             connection.close()
-
-
-def _read(part: FilePart) -> Iterator[bytes]:
-    with Path(part.path).open("rb") as file:
-        file.seek(part.start)
-        left = part.length
-        while left and (data := file.read(min(left, _CHUNK))):
-            left -= len(data)
-            yield data
 
 
 def _host(command: Command) -> Host:

@@ -110,8 +110,11 @@ def move(
         with ExitStack() as stack:
             # Files instead of pipes, because no thread serves pipes while the process runs.
             error = stack.enter_context(tempfile.TemporaryFile())
-            source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
+            reads = transfer.reads
+            source = Path(reads.path).open("rb") if reads else tempfile.TemporaryFile()  # noqa: SIM115
             stdin = stack.enter_context(source)
+            if reads:
+                stdin.seek(reads.start)
             if command.stdin is not None:
                 stdin.write(command.stdin.encode(errors="surrogateescape"))
                 stdin.seek(0)
@@ -126,8 +129,8 @@ def move(
     except TimeoutError:
         return Output(returncode=TIMED_OUT, stderr=f"no progress for {command.timeout_s:g} s")
     except OSError as failed:
-        if transfer.reads and failed.filename == transfer.reads:
-            raise NoInputError(f"cannot read {transfer.reads}: {failed.strerror}") from None
+        if transfer.reads and failed.filename == transfer.reads.path:
+            raise NoInputError(f"cannot read {failed.filename}: {failed.strerror}") from None
         if not started and isinstance(failed, FileNotFoundError):
             raise
         raise CannotWriteError(f"cannot write {failed.filename or 'the fetched files'}: {failed.strerror}") from None
@@ -162,7 +165,7 @@ def pump(
                     num_files = max([num_files, *map(int, _RSYNC_FILES.findall(line[0]))])
             else:
                 num_files += data.count(b"\n")
-                num_bytes = os.lseek(stdin, 0, os.SEEK_CUR)
+                num_bytes = os.lseek(stdin, 0, os.SEEK_CUR) - (transfer.reads.start if transfer.reads else 0)
             if data or (num_bytes, num_files) != before:
                 moved_at = time.monotonic()
             elif stall_s is not None and time.monotonic() - moved_at > stall_s:

@@ -5,7 +5,6 @@ interrupted transfer continues where it stopped. A file gets its final name only
 ``python -m ddpctl.files.pull FOLDER`` reads and writes the files on this machine.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, Unavailab
 from ddpctl.files.images import human_size
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, LOCK, STORE_SECRET
+from ddpwire.run_files import CHECKPOINTS, LOCK, STORE_SECRET, publish_part
 
 TRIES = 4  # a lost connection is opened again, and the transfer is resumed
 LIST_S, HERE_S = 120.0, 3600.0
@@ -176,7 +175,7 @@ def _fetch(
     finished = []
     for share, output in zip(shares, outputs, strict=True):
         sums = _SUM.findall(output.stderr)
-        finished += [[file.path, file.size, file.modified, found] for file, found in zip(share, sums, strict=False)]
+        finished += [[file.path, file.modified, found] for file, found in zip(share, sums, strict=False)]
     done = yield from _here(into, {"finish": finished})
     problems = [
         f"{places[share[0].place].name}: {one_line(output.last_line())}"
@@ -194,8 +193,7 @@ def _part(into: str, path: str) -> str:
 def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[str, Any]]:
     argv = (sys.executable, "-P", "-m", "ddpctl.files.pull", into)
     (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
-    if done.returncode:
-        raise CannotWriteError(f"cannot pull into {into}: {done.last_line()}")
+    done.check(f"cannot pull into {into}", CannotWriteError)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -228,20 +226,13 @@ def _accuracy(weights: Path) -> float | None:
     return value if isinstance(value, float | int) else None
 
 
-def finish(into: Path, files: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
+def finish(into: Path, files: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
     """Rename the files with the right checksum to their final names, and remove the others. Raises OSError."""
-    whole, wrong = [], []
-    for path, size, modified, expected in files:
-        part = Path(_part(str(into), path))
-        with part.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != expected or part.stat().st_size != size:
-            part.unlink()
-            wrong.append(path)
-            continue
-        os.utime(part, (modified, modified))
-        part.replace(into / path)
-        whole.append(path)
+    whole: list[str] = []
+    wrong: list[str] = []
+    for path, modified, expected in files:
+        is_whole = publish_part(Path(_part(str(into), path)), into / path, expected, modified * 10**9)
+        (whole if is_whole else wrong).append(path)
     return {"whole": whole, "wrong": wrong}
 
 

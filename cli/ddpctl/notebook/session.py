@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePath
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.execution.executor import Executor
@@ -37,6 +37,7 @@ from ddpctl.runs.run_store import Run
 from ddpctl.targets.local import LocalOptions
 from ddpwire import kaggle
 from ddpwire.exits import Exit
+from ddpwire.merged_output import LogTail, MergedOutput
 from ddpwire.run_files import CHECKPOINTS, NODE_LOG, OUTCOME, RECORD, node_name, rank_log
 
 LAST_LINES = 25
@@ -259,35 +260,18 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
 # because the cell does not show the stdout of other processes.
 
 
-class Tail:
+class Tail(LogTail):
     """Prints new text of a file at once. It also prints incomplete lines, such as a progress bar."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._in_line = False
-
-    def print_new(self) -> None:
-        """Print the text that was added to the file since the last call."""
-        if self._file is None:
-            with suppress(OSError):
-                self._file = self._path.open("rb")
-        if self._file is not None and (text := self._decoder.decode(self._file.read())):
-            print(text, end="", flush=True)
-            self._in_line = not text.endswith("\n")
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        self._output = MergedOutput(lambda data: print(decode(data), end="", flush=True))
+        super().__init__(path, self._output.add_source())
 
     def end_line(self) -> None:
         """End an incomplete line, so that other output starts on a new line."""
-        if self._in_line:
-            print(flush=True)
-            self._in_line = False
-
-    def close(self) -> None:
-        """End an incomplete line, and close the file."""
-        self.end_line()
-        if self._file is not None:
-            self._file.close()
+        self._source.close()
+        self._source = self._output.add_source()
 
 
 def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
@@ -299,7 +283,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     state = None
     while state is None:
         try:
-            tail.print_new()
+            tail.pass_on()
             progress.update()
             if (node / OUTCOME).exists() or time.monotonic() - checked > interval_s:
                 checked, interval_s = time.monotonic(), min(2 * interval_s, ALIVE_CHECK_SELDOM_S)
@@ -310,7 +294,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
         except KeyboardInterrupt:
             tail.end_line()
             _stop(stopper)
-    tail.print_new()
+    tail.pass_on()
     tail.close()
     progress.update(last=True)
     return state, bool(stopper.times)

@@ -8,24 +8,22 @@ hosts continue.
 
 import json
 import re
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from ddpctl.command import Command, FilePart, Host, Verb
+from ddpctl.command import Command, FilePart, Host, Transfer, Verb
 from ddpctl.errors import DdpctlError, UnavailableError, writing
-from ddpctl.execution.executor import Executor
 from ddpctl.files.images import Engine, Image, difference, human_size, inspect_line, read_inspect
 from ddpctl.job.launch_plan import counted
+from ddpctl.operations.launcher import AppContext
+from ddpctl.operations.removal import together
 from ddpwire.exits import Exit
 
 Codec = Literal["zst", "gz"]
 CACHE = "$HOME/.cache/ddpctl/images"  # on a host
-PART_BYTES = 64 << 20  # sent at a time; progress is reported after each part
 PACK_S = 3600.0
 LONG_S = 1800.0
 KEPT_DAYS = 30
@@ -46,15 +44,14 @@ touch "$3"
 wc -c <"$3"
 """
 _FILE = re.compile(r"^ *([0-9]+) ([0-9a-f]{64}\.[a-z.]+)$", re.MULTILINE)  # a login may print other lines too
+# An incomplete part stays, so that the next transfer continues it. A corrupt one is removed.
 _RECEIVE = f"""\
 cd "{CACHE}" || exit 73
-if [ "$2" = 0 ]; then cat >"$1.part"; else cat >>"$1.part"; fi
-"""
-_CHECK = f"""\
-cd "{CACHE}" || exit 73
+if [ "$2" = 0 ]; then cat >"$1.part"; else cat >>"$1.part"; fi || exit 73
+if [ "$(wc -c <"$1.part")" -lt "$3" ]; then echo "the transfer was interrupted" >&2; exit 69; fi
 case $1 in *.zst) zstd -dcq "$1.part" ;; *.gz) gzip -dc "$1.part" ;; *) cat "$1.part" ;; esac | sha256sum >"$1.sum"
 read -r sum _ <"$1.sum"; rm -f "$1.sum"
-if [ "$sum" = "$2" ]; then mv "$1.part" "$1"; else rm -f "$1.part"; exit 65; fi
+if [ "$sum" = "$4" ]; then mv "$1.part" "$1"; else rm -f "$1.part"; exit 65; fi
 """
 _LOAD = f"""\
 set -eu
@@ -71,7 +68,6 @@ done
 tar -C "$work" -cf - . | "$engine" load >&2
 find . -maxdepth 1 -type f -mtime +{KEPT_DAYS} -exec rm -f {{}} +
 """
-MAX_PARALLEL = 16
 SILENT = "it failed without a message"
 
 
@@ -133,7 +129,7 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
     return tuple(surveys)
 
 
-def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
+def choose_codec(surveys: Sequence[Survey]) -> Verb[Codec]:
     """Return zstd if this machine and all hosts have it, and otherwise gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
     return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
@@ -149,8 +145,7 @@ def pack(
     tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
     (saved,) = yield (Command(argv=(engine, "save", *form, "--output", tar, image.reference), timeout_s=PACK_S),)
-    if saved.returncode:
-        raise UnavailableError(f"{engine} save {image.reference}: {saved.last_line(SILENT)}")
+    saved.check(f"{engine} save {image.reference}")
     (listed,) = yield (Command(argv=("tar", "-xOf", tar, "manifest.json"), timeout_s=LONG_S),)
     config, members = read_manifest(listed.stdout)
     if len(members) != len(image.layers):
@@ -165,8 +160,7 @@ def pack(
         how = ("plain", config) if blob.name.endswith(".json") else (_COMPRESS[codec], wanted[blob.digest])
         argv = ("sh", "-c", _PACK, "sh", tar, how[1], path, how[0])
         (done,) = yield (Command(argv=argv, timeout_s=PACK_S),)
-        if done.returncode:
-            raise UnavailableError(f"cannot pack a layer of {image.reference}: {done.last_line(SILENT)}")
+        done.check(f"cannot pack a layer of {image.reference}")
         packed.append(Blob(digest=blob.digest, name=blob.name, path=path, size=int(done.stdout)))
     old = ("find", folder, "-maxdepth", "1", "-type", "f", "-mtime", f"+{KEPT_DAYS}", "-delete")
     yield (Command(argv=old),)
@@ -182,24 +176,21 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
         raise DdpctlError(f"the saved image has no readable manifest: {error}") from None
 
 
-def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send the part of a blob that begins at byte ``start``. Return where the part ends. Raises UnavailableError."""
-    length = min(PART_BYTES, blob.size - start)
-    part = FilePart(path=blob.path, start=start, length=length)
-    argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
-    (done,) = yield (Command(argv=argv, host=host, part=part, timeout_s=LONG_S),)
+def send(survey: Survey, blob: Blob, say: str = "") -> Verb[int]:
+    """Send what a host lacks of a blob, and verify it there. Return the number of bytes. Raises UnavailableError."""
+    if blob.name in survey.files:
+        return 0
+    there = survey.files.get(f"{blob.name}.part", 0)
+    start = there if there <= blob.size else 0
+    part = FilePart(path=blob.path, start=start, length=blob.size - start)
+    argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start), str(blob.size), blob.digest)
+    moved = Transfer(num_bytes=part.length, num_files=1, reads=part)
+    (done,) = yield (Command(argv=argv, host=survey.host, transfer=moved, timeout_s=LONG_S, say=say),)
+    if done.returncode == Exit.DATA:
+        raise UnavailableError(f"layer {blob.name[:12]} arrived corrupted and was removed there: ship the image again")
     if done.returncode:
         raise UnavailableError(f"{done.last_line(SILENT)}: ship the image again to resume the transfer")
-    return start + length
-
-
-def check(host: Host, blob: Blob) -> Verb[None]:
-    """Verify the checksum of a blob on a host. Raises UnavailableError."""
-    argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
-    (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
-    if done.returncode:
-        why = "arrived corrupted" if done.returncode == Exit.DATA else done.last_line(SILENT)
-        raise UnavailableError(f"layer {blob.name[:12]} was removed from the host ({why}): ship the image again")
+    return part.length
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
@@ -208,11 +199,9 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
     manifest = [{"Config": config.name, "RepoTags": [image.reference], "Layers": layers}]
     argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
-    if done.returncode:
-        raise UnavailableError(f"{engine} load: {done.last_line(SILENT)}")
+    done.check(f"{engine} load")
     (held,) = yield (Command(argv=inspect_line(engine, image.reference), host=host),)
-    if held.returncode:
-        raise UnavailableError(f"{engine} load did not create {image.reference}: {held.last_line(SILENT)}")
+    held.check(f"{engine} load did not create {image.reference}")
     return read_inspect(image.reference, held.stdout)
 
 
@@ -233,93 +222,61 @@ class Delivery:
     error: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shipper:
-    """Ships one image from this machine to hosts."""
+def ship(
+    context: AppContext, engine: Engine, reference: str, hosts: tuple[Host, ...], folder: Path
+) -> tuple[Delivery, ...]:
+    """Copy an image to all hosts. Only layers that a host does not have are sent. Raises UnavailableError.
 
-    executor: Executor
-    emit: Callable[[str], None]
-    engine: Engine
-    folder: Path  # the folder of the packed blobs; the next call uses them again
+    ``folder`` keeps the packed blobs; the next call uses them again.
+    """
+    perform, emit = context.executor.perform, context.emit
+    image = perform(inspect_image(engine, reference))
+    emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
+    surveys = perform(survey_hosts(engine, reference, hosts))
+    lacking = [one for one in surveys if not one.problem and (not one.image or difference(image, one.image))]
+    results: dict[Host, int | DdpctlError] = {}
+    if lacking:
+        config, layers = _pack(context, engine, image, lacking, folder)
+        verbs = [_deliver(engine, image, survey, config, layers) for survey in lacking]
+        results = dict(zip((survey.host for survey in lacking), perform(together(verbs)), strict=True))
+    deliveries = []
+    for survey in surveys:
+        result = results.get(survey.host, 0)
+        error = survey.problem or (str(result) if isinstance(result, DdpctlError) else "")
+        sent = 0 if isinstance(result, DdpctlError) else result
+        loaded = f"loaded, {human_size(sent)} sent" if survey.host in results else "has it already"
+        emit(f"{survey.host}: {error or loaded}")
+        deliveries.append(Delivery(host=str(survey.host), sent=sent, error=error))
+    return tuple(deliveries)
 
-    def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
-        """Copy an image to all hosts. Only layers that a host does not have are sent. Raises UnavailableError."""
-        image = self.executor.perform(inspect_image(self.engine, reference))
-        self.emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
-        surveys = self.executor.perform(survey_hosts(self.engine, reference, hosts))
-        ready, done = [], []
-        for survey in surveys:
-            if survey.problem:
-                done.append(Delivery(host=str(survey.host), sent=0, error=survey.problem))
-            elif survey.image and not difference(image, survey.image):
-                self.emit(f"{survey.host}: has it already")
-                done.append(Delivery(host=str(survey.host), sent=0))
-            else:
-                ready.append(survey)
-        if ready:
-            config, layers = self._pack(image, tuple(ready))
-            with ThreadPoolExecutor(min(len(ready), MAX_PARALLEL)) as pool:
-                try:
-                    done += pool.map(lambda survey: self._deliver(image, survey, config, layers), ready)
-                except BaseException:
-                    self.executor.close()  # Ctrl-C: the transfers stop, and the next ship resumes them
-                    raise
-        for one in done:
-            if one.error:
-                self.emit(f"{one.host}: {one.error}")
-        order = [str(host) for host in hosts]
-        return tuple(sorted(done, key=lambda one: order.index(one.host)))
 
-    def _pack(self, image: Image, surveys: tuple[Survey, ...]) -> tuple[Blob, tuple[Blob, ...]]:
-        digests = [digest_hex(layer) for layer in image.layers]
-        missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
-        codec = self.executor.perform(choose_codec(surveys))
-        if codec == "gz":
-            self.emit("compressing with gzip, because zstd (faster and smaller) is not on all machines")
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = TemporaryDirectory(dir=self.folder, prefix="ship-")
-        started = time.monotonic()
-        self.emit(f"packing {counted(len(missing), 'layer')} that not every host has")
-        with scratch as path:
-            verb = pack(self.engine, image, missing, codec, str(self.folder), path)
-            config, layers = self.executor.perform(verb)
-        size = human_size(sum(layer.size for layer in layers))
-        self.emit(f"packed {size} in {time.monotonic() - started:.0f} s")
-        return config, layers
+def _pack(
+    context: AppContext, engine: Engine, image: Image, surveys: Sequence[Survey], folder: Path
+) -> tuple[Blob, tuple[Blob, ...]]:
+    digests = [digest_hex(layer) for layer in image.layers]
+    missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
+    codec = context.executor.perform(choose_codec(surveys))
+    if codec == "gz":
+        context.emit("compressing with gzip, because zstd (faster and smaller) is not on all machines")
+    context.emit(f"packing {counted(len(missing), 'layer')} that not every host has")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = TemporaryDirectory(dir=folder, prefix="ship-")
+    with scratch as path:
+        return context.executor.perform(pack(engine, image, missing, codec, str(folder), path))
 
-    def _deliver(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
-        host, started, sent = survey.host, time.monotonic(), 0
-        by_digest = {layer.digest: layer for layer in layers}
-        digests = [digest_hex(layer) for layer in image.layers]
-        lacking = [by_digest[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
-        total = sum(blob.size for blob in lacking)
-        self.emit(
-            f"{host}: has {len(set(digests)) - len(lacking)} of {len(set(digests))} layers, {human_size(total)} to send"
-        )
-        names = tuple(survey.blob_of(digest) or by_digest[digest].name for digest in digests)
-        try:
-            for blob in (config, *lacking):
-                sent += self._send(survey, blob, f"{host}: sent", total - sent)
-            held = self.executor.perform(load(self.engine, host, image, config, names))
-        except DdpctlError as error:
-            return Delivery(host=str(host), sent=0, error=str(error))
-        if wrong := difference(image, held):
-            return Delivery(host=str(host), sent=0, error=wrong)
-        self.emit(f"{host}: loaded, {human_size(sent)} sent, {time.monotonic() - started:.0f} s")
-        return Delivery(host=str(host), sent=sent)
 
-    def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send a blob. After an interruption, send only the missing part. Return the number of bytes sent."""
-        if blob.name in survey.files:
-            return 0
-        there = survey.files.get(f"{blob.name}.part", 0)
-        position = there = there if there <= blob.size else 0
-        while position < blob.size:
-            position = self.executor.perform(send(survey.host, blob, position))
-            if blob.size > PART_BYTES:
-                self.emit(
-                    f"{prefix} {human_size(position)} of {human_size(blob.size)} of a layer, {human_size(left)} in all"
-                )
-        self.executor.perform(check(survey.host, blob))
-        return blob.size - there
+def _deliver(engine: Engine, image: Image, survey: Survey, config: Blob, layers: Sequence[Blob]) -> Verb[int]:
+    """Send a host what it lacks, and load the image there. Return the number of bytes sent. Raises UnavailableError."""
+    blobs, digests = {layer.digest: layer for layer in layers}, [digest_hex(layer) for layer in image.layers]
+    lacking = [blobs[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
+    number, total = len(set(digests)), human_size(sum(blob.size for blob in lacking))
+    say = f"{survey.host}: has {number - len(lacking)} of {number} layers, {total} to send"
+    sent = 0
+    for blob in (config, *lacking):
+        sent += yield from send(survey, blob, say)
+    names = tuple(survey.blob_of(digest) or blobs[digest].name for digest in digests)
+    held = yield from load(engine, survey.host, image, config, names)
+    if wrong := difference(image, held):
+        raise UnavailableError(wrong)
+    return sent

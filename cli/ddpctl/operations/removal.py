@@ -2,10 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import PurePath
 
 from ddpctl import targets
 from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
@@ -16,8 +16,9 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import DiskUsage, Run
 from ddpwire.run_files import CHECKPOINTS, LOCK, RECORD
 
-NUM_THREADS = 8
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # for each folder, because a network filesystem may be slow
+_Place = tuple[Host | None, str]  # a machine, and the parent of a run's folder there
+_Usage = tuple[DiskUsage, ...] | DdpctlError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def choose_removals(
     return tuple(removals), tuple(refused)
 
 
-def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[tuple[DiskUsage, ...] | DdpctlError, ...]:
+def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[_Usage, ...]:
     """Remove the runs and their records. Return the removed folders of each run, or the error."""
     left = [one.run for one in removals if targets.may_leave(one.run, one.state)]  # a job, pods, orphaned processes
     cleared = context.executor.perform(together([clear(run) for run in left]))
@@ -107,48 +108,52 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
     return users
 
 
-def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[tuple[DiskUsage, ...] | DdpctlError]]:
+def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[_Usage]]:
     """Measure each run's folders on all machines. Unless ``dry_run``, remove them, the local folder last."""
-    names: dict[tuple[Host | None, str], list[str]] = {}
-    roots: dict[str, tuple[tuple[Host | None, str], ...]] = {}
-    outside: dict[tuple[Host | None, str], str] = {}
-    failed: dict[str, DdpctlError] = {}
+    away: dict[str, Sequence[_Place]] = {}
+    outside: dict[_Place, str] = {}
+    results: dict[str, _Usage] = {run.name: () for run in runs}
     for run in runs:
         try:
             target = target_of(run)
-            roots[run.name] = target.roots(run)
-            outside |= dict.fromkeys(roots[run.name], "" if dry_run else target.remove_outside())
+            away[run.name] = target.roots(run)
+            outside |= dict.fromkeys(away[run.name], "" if dry_run else target.remove_outside())
         except DdpctlError as error:
-            failed[run.name] = error
-    for name, places in roots.items():
-        for place in places:
+            results[run.name] = error
+    yield from _visit(away, results, outside, dry_run=dry_run)
+    here = {run.name: ((None, str(PurePath(run.folder).parent)),) for run in runs}
+    yield from _visit(here, results, {}, dry_run=dry_run)
+    for run in runs:
+        if isinstance(lost := results[run.name], UnavailableError):
+            lost.hint = f"if this machine no longer exists, delete the run's record, {run.folder}"
+    return [results[run.name] for run in runs]
+
+
+def _visit(
+    places: Mapping[str, Sequence[_Place]], results: dict[str, _Usage], outside: Mapping[_Place, str], *, dry_run: bool
+) -> Verb[None]:
+    """Add to ``results`` what each run without an error has in its ``places``."""
+    names: dict[_Place, list[str]] = {}
+    for name, roots in places.items():
+        for place in () if isinstance(results[name], DdpctlError) else roots:
             names.setdefault(place, []).append(name)
     outputs = yield tuple(
         Command(
             argv=SHELL,
-            stdin=disk_usage_script(root, there, dry_run=dry_run, outside=outside[host, root]),
+            stdin=disk_usage_script(root, there, dry_run=dry_run, outside=outside.get((host, root), "")),
             host=host,
             timeout_s=(DISK_USAGE_S if dry_run else REMOVE_S) * len(there),
             probe=dry_run,
         )
         for (host, root), there in names.items()
     )
-    answers = dict(zip(names, outputs, strict=True))
-
-    def usage_of(run: Run) -> tuple[DiskUsage, ...] | DdpctlError:
-        if run.name in failed:
-            return failed[run.name]
-        try:
-            there = [read_disk_usage(answers[host, root], root, run.name, host) for host, root in roots[run.name]]
-            return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))
-        except UnavailableError as error:
-            hint = f"if this machine no longer exists, delete the run's record, {run.folder}"
-            return UnavailableError(error.message, hint=hint)
-        except DdpctlError as error:
-            return error
-
-    with ThreadPoolExecutor(NUM_THREADS) as pool:  # a file system may need some ms to remove a file
-        return list(pool.map(usage_of, runs))
+    for ((host, root), there), output in zip(names.items(), outputs, strict=True):
+        for name in there:
+            try:
+                known, usage = results[name], read_disk_usage(output, root, name, host)
+                results[name] = known if isinstance(known, DdpctlError) else (*known, usage)
+            except DdpctlError as error:
+                results[name] = error
 
 
 def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool, outside: str = "") -> str:
@@ -173,9 +178,9 @@ for d; do
     [ "$dry_run" ] || failure=$(rm -f -- "$d" 2>&1) || say "$d" failed "$failure"
   elif [ -d "$d" ]; then
     for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
-      if [ -f "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then
-        say "$d" held ""
-        continue 2
+      if [ -f "$lock" ] && command -v flock >/dev/null; then
+        flock -n -s "$lock" true 2>/dev/null # its exit code is not 1 if the file system has no locks
+        if [ $? -eq 1 ]; then say "$d" held "" && continue 2; fi
       fi
     done
     set -- "$@" "$d"
@@ -209,7 +214,7 @@ def read_disk_usage(output: Output, root: str, name: str, host: Host | None = No
         stays=tuple(value for word, value in words if word == "stays"),
     )
     if "held" in said:
-        raise UsageError(f"{usage} {run_store.HELD}")
+        raise UsageError(f"{usage} was not removed: a live node uses it")
     if "failed" in said or output.returncode:
         kind = UnavailableError if output.returncode == UNREACHED else CannotWriteError
         raise kind(f"{usage} was not removed: {said.get('failed') or output.last_line()}")

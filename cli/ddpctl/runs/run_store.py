@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,7 +26,6 @@ from ddpwire import kaggle, locks
 from ddpwire.events import is_time
 from ddpwire.run_files import (
     CHECKPOINTS,
-    LOCK,
     OUTCOME,
     RECORD,
     Outcome,
@@ -41,7 +39,6 @@ from ddpwire.run_files import (
 TORN_AFTER_S = 10.0  # an older folder without a record belongs to a killed launch
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # of ddptrain
-HELD = "was not removed: a live node uses it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,11 +392,6 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: these functions measure and remove a run's folder on this machine. A script of removal.py does the same on
-# SSH hosts and login nodes. Both remove symbolic links, but do not follow them. They remove the run's record last, so
-# that an interrupted removal can be repeated.
-
-
 @dataclass(frozen=True, kw_only=True)
 class DiskUsage:
     """The disk space that a run's folder uses on one machine."""
@@ -423,63 +415,3 @@ def folders_above(place: str) -> set[str]:
     """Return the folders above a PATH or HOST:PATH. HOST is ignored, because hosts may share a home folder."""
     paths = (place, place.partition(":")[2], os.path.realpath(place))
     return {path[:at] or "/" for path in paths for at, char in enumerate(path) if char == "/"}
-
-
-def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
-    """Measure a folder on this machine and, unless ``dry_run``, remove it. Raises DdpctlError."""
-    folder = Path(path)
-    try:
-        if folder.is_symlink():
-            usage = DiskUsage(path=path, stays=(str(folder.readlink()),))
-            if not dry_run:
-                folder.unlink()
-            return usage
-        if not folder.is_dir():
-            return DiskUsage(path=path)
-        usage = _measure(path)
-        if not dry_run:
-            _remove(folder)
-        return usage
-    except OSError as error:
-        raise CannotWriteError(f"{path} was not removed: {error.filename or path}: {error.strerror}") from None
-
-
-def _measure(path: str) -> DiskUsage:
-    """Return the disk usage of a folder. Raises UsageError if a live node uses it."""
-    size = checkpoints = 0
-    stays = []
-    for entry in _entries_below(path):
-        top, *below = entry.path[len(path) + 1 :].split("/")
-        if entry.name == LOCK and entry.is_file() and _is_locked(entry.path):
-            raise UsageError(f"{path} {HELD}")
-        if entry.is_symlink() and not below:
-            stays.append(str(Path(entry.path).readlink()))
-        about = entry.stat(follow_symlinks=False)
-        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-            size += about.st_blocks * 512
-            if (below[0] if below and top.startswith("task-") else top) == CHECKPOINTS:
-                checkpoints += about.st_blocks * 512
-    return DiskUsage(path=path, size=size, checkpoints=checkpoints, stays=tuple(stays))
-
-
-def _entries_below(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield all entries in a folder and below it, except folders. Symbolic links are not followed."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries_below(entry.path)
-            else:
-                yield entry
-
-
-def _is_locked(path: str) -> bool:
-    return locks.is_locked(Path(path))
-
-
-def _remove(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != RECORD:
-            entry.unlink()
-    shutil.rmtree(folder)

@@ -96,8 +96,7 @@ class LocalTarget(Target):
             raise UnavailableError(port.last_line("no free port"))
         gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
         (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.folder)),)
-        if made.returncode:
-            raise CannotWriteError(f"cannot write {plan.folder}: {made.last_line('it failed')}")
+        made.check(f"cannot write {plan.folder}", CannotWriteError)
         number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
         yield tuple(
             Command(
@@ -143,8 +142,7 @@ class LocalTarget(Target):
         """Return the status of each run from the folders of its nodes."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
-        if shown.returncode:
-            raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
+        shown.check("cannot ask the nodes")
         answers = _answers(shown, len(dirs))
         found = []
         for run in runs:
@@ -178,8 +176,7 @@ class LocalTarget(Target):
         words = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
         argv = (self._python, "-P", "-m", "ddprun.nodectl", "signal", *words)
         (done,) = yield (Command(argv=argv, timeout_s=wait_s + TIMEOUT_S),)
-        if done.returncode:
-            raise UnavailableError(f"cannot stop {run.name}: {done.last_line('nodectl failed')}")
+        done.check(f"cannot stop {run.name}")
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:

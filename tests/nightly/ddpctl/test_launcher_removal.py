@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from tests.unit.ddpctl.ssh_answers import HOSTS
 from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
-from tests.unit.ddpctl.test_launcher_removal import LOOKED, disk_usage
+from tests.unit.ddpctl.test_launcher_removal import LOOKED, by_script, disk_usage
 from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
 
 from ddpctl import targets
@@ -19,7 +19,6 @@ from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError
 from ddpctl.execution.executor import Executor
 from ddpctl.operations import removal
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import DiskUsage, Run
 from ddpctl.targets import Target
@@ -89,23 +88,28 @@ def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(t
             said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
 
     def remove(run: Run, *, remains: bool) -> list[set[str]]:
-        """The first line of what each round asks."""
+        """The first line of what each round asks elsewhere."""
         state = RunStatus(run="", state="lost", message="", remains=remains)
-        made = [removal.Removal(run=replace(run, folder=f"{tmp_path}/{n}"), state=state, left=()) for n in "abc"]
+        runs = [
+            replace(run, name=n, folder=f"{tmp_path}/{n}", handle=run.handle | {"dir": f"/runs/{n}"}) for n in "abc"
+        ]
+        made = [removal.Removal(run=one, state=state, left=()) for one in runs]
         asked.clear()
         executor = cast("Executor", SimpleNamespace(perform=perform))
         found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
         assert not [one for one in found if isinstance(one, DdpctlError)]
         return [
-            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands} for commands in asked if commands
+            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands}
+            for commands in asked
+            if any(one.host for one in commands)
         ]
 
     hosts = [{"address": one.address} for one in HOSTS]
     on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
     assert remove(on_hosts, remains=False) == [{"dry_run"}]
-    assert len(asked[-1]) == 2, "three runs on two hosts"
+    assert len(asked[-2]) == 2, "three runs on two hosts"
     assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
-    there = replace(ON_SLURM, options={"login": "hpc"}, handle=ON_SLURM.handle | {"dir": "/home/me/runs/night"})
+    there = replace(ON_SLURM, options={"login": "hpc"})
     assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
 
 
@@ -113,5 +117,5 @@ def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
     folder = tmp_path / "night"
     (folder / "node-0").mkdir(parents=True)
     os.mkfifo(folder / "node-0" / "ddprun.lock")
-    assert run_store.local_disk_usage(str(folder), dry_run=False).path == str(folder)
+    assert by_script(folder, dry_run=False) == DiskUsage(path=str(folder))
     assert not folder.exists()

@@ -21,7 +21,7 @@ def test_a_character_that_is_torn_between_two_reads_is_whole(
     for part in ("█".encode()[:1], "█".encode()[1:]):
         with log.open("ab") as file:
             file.write(part)
-        tail.print_new()
+        tail.pass_on()
     assert capsys.readouterr().out == "█"
     tail.close()
 

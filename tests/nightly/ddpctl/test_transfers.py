@@ -37,7 +37,7 @@ def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
 
 
 def test_a_file_to_send_that_is_missing_is_not_taken_for_a_missing_program(tmp_path: Path) -> None:
-    transfer = Transfer(num_bytes=3, num_files=1, reads=str(tmp_path / "a"))
+    transfer = Transfer(num_bytes=3, num_files=1, reads=FilePart(path=str(tmp_path / "a"), start=0, length=3))
     command = Command(argv=("cat",), transfer=transfer)
     with pytest.raises(NoInputError) as error:
         move(command, transfer, lambda **_: nullcontext(), Display([transfer], io.StringIO()), 0)

@@ -58,7 +58,7 @@ import os, threading, psutil
 from ddprun.output.logs import RankStreams
 from ddprun.ranks.workers import SupervisorLostError, Workers
 read, write = os.pipe()
-workers = Workers([], lock_fd=read, fork=False)
+workers = Workers([], lock_fd=read, fork=False, log=print)
 workers.on_exit = lambda tag, status: None
 (supervisor,) = psutil.Process().children()
 workers.clear()  # it has answered: it reads

@@ -83,7 +83,7 @@ def test_a_heartbeat_of_the_attempt_before_that_is_read_late_is_forgotten(base):
     begin = runtime.begin_attempt
     runtime.begin_attempt = lambda: monitor.step(0) and begin()  # type: ignore[method-assign]
     journal = SimpleNamespace(state=SimpleNamespace(runtime=str(runtime.path)))
-    node = SimpleNamespace(runtime=runtime, heartbeats=monitor, journal=journal)
+    node = SimpleNamespace(folder=SimpleNamespace(runtime=runtime), heartbeats=monitor, journal=journal)
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=0)])
     with pytest.raises(AttributeError, match="downtime"):  # the node goes no further
         NodeAgent._start_workers(SimpleNamespace(_node=node), group)

@@ -1,11 +1,15 @@
 """The verbs that copy an image to hosts: what they run, and what they make of the answers."""
 
+import hashlib
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.answers import perform
 
-from ddpctl.command import FilePart, Host, Output, shell_line
+from ddpctl.command import FilePart, Host, Output, Transfer
 from ddpctl.errors import UnavailableError
 from ddpctl.files.images import Image
 from ddpctl.operations import image_transfer
@@ -78,23 +82,41 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     ]
 
 
-def test_a_piece_of_a_blob_goes_over_stdin() -> None:
-    size = image_transfer.PART_BYTES + 5
-    blob = Blob(digest=LOW, name=f"{LOW}.tar.gz", path="/cache/x y", size=size)
-    (command,), position = perform(image_transfer.send(BOX2, blob, image_transfer.PART_BYTES), {})
-    assert (position, command.part) == (size, FilePart(path="/cache/x y", start=image_transfer.PART_BYTES, length=5))
-    assert shell_line(command).startswith(
-        f"tail -c +{image_transfer.PART_BYTES + 1} '/cache/x y' | head -c 5 | ssh -l alice -p 2222 -- box2 "
-    )
+def test_the_rest_of_a_blob_goes_over_stdin() -> None:
+    blob = Blob(digest=LOW, name=f"{LOW}.tar.gz", path="/cache/x y", size=700)
+    survey = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 695})
+    (command,), sent = perform(image_transfer.send(survey, blob), {})
+    part = FilePart(path="/cache/x y", start=695, length=5)
+    assert (sent, command.transfer) == (5, Transfer(num_bytes=5, num_files=1, reads=part))
+    assert command.argv[4:] == (blob.name, "695", "700", LOW)
+    longer = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 701})
+    assert perform(image_transfer.send(longer, blob), {})[1] == 700
+    assert perform(image_transfer.send(Survey(host=BOX2, files={blob.name: 700}), blob), {}) == ([], 0)
     lost = Output(returncode=255, stderr="the connection was lost (the host is gone)")
     with pytest.raises(UnavailableError, match="the host is gone"):
-        perform(image_transfer.send(BOX2, blob, 0), {"": lost})
-
-
-def test_a_corrupt_blob_is_named() -> None:
-    blob = Blob(digest=LOW, name=f"{LOW}.tar.gz")
+        perform(image_transfer.send(survey, blob), {"": lost})
     with pytest.raises(UnavailableError, match=LOW[:12]):
-        perform(image_transfer.check(BOX1, blob), {"": Output(returncode=65)})
+        perform(image_transfer.send(survey, blob), {"": Output(returncode=65)})
+
+
+def test_a_blob_that_arrives_incomplete_is_kept_and_a_corrupt_one_is_not(tmp_path: Path) -> None:
+    content = os.urandom(1000)
+    digest, cache = hashlib.sha256(content).hexdigest(), tmp_path / ".cache/ddpctl/images"
+    cache.mkdir(parents=True)
+
+    def receive(data: bytes, start: int) -> tuple[int, list[str]]:
+        survey = Survey(host=BOX1, files={"blob.json.part": start})
+        blob = Blob(digest=digest, name="blob.json", path="/cache/blob", size=1000)
+        (command,), _ = perform(image_transfer.send(survey, blob), {})
+        environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(command.argv, input=data, env=environ, capture_output=True, timeout=30, check=False)
+        return done.returncode, [path.name for path in cache.iterdir()]
+
+    assert receive(content[:400], 0) == (69, ["blob.json.part"])
+    assert receive(content[400:], 400) == (0, ["blob.json"])
+    assert (cache / "blob.json").read_bytes() == content
+    (cache / "blob.json").unlink()
+    assert receive(content[::-1], 0) == (65, [])
 
 
 def test_a_host_loads_what_it_has_under_the_images_name() -> None:

@@ -21,11 +21,11 @@ from ddpctl.runs.run_store import Run
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "node.log"
     tail = Tail(log)
-    tail.print_new()
+    tail.pass_on()
     for text in ("a line\n", "\r[node0 rank0]  45%|█", "\r[node0 rank0]  46%|█"):
         with log.open("a") as file:
             file.write(text)
-        tail.print_new()
+        tail.pass_on()
         assert capsys.readouterr().out == text
     tail.end_line()
     tail.close()

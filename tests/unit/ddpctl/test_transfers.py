@@ -77,7 +77,7 @@ def test_a_file_has_its_name_only_with_its_content(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         (tmp_path / f".{name}.part").write_text("hello")
     sums = {"good": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "bad": "0" * 64}
-    done = finish(tmp_path, [(name, 5, 1_700_000_000, sums[name]) for name in sums])
+    done = finish(tmp_path, [(name, 1_700_000_000, sums[name]) for name in sums])
     assert done == {"whole": ["good"], "wrong": ["bad"]}
     assert [path.name for path in tmp_path.iterdir()] == ["good"]
     listing = survey(tmp_path, ["good", "bad", "checkpoints/step-00000001.pt"])

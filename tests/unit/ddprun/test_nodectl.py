@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddprun import nodectl as nodectl_module
+from ddpwire import merged_output
 from ddpwire.merged_output import MergedOutput
 from ddpwire.run_files import append_bounded
 
@@ -79,12 +79,12 @@ def test_logs_are_selected_by_node_rank_and_tail(run_dir, options, expected):
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"a\nbb\n\nccc", b"a\nbb\n\nccc\n", b"\n\n\n", b"x" * 20])
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
 def test_the_last_lines_of_a_file(text, block, monkeypatch, tmp_path):
-    monkeypatch.setattr(nodectl_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(merged_output, "BLOCK_BYTES", block)
     (tmp_path / "log").write_bytes(text)
     lines = text.removesuffix(b"\n").split(b"\n") if text else []
     for count in range(6):
         written = []
-        tail = nodectl_module.LogTail(tmp_path / "log", MergedOutput(written.append).add_source(), count)
+        tail = merged_output.LogTail(tmp_path / "log", MergedOutput(written.append).add_source(), count)
         tail.pass_on()
         tail.close()
         assert b"".join(written).split(b"\n")[:-1] == lines[max(0, len(lines) - count) :]
@@ -93,7 +93,7 @@ def test_the_last_lines_of_a_file(text, block, monkeypatch, tmp_path):
 def test_a_log_that_is_followed_goes_on_in_a_new_file(tmp_path):
     written, path = [], tmp_path / "a.log"
     path.write_bytes(b"a\n")
-    tail = nodectl_module.LogTail(path, MergedOutput(written.append).add_source(), None)
+    tail = merged_output.LogTail(path, MergedOutput(written.append).add_source(), None)
     tail.pass_on()
     append_bounded(path, b"b\n", 3)
     tail.pass_on()

@@ -36,7 +36,7 @@ from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire import names
 from ddpwire.events import Event, read_last_events
 from ddpwire.exits import Exit
-from ddpwire.run_files import COPY, COPY_PART, open_regular, read_regular, sync_folder, write_atomic
+from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
 LAST_COPY_S = 60.0  # how long to wait for the copy of the last checkpoint
@@ -94,7 +94,7 @@ def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
                 with open_regular(path) as data:
                     info = os.fstat(data.fileno())
                     key = (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns)
-                    found.append(File(*key, hashes.get(key) or _sha256(data)))
+                    found.append(File(*key, hashes.get(key) or hashlib.file_digest(data, "sha256").hexdigest()))
             except OSError as error:
                 _raise_unless_gone(error)
     return Manifest(step, tuple(sorted(found, key=lambda file: (file.modified_ns, file.path))))
@@ -106,10 +106,6 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def _sha256(data: Any) -> str:
-    return hashlib.file_digest(data, "sha256").hexdigest()
-
-
 def part_path(folder: Path, path: str) -> Path:
     """Return the path that a file has until all files of its checkpoint are complete."""
     return (folder / path).with_name(f".{Path(path).name.lstrip('.')}.part")
@@ -118,9 +114,8 @@ def part_path(folder: Path, path: str) -> Path:
 def finish_copy(folder: Path) -> None:
     """Rename the files of a copy whose manifest is in place. Delete the files of an incomplete copy. Raises OSError."""
     for file in read_manifest(folder / COPY).files:
-        with contextlib.suppress(FileNotFoundError), open_regular(part := part_path(folder, file.path)) as data:
-            if _sha256(data) == file.sha256:
-                part.replace(folder / file.path)
+        with contextlib.suppress(FileNotFoundError):
+            publish_part(part_path(folder, file.path), folder / file.path, file.sha256, file.modified_ns)
     for path in (*(file.path for file in read_manifest(folder / COPY_PART).files), COPY):
         part_path(folder, path).unlink(missing_ok=True)
 

@@ -101,6 +101,11 @@ class NodeDir:
     previous_run: PreviousRun | None  # None on the first start
     requeues: Requeues | None  # only for a Slurm job, on node 0
 
+    @property
+    def previous_step(self) -> int | None:
+        """The highest step of the earlier starts of the run, or None."""
+        return self.previous_run.step if self.previous_run else None
+
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
     """If a node could not start, write its outcome into its folder.
@@ -176,3 +181,14 @@ class Journal:
             self.state = replace(self.state, **changes)
             self._events.attempt = self.state.attempt
             self._files.submit(self.state.write, self._node_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node: its settings, its folder, and the objects that write into the folder and to the terminal."""
+
+    config: NodeConfig
+    folder: NodeDir
+    journal: Journal
+    console: Console
+    files: FileWriter

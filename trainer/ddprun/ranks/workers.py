@@ -41,10 +41,10 @@ class Workers:
     on_exit: Callable[[str, int], None]  # tag, return code as in the module subprocess; called from a thread
     on_supervisor_lost: Callable[[], None]
     gives_up_start: Callable[[], bool]  # whether to stop waiting for the start of a rank
-    on_exec_fallback: Callable[[str], None]  # why ranks are executed instead of forked; called once
-    log: Callable[[str], None]  # prints progress while the supervisor is slow
 
-    def __init__(self, argv: Sequence[str], *, lock_fd: int, fork: bool, spared: int = 0) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, lock_fd: int, fork: bool, log: Callable[[str], None], spared: int = 0
+    ) -> None:
         """Start the supervisor. The owner must set the callbacks before it starts the first rank.
 
         If ``fork`` is set, the supervisor forks the ranks, and is itself a fork of this process. So this process must
@@ -54,8 +54,7 @@ class Workers:
         self.on_supervisor_lost = lambda: None
         self.on_give_up: Callable[[NodeError], None] = lambda _: None  # called before ddprun ends without its disk
         self.gives_up_start = lambda: False
-        self.log = lambda _: None
-        self._argv = argv
+        self._argv, self._log = argv, log
         self._lock_fd, self._spared = lock_fd, spared
         self._fork = fork
         self._exec_reason = ""
@@ -113,7 +112,8 @@ class Workers:
         self._exec_reason = self._exec_reason or reply["plain"]
         if self._exec_reason and not self._reported_exec:
             self._reported_exec = True
-            self.on_exec_fallback(self._exec_reason)
+            why = f"because {self._exec_reason} (exec is slower than fork)"
+            self._log(f"from now on, ranks are started with exec, {why}")
         return int(reply["pid"])
 
     def signal(self, number: int) -> None:
@@ -130,7 +130,7 @@ class Workers:
     def continue_supervisor(self) -> None:
         """Continue the supervisor if SIGSTOP stopped it. A stopped supervisor starts no ranks and reports no exits."""
         if not self._lost and processes.is_stopped(self._pid):
-            self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; ddprun sends it SIGCONT")
+            self._log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; ddprun sends it SIGCONT")
             processes.kill(self._pid, signal.SIGCONT)
 
     def _request(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Workers:
     def _await_reply(self, *, is_start: bool) -> dict[str, Any] | None:
         imports = self._fork and not self._has_replied
         limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
-        progress = Progress(self.log, "importing the parts of torch that the ranks need")
+        progress = Progress(self._log, "importing the parts of torch that the ranks need")
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):

@@ -105,8 +105,7 @@ class KaggleTarget(Target):
             Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts.items()
         )
         for output in written:
-            if output.returncode:
-                raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a message')}")
+            output.check(f"cannot write {where}")
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.name)}"
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
@@ -158,8 +157,7 @@ class KaggleTarget(Target):
         for name, text in zip(names, texts, strict=True):
             if text.returncode == 1:
                 raise NoInputError(f"{name}: no such file in {plan.cwd}")
-            if text.returncode:
-                raise UnavailableError(f"{name} in {plan.cwd} cannot be read: {text.last_line()}")
+            text.check(f"{name} in {plan.cwd} cannot be read")
             if "\n%%" in f"\n{text.stdout}":
                 raise ConfigError(f"{name}: a line that begins with %% cannot be part of a notebook's cell")
         files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
@@ -167,8 +165,7 @@ class KaggleTarget(Target):
             return Cargo(files=files)
         argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
         (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
-        if wheel.returncode:
-            raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a message')}")
+        wheel.check("cannot pack ddpctl's wheel")
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002

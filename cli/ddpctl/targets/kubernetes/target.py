@@ -526,8 +526,7 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
     names = listed.stdout if listed.returncode == 0 else ""
     (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
-    if read.returncode:
-        raise ConfigError(f"project: {read.last_line('unreadable')}")
+    read.check("project", ConfigError)
     found: Mapping[str, Any] = json.loads(read.stdout)
     if script and path not in found["files"]:
         raise NoInputError(

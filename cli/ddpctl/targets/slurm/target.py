@@ -110,8 +110,7 @@ class SlurmTarget(Target):
         workdir, runs = self.options.workdir, self.options.runs
         if self._host and not (workdir and runs):
             (home,) = yield (Command(argv=("printenv", "HOME"), host=self._host, probe=True),)
-            if home.returncode:
-                raise UnavailableError(f"{self.options.login}: {home.last_line('no HOME there')}")
+            home.check(str(self._host))
             workdir = workdir or home.stdout.strip()
             runs = runs or str(PurePath(home.stdout.strip()) / RUNS)
         if workdir:
@@ -146,9 +145,7 @@ class SlurmTarget(Target):
         tasks = expand(options.array) if options.array else ()
         yield from _write_secrets(plan, host, secrets, tasks)
         path = f"{plan.folder}/job.sh"
-        (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=script),)
-        if made.returncode:
-            raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+        yield from _write(host, path, script)
         submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
         sbatch = (*argv, "--parsable", path, plan.uid)
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
@@ -205,9 +202,7 @@ class SlurmTarget(Target):
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
         yield from _write_secrets(plan, None, secrets)
         path = f"{plan.folder}/job.sh"
-        (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, self.options)),)
-        if made.returncode:
-            raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+        yield from _write(None, path, render_script(plan, self.options))
         log = f"{plan.folder}/job.log"
         (started,) = yield (
             Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>", starts=True),
@@ -450,9 +445,12 @@ def _write_secrets(
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
     places = [f"{plan.folder}/task-{task}/secrets" for task in tasks] or [f"{plan.folder}/secrets"]
     for path in places:
-        (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=True),)
-        if done.returncode:
-            raise CannotWriteError(f"cannot write {path}: {done.last_line('it failed')}")
+        yield from _write(host, path, text, secret=True)
+
+
+def _write(host: Host | None, path: str, text: str, *, secret: bool = False) -> Verb[None]:
+    (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=secret),)
+    done.check(f"cannot write {path}", CannotWriteError)
 
 
 def _note(job: str, tested: Output) -> str:

@@ -22,13 +22,15 @@ from ddpctl.job.launch_plan import counted
 from ddpctl.targets.ssh.scripts import run_path
 
 MAX_BYTES = 200_000_000
-_LITTLE = 1_000_000  # bytes; a smaller archive uses the existing connection, because a new one would take longer
+_LITTLE = 1_000_000  # bytes; a smaller archive is a text for the existing connection: a new one would take longer
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
-_PACK = """\
+_PACK = f"""\
 set -eu -o pipefail
 tar --create --format=posix --null --verbatim-files-from --no-recursion --files-from=- | $2 >"$1"
-wc -c <"$1"
+size=$(wc -c <"$1")
+echo "$size"
+[ "$size" -gt {_LITTLE} ] || base64 "$1"
 """
 _RSYNC_ARGV = (
     "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
@@ -121,8 +123,7 @@ find . \\( -type f -o -type l \\) -print0 | xargs -0 -r stat --printf '%s %.9Y %
 
 
 def _project(cwd: str, listed: Output) -> Project:
-    if listed.returncode:
-        raise NoInputError(f"project: sync: {cwd} cannot be read: {listed.last_line()}")
+    listed.check(f"project: sync: {cwd} cannot be read", NoInputError)
     project = Project(**json.loads(listed.stdout))
     if not project.files:
         raise NoInputError(f"project: sync: there is no file to send in {cwd}")
@@ -173,9 +174,8 @@ def _send(
         for path, names in zip(archives, contents, strict=True)
     )  # fmt: skip
     for done in sizes:
-        if done.returncode:
-            raise NoInputError(f"the project cannot be packed: {done.last_line()}")
-    unpack = f"cd {path_word(tree)} && {_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
+        done.check("the project cannot be packed", NoInputError)
+    unpack = f"{_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
     commands = []
     for copy in copies:
         if not (names := changed.get(copy.host)):
@@ -187,13 +187,12 @@ def _send(
             command = Command(argv=argv, stdin="".join(f"{name}\0" for name in names), transfer=moved)
         else:
             number = contents.index(names)
-            path, size = archives[number], int(sizes[number].stdout)
-            command = Command(argv=("/bin/sh", "-c", unpack), host=copy.host)
-            if 0 < size <= _LITTLE:  # 0: a dry run, which does not know the size
-                command = replace(command, part=FilePart(path=path, start=0, length=size))
-            else:
-                moved = replace(moved, num_bytes=size, rsync_to=None, reads=path)
-                command = replace(command, transfer=moved)
+            size, _, text = sizes[number].stdout.partition("\n")
+            decode = "base64 -d | " if text else ""
+            receive = ("/bin/sh", "-c", f"cd {path_word(tree)} && {decode}{unpack}")
+            part = FilePart(path=archives[number], start=0, length=int(size))
+            moved = replace(moved, num_bytes=int(size), rsync_to=None, reads=part)
+            command = Command(argv=receive, host=copy.host, stdin=text or None, transfer=None if text else moved)
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
     check_all(tuple(changed), answers, "the project cannot be written there")

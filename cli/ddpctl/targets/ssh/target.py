@@ -124,13 +124,10 @@ class SshTarget(Target):
             except DdpctlError as error:
                 raise NotStartedError(error) from None
         first, address = hosts[0].host, hosts[0].peer or facts[0].address or hosts[0].address
-        port, secret = yield (
-            port_command(options, first, job, facts[0], address),
-            self._secret_command(plan.name, first),
-        )
-        for output, missing in ((port, "no free port"), (secret, "no secret")):
-            if output.returncode:
-                raise UnavailableError(f"{hosts[0].address}: {output.last_line(missing)}")
+        get_port = port_command(options, first, job, facts[0], address)
+        port, secret = yield (get_port, self._secret_command(plan.name, first))
+        for output in (port, secret):
+            output.check(hosts[0].address)
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
         start = Start(
             plan=plan, cuda=choice.cuda, address=address, port=number, secrets=secrets, store_secret=secret.stdout

@@ -19,11 +19,17 @@ forks = sys.argv[1] == "fork"
 threading.excepthook = lambda _: os._exit(70)  # as ddprun's main sets one of its own
 if forks:
     fork_server.preload_torch(1)
-workers = Workers([sys.executable, "-"], lock_fd=os.open(os.devnull, os.O_RDONLY), fork=forks)
+plain: list[str] = []  # why ranks are executed, not forked
+
+
+def log(line: str) -> None:
+    if "with exec" in line:
+        plain.append(line)
+
+
+workers = Workers([sys.executable, "-"], lock_fd=os.open(os.devnull, os.O_RDONLY), fork=forks, log=log)
 ends: queue.Queue[tuple[str, int]] = queue.Queue()
-plain: list[str] = []
 workers.on_exit = lambda tag, status: ends.put((tag, status))
-workers.on_exec_fallback = plain.append
 workers.on_supervisor_lost = lambda: None
 done = []
 for number, (argv, env) in enumerate(json.load(sys.stdin)):
