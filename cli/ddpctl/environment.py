@@ -5,7 +5,6 @@ A variable such as SQUEUE_PARTITION is an input that nobody typed: with it, a ru
 
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 # Slurm: filters and formats of answers, and options of sbatch, which would replace those of ddpctl.yaml (sbatch(1),
 # squeue(1), scancel(1), ...). git: another repository than that of the folder. The others: options of a command line.
@@ -17,21 +16,22 @@ REMOVED = (
 )
 KEPT = (
     *("RSYNC_PROXY", "RSYNC_CONNECT_PROG", "ANSIBLE_HOME", "ANSIBLE_LOCAL_TEMP", "ANSIBLE_REMOTE_TEMP"),
-    *("ANSIBLE_REMOTE_USER", "ANSIBLE_PRIVATE_KEY_FILE", "ANSIBLE_BECOME_PASSWORD_FILE", "ANSIBLE_VAULT_PASSWORD_FILE"),
+    *("ANSIBLE_REMOTE_USER", "ANSIBLE_PRIVATE_KEY_FILE", "ANSIBLE_*_PASSWORD_FILE"),
+    *("ANSIBLE_SSH_*ARGS", "ANSIBLE_SSH_CONTROL_PATH_DIR"),  # a jump host, another known_hosts, a short path
 )
 READER = "printenv"  # reads the user's own variables, so it gets all of them
 
-_PATTERNS = "|".join(pattern.replace("*", "[A-Za-z0-9_]*") for pattern in REMOVED)
+_REMOVED, _KEPT = ("|".join(patterns).replace("*", "[A-Za-z0-9_]*") for patterns in (REMOVED, KEPT))
 # The first lines of a script of sh: they remove these variables on another machine.
 UNSET = f"""\
-for _ddp_name in $(env | sed -nE '/^({"|".join(KEPT)})=/d; s/^({_PATTERNS})=.*/\\1/p'); do unset "$_ddp_name"; done
+for _ddp_name in $(env | sed -nE '/^({_KEPT})=/d; s/^({_REMOVED})=.*/\\1/p'); do unset "$_ddp_name"; done
 unset _ddp_name
 """
 
 
 def is_removed(name: str) -> bool:
     """Return whether a tool must not get the variable ``name``."""
-    return name not in KEPT and any(fnmatchcase(name, pattern) for pattern in REMOVED)
+    return bool(re.fullmatch(_REMOVED, name)) and not re.fullmatch(_KEPT, name)
 
 
 def tool_environment(environ: Mapping[str, str], program: str) -> dict[str, str]:
