@@ -100,9 +100,9 @@ def _message_of(error: OSError) -> tuple[str, Exit]:
 
 def _hint(option: str) -> str:
     """Return the hint for an option that ``launch`` does not have."""
-    from ddpctl.job.other_launchers import TORCHRUN, meaning_of
+    from ddpctl.job.other_launchers import MODULE, TORCHRUN, meaning_of
 
-    if meaning := meaning_of(option, TORCHRUN):
+    if (meaning := meaning_of(option, TORCHRUN)) and meaning != MODULE:
         advice = f"use {meaning}" if meaning.startswith("--") else "leave it out, because ddpctl sets it"
         return f". {option} is an option of torchrun: {advice}"
     return ". Write -- before your script and its options, for example ddpctl launch -- train.py --lr 0.1"

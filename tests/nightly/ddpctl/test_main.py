@@ -14,7 +14,7 @@ from ddpctl.main import main
 @pytest.mark.parametrize(
     ("option", "instead"),
     [("--nproc-per-node", "--gpus"), ("--nproc_per_node=2", "--gpus"), ("--nnodes", "--nodes"),
-     ("--master_port", "--port"), ("--max-restarts", "max_restarts"), ("--rdzv-id", "leave"), ("--standalone", "leave"),
+     ("--master_port", "--port"), ("--rdzv-id", "leave"), ("--standalone", "leave"),
      ("--lr", " -- "), ("-m", " -- ")],
 )  # fmt: skip
 def test_an_option_that_launch_does_not_have(

@@ -88,7 +88,8 @@ CAUSES = {
         "import sys, traceback\ntry:\n  1 / 0\nexcept ZeroDivisionError:\n  traceback.print_exc()\n"
         "for step in range(30): print('step', step)\nsys.exit(1)", 1, ""),
     "number": ("import sys; sys.exit(7)", 7, ""),
-    "usage": ("import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", 2, ""),
+    "usage": ("import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", 2,
+        "script.py: error: unrecognized arguments: --lr"),
     "own error file": (
         "import json, os, sys\nwith open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
         "  json.dump({'message': {'message': 'no such shard', 'extraInfo': {}}}, file)\nsys.exit(7)", 7,

@@ -131,7 +131,7 @@ def test_the_report_of_a_failure_has_its_last_output_and_no_secret(
     page = (tmp_path / "fails.html").read_text()
     (heading,) = re.findall(r"<h2>([^<]*)</h2>\n<pre>with \[REDACTED\] and token=\[REDACTED\]</pre>", page)
     assert [fact for fact in ("rank 0", "node 0") if fact not in heading] == []
-    assert "fails.py --api-key &#x27;[REDACTED]&#x27;" in page
+    assert "fails.py --api-key &#39;[REDACTED]&#39;" in page
     assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
     monkeypatch.delenv("HF_SESSION")
     written = ddpctl("report", "fails", cwd=tmp_path)

@@ -147,6 +147,9 @@ REASONS = {
         "ddprun divides the cores among the ranks. torchrun sets the variable only if there are several ranks, and "
         "then to 1."
     ),
+    "one rank: PATH, HOME and other variables of the launcher": (
+        "ddprun puts the folder of its Python before the others of PATH, for programs such as ninja."
+    ),
     "one rank: PET_NNODES": (
         "The PET_* variables are meant for ddprun. A launcher that the script starts must not read them."
     ),
@@ -195,8 +198,9 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
     launcher_words = [*LAUNCHERS[launcher], *(case.ddprun_options if launcher != "torchrun" else ())]
     words = ["-m", *launcher_words, *case.options, *case.command]
     with tempfile.TemporaryDirectory() as temporary:  # a short path, as sockets need it
-        env = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
-        env |= {"LANG": "C.UTF-8", "TMPDIR": temporary, **case.env}
+        env = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
+        # As in an environment that is not activated.
+        env |= {"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": temporary, **case.env}
         env["PYTHONPATH"] = os.environ["PYTHONPATH"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if case.executed:
