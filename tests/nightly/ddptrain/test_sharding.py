@@ -156,3 +156,15 @@ def test_killed_ranks_go_on_to_the_same_weights(
         f"resumed from checkpoints/{sorted((tmp_path / 'checkpoints').glob('step-*.pt'))[-1].name}" in evaluated[0].out
     )
     assert newest.with_name(f"{newest.name}.bad").exists()
+
+
+@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+def test_batch_normalization_in_bf16_has_the_losses_of_ddp(model: str, train: Callable[..., list[Ended]]) -> None:
+    options = ("--data=synthetic", "--synthetic-shape=3x16x16", "--synthetic-samples=64", "--batch-size=32")
+    losses = []
+    for strategy in ("ddp", "fsdp"):
+        how = (f"--strategy={strategy}", f"--model={model}", "--precision=bf16", "--epochs=1", "--device=cpu")
+        ended = train(*options, *how, f"--checkpoint-dir={strategy}", size=2)
+        assert [rank.code for rank in ended] == [0, 0], ended[0].err
+        losses += map(float, re.findall(r"loss ([\d.]+)", ended[0].out))
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
