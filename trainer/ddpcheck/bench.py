@@ -34,7 +34,7 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
     again, slow, notes = links.find_slow(ranks, members, figures)
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
-    for line in ("", *(link_lines(figures, names) if figures else ()), *notes, ""):
+    for line in ("", *link_lines(figures, names), *notes, ""):
         say(line)
     findings += [sentence(link, names) for link in slow]
     for line in findings or ["every result is right; no link and no node is named"]:
@@ -63,8 +63,7 @@ def _collectives(
 ) -> tuple[list[collectives.Row], list[str]]:
     rows, findings = [], []
     say(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
-    names = [*collectives.FACTORS] if ranks.size > 1 else [name for name in collectives.FACTORS if name != "send_recv"]
-    for name in names:
+    for name in collectives.FACTORS:
         row = None
         for size in sizes:
             if row and row.seconds > LATENCY_S and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:

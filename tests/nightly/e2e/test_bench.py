@@ -24,14 +24,6 @@ def test_a_second_bench_of_two_ranks_compares_with_the_first(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != "."] == []
 
 
-def test_a_bench_of_one_rank_has_no_links() -> None:
-    done = ddpctl("bench", "--gpus", "1", "--sizes", "64K", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["ranks"], result["links"], result["findings"]) == (1, [], [])
-    assert "send_recv" not in {row["collective"] for row in result["collectives"]}
-
-
 def test_a_wrong_sum_is_named_with_its_rank() -> None:
     done = ddpctl("launch", "--gpus", "2", "--", str(Path(__file__).parent / "scripts/wrong_sum.py"))
     assert done.returncode == 0, done.stdout
