@@ -425,8 +425,9 @@ class NodeAgent(SimpleElasticAgent):
         """
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
-        if cause == "hang":
+        if outcome and outcome.has_diagnosis:
             self._diagnosis.keep()
+        if cause == "hang":
             path = node.node_dir / run_files.stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs, node.files)
             node.journal.log(f"the stacks of this node's ranks are in {path}")

@@ -24,7 +24,7 @@ from typing import NoReturn
 from ddprun.files import process_discovery, run_identity
 from ddprun.files.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.files.runtime_dir import RuntimeDir
-from ddprun.health.folder_watch import GIVE_UP_AFTER_S, FolderWatch
+from ddprun.health.folder_watch import GIVE_UP_AFTER_S, WARN_AFTER_S, FolderWatch
 from ddprun.metrics.recovery import Downtime
 from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
@@ -142,8 +142,8 @@ def main() -> NoReturn:
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
-        prepare_folders(config)
         files = FileWriter(fork=True)
+        prepare_folders(config, files)
         folder = claim_node_dir(config, state, files)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
@@ -246,8 +246,30 @@ def number_node(config: NodeConfig) -> NodeConfig:
     return joining.settle_number(config, log, lambda: preload_torch(config, log))
 
 
-def prepare_folders(config: NodeConfig) -> None:
-    """Create the folder of the checkpoints. In a pod, first wait until the pod that it replaces has ended.
+def wait_for_disk(folder: Path, files: FileWriter, log: Callable[[str], None]) -> None:
+    """Wait until the file system of the node's folder answers a write. If it does not, end this process.
+
+    No outcome is written: the write would sleep in the kernel as well.
+    """
+    silent = f"the file system of {folder} has not answered for"
+    files.begin(touch, folder)
+    if files.has_ended(WARN_AFTER_S):
+        return
+    log(f"{silent} {WARN_AFTER_S:g} s; this node ends after {GIVE_UP_AFTER_S:g} s")
+    if not files.has_ended(GIVE_UP_AFTER_S - WARN_AFTER_S):
+        log(f"{silent} {GIVE_UP_AFTER_S:g} s (exit code {Exit.CANNOT_WRITE:d}; no outcome is written)")
+        os._exit(Exit.CANNOT_WRITE)
+    log(f"the file system of {folder} answers again")
+
+
+def touch(folder: Path) -> None:
+    """Create a folder, or change its time. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+
+
+def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
+    """Create the folders of the node and of the checkpoints. In a pod, wait until the pod that it replaces has ended.
 
     That pod may still run on a machine that Kubernetes cannot reach, and hold the lock of the node's folder on a shared
     disk. Raises NodeError.
@@ -255,6 +277,7 @@ def prepare_folders(config: NodeConfig) -> None:
     if not config.run_dir:
         return
     folder, log = config.run_dir / node_name(config.node_rank), partial(print, "ddprun:", file=sys.stderr, flush=True)
+    wait_for_disk(folder, files, log)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
     wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
     while config.is_replaced and process_discovery.is_locked(folder):

@@ -37,6 +37,7 @@ import errno
 import json
 import os
 import re
+import signal
 import stat
 import tempfile
 import time
@@ -127,7 +128,7 @@ def rank_heartbeat(rank: int) -> str:
 
 
 def diagnosis_file(attempt: int | str) -> str:
-    """Return the path, in a node's folder, of the file that records what the ranks did when one of them hung."""
+    """Return the path, in a node's folder, of the file that records what the ranks did before they were killed."""
     return f"diagnosis-attempt-{attempt}.json"
 
 
@@ -318,6 +319,10 @@ Cause = Literal[
 ]
 
 
+# What gloo and monitored_barrier say after a collective's time-out. NCCL's watchdog aborts the process instead.
+COLLECTIVE_TIMEOUT = re.compile(r"Timed out waiting \d+ms for |failed to pass monitoredBarrier")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a run ended: its success, or its first failure."""
@@ -330,6 +335,12 @@ class Outcome:
     step: int | None = None  # the last step that the rank reported; None: it reported none
     retry: bool = False  # whether starting the same run again may help
     attempt: int = 1
+
+    @property
+    def has_diagnosis(self) -> bool:
+        """Whether the nodes save what the other ranks do before they kill them: one has hung, or waited in vain."""
+        is_timeout = COLLECTIVE_TIMEOUT.search(self.message) or self.code == 128 + signal.SIGABRT
+        return self.cause == "hang" or bool(is_timeout)
 
     def write(self, node_dir: Path) -> None:
         """Write the outcome into a node's folder. Raises OSError."""

@@ -72,7 +72,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         name, logs = diagnosis_file(outcome.attempt), () if outcome.rank is None else (rank_log(outcome.rank),)
         logs = (NODE_LOG,) if is_lost else logs
         seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
-        kept = read_answers(seen, name) if outcome.cause == "hang" else []
+        kept = read_answers(seen, name) if outcome.has_diagnosis else []
         failed = [one for one in seen if one.node == outcome.node or not is_lost]
         words = next((one.files[log][-LOG_CHARS:] for one in failed for log in logs if log in one.files), None)
         events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
@@ -114,8 +114,8 @@ def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return one line about why a run hung. The list is empty if the run did not hang or the cause is unknown."""
-    sentence = why(context, run, state) if state.outcome and state.outcome.cause == "hang" else ""
+    """Return one line about why ranks waited in vain. The list is empty if they did not, or the cause is unknown."""
+    sentence = why(context, run, state) if state.outcome and state.outcome.has_diagnosis else ""
     return [f"  why          {sentence}"] if sentence else []
 
 
@@ -236,7 +236,9 @@ def record_profiles(
     profiles, events, unknown = read_profiles(seen, request)
     if all(profile.unknown for profile in profiles):
         why = f"{run.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
-        raise UnavailableError(why, hint=f"ddpctl explain {run_arguments(run)} shows what is known from outside the ranks")
+        raise UnavailableError(
+            why, hint=f"ddpctl explain {run_arguments(run)} shows what is known from outside the ranks"
+        )
     return profiles, events, unknown
 
 

@@ -52,6 +52,7 @@ Cause = Literal[
 HANG_S = 30.0  # a shorter wait is not reported as a hang
 # A warning of torch if the address of a node has no name (docs/troubleshooting.md).
 HARMLESS = re.compile(r"^.*\[c10d\] The hostname of the client socket cannot be retrieved\. err=.*\n?", re.MULTILINE)
+MAX_NAMED = 3  # ranks of which a sentence tells what they did
 LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
 NOT_YET = f". A wait of less than {HANG_S:g} s may be normal: a download, an evaluation or a checkpoint can cause it"
 NOT_BLOCKED = "is not blocked: it may be running an evaluation or polling in a loop"
@@ -84,8 +85,8 @@ def explain_outcome(
 ) -> Explanation:
     """Explain how a run ended.
 
-    ``kept`` describes the ranks before they were killed because of a hang. ``log`` is the end of the log of the failed
-    rank, or of the lost node. It is None if there is no log.
+    ``kept`` describes the ranks before they were killed because of a hang or a time-out. ``log`` is the end of the log
+    of the failed rank, or of the lost node. It is None if there is no log.
     """
     has_log, log = log is not None, HARMLESS.sub("", log or "")
     if outcome.cause == "hang" and kept:
@@ -105,6 +106,11 @@ def explain_outcome(
         sentence += f"; {meaning}"
         if cause in ("mismatch", "unused_parameters"):  # it is not known which rank caused it
             rank = node = None
+    elif cause == "failed" and (absent := _outside(kept, outcome)):
+        cause, rank, node = "missing", absent[0].rank, absent[0].node
+        doing = "; ".join(view.doing(view.who) for view in absent[:MAX_NAMED])
+        more = f"; and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)
+        sentence += f"; {_ranks([view.rank for view in absent], 'was', 'were')} in no collective then: {doing}{more}"
     elif cause == "failed" and LOST_PEER.search(outcome.message):
         if early := _ended_before(events, outcome):
             cause, rank, node = "ended_early", early.rank, early.node
@@ -121,6 +127,12 @@ def explain_outcome(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node,
         evidence=tuple(evidence), unknown=unknown,
     )  # fmt: skip
+
+
+def _outside(kept: Sequence[RankView], outcome: Outcome) -> list[RankView]:
+    """Return the ranks that were in no collective when a rank's collective had timed out, as their stacks show."""
+    others = [view for view in kept if view.rank != outcome.rank and not view.has_ended and any(view.stacks)]
+    return [view for view in others if not view.waits_in and not view.share(COLLECTIVES)]
 
 
 def _log_evidence(outcome: Outcome, log: str, *, has_log: bool) -> list[str]:

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fabric import Config, Connection
-from paramiko import MissingHostKeyPolicy, PKey, SSHClient, SSHConfig
+from paramiko import MissingHostKeyPolicy, PKey, SSHClient, SSHConfig, Transport
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.ssh_exception import (
     AuthenticationException,
@@ -186,21 +186,39 @@ class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no type
     """A host key is not accepted."""
 
 
+class _SecondFactorError(AuthenticationException):  # type: ignore[misc]
+    """The host has accepted a key, and asks for a password or a code as well."""
+
+
+class _KeysOnly(Transport):  # type: ignore[misc]
+    """A transport that never asks the user for anything."""
+
+    def auth_interactive_dumb(self, *_: object) -> None:
+        """Refuse a second factor. paramiko would write a prompt to stdout and read stdin."""
+        raise _SecondFactorError
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
     """Rejects each host key that the client does not know."""
 
     host: str  # as a user would type it
     known: KnownKeys
+    keeps_keys: bool  # whether ssh writes accepted keys into a file
 
     def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:  # noqa: ARG002
-        raise _HostKeyError(_refusal(self.host, hostname, self.known, key))
+        raise _HostKeyError(_refusal(self.host, hostname, self.known, key, keeps_keys=self.keeps_keys))
 
 
-def _refusal(host: str, name: str, known: KnownKeys, key: PKey) -> str:
+def _refusal(host: str, name: str, known: KnownKeys, key: PKey, *, keeps_keys: bool = True) -> str:
     shown = f"{_kind(key)} {key.fingerprint}"
     if key in known.revoked:
         return f"its host key {shown} is revoked in known_hosts: do not connect to it"
+    if not known.keys and not keeps_keys:
+        return (
+            f"its host key {shown} is not known, and ~/.ssh/config keeps no keys of this host (UserKnownHostsFile "
+            f"/dev/null): name a file there, compare the key on the machine itself, then trust it with: ssh {host}"
+        )
     if not known.keys:
         return (
             f"its host key {shown} is not in known_hosts: compare it on the machine itself "
@@ -289,6 +307,7 @@ class Connector:
             "look_for_keys": False,
             "banner_timeout": CONNECT_S,
             "auth_timeout": CONNECT_S,
+            "transport_factory": _KeysOnly,
         }
         return _Hop(connection=connection, host=host, known_name=self._trust(connection, settings, host), before=before)
 
@@ -337,7 +356,9 @@ class Connector:
         for key in known.keys:
             if key not in known.revoked:
                 connection.client.get_host_keys().add(shown, key.get_name(), key)
-        connection.client.set_missing_host_key_policy(_Strict(host=_typed(host), known=known))
+        keeps_keys = settings["userknownhostsfile"] not in ("", os.devnull)
+        policy = _Strict(host=_typed(host), known=known, keeps_keys=keeps_keys)
+        connection.client.set_missing_host_key_policy(policy)
         return name
 
 
@@ -376,10 +397,18 @@ def _why(error: Exception, hop: _Hop) -> str:
             return str(error)
         case PasswordRequiredException():
             return "its key is encrypted and no agent has it: ssh-add it first"
+        case _SecondFactorError():
+            return (
+                f"it accepts the key of {connection.user}, but also asks for a password or a code, which ddpctl cannot "
+                "give: the key must be enough there (AuthenticationMethods in sshd_config)"
+            )
         case SSHException() if isinstance(error, AuthenticationException) or "authentication methods" in str(error):
             return _refused_keys(hop)
         case ChannelException():
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
+        case SSHException() if (transport := connection.client.get_transport()) and transport.initial_kex_done:
+            keys = ", ".join(connection.connect_kwargs["key_filename"])
+            return f"a key cannot be read ({keys}: {str(error).lower()}): convert it with ssh-keygen -p -f KEY"
         case SSHException():
             return f"{place} does not answer like an SSH server ({str(error).lower()}): check the port"
     return _why_not_there(error, connection.host, place)

@@ -1,10 +1,11 @@
 """The exit code and the one outcome of both nodes."""
 
+import json
 import signal
 
 import pytest
 
-from ddpwire.run_files import Outcome
+from ddpwire.run_files import Outcome, diagnosis_file
 
 
 def ended(*nodes):
@@ -78,6 +79,28 @@ def test_a_rank_that_exits_with_0_before_another_fails_is_named(runs, tmp_path):
     assert node.facts() == Outcome(code=1, cause="error", message="", node=0, rank=0)
     assert "rank 1 had exited with 0" in node.outcome().message
     assert "RuntimeError: Connection closed by peer" in node.outcome().message
+
+
+WAITED = """
+import os, time
+def tokenize():
+    open("begun", "w").close()
+    time.sleep(600)
+if os.environ["RANK"] == "0":
+    tokenize()
+while not os.path.exists("begun"):
+    time.sleep(0.02)
+raise RuntimeError("Timed out waiting 12000ms for recv operation to complete")
+"""
+
+
+def test_after_a_timeout_the_stacks_of_the_other_ranks_are_kept(runs, tmp_path):
+    (tmp_path / "script.py").write_text(WAITED)
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"), cwd=tmp_path)
+    assert (node.end(), node.outcome().rank) == (1, 1)
+    (rank, _) = json.loads((node.folder / diagnosis_file(1)).read_text())["ranks"]
+    *_, function = rank["samples"][-1]["threads"][0][0]
+    assert function == "tokenize"
 
 
 @pytest.mark.parametrize(("deed", "option", "code"), [("0=3", "--max-restarts", 0), ("0=66", "--max-restarts", 66)])

@@ -18,7 +18,7 @@ from ddpctl.diagnosis.explain import (
     explain_ranks,
     of_last_start,
 )
-from ddpctl.diagnosis.rank_view import read_answer
+from ddpctl.diagnosis.rank_view import RankView, read_answer
 from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
@@ -51,6 +51,10 @@ def explained(*ranks: Any, per_node: int = 2, clocks: tuple[float | None, ...] =
         view for node, clock in zip(nodes, clocks, strict=True) for view in read_answer(node, clock_offset_s=clock)
     ]
     return explain_ranks(views, len(ranks))
+
+
+def views(*ranks: Any) -> list[RankView]:
+    return [view for entry in ranks for view in read_answer({"node": entry["rank"] // 2, "ranks": [entry]})]
 
 
 def check_names(explanation: Explanation, *facts: str) -> None:
@@ -412,6 +416,20 @@ def test_a_harmless_warning_of_torch_is_no_evidence(printed: str, evidence: str,
     assert "hostname" not in explanation["evidence"][0]
     (node / "rank-1.log").unlink()
     assert json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"] == [], "nothing is known of its log"
+
+
+def test_after_a_timeout_the_ranks_that_were_in_no_collective_are_named():
+    message = "rank 1 on node 0 exited with 1: RuntimeError: Timed out waiting 12000ms for recv operation to complete"
+    outcome = Outcome(code=1, cause="error", message=message, node=0, rank=1)
+    assert outcome.has_diagnosis
+    failed, absent = rank(1, BEFORE, state="Z"), rank(2, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep")
+    explanation = explain_outcome(outcome, views(rank(0, WAITS), failed, absent), "", (), 4)
+    assert (facts(explanation), explanation.node) == (("missing", 2, True), 1)
+    check_names(explanation, "Timed out waiting", "rank 2 (node 1)", "dataset.py:88 (read)")
+    explanation = explain_outcome(outcome, views(rank(0, WAITS), failed), "", (), 2)
+    assert facts(explanation) == ("failed", 1, True)
+    assert not replace(outcome, message="rank 1 on node 0 exited with 1: ValueError: X").has_diagnosis
+    assert replace(outcome, code=134, cause="killed", message="rank 1 was killed by SIGABRT").has_diagnosis
 
 
 def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():

@@ -16,7 +16,7 @@ from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives, render_script
-from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.options import Runtime, SlurmOptions
 from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
 from ddpwire.exits import Exit
@@ -42,6 +42,16 @@ def config(call: Recorded) -> NodeConfig:
     """What the real ddprun makes of what it is given."""
     arguments = call.argv[call.argv.index("--grace") :]
     return read_config(parse(arguments), call.env, lambda _: 0)
+
+
+@pytest.mark.parametrize("runtime", ["none", "docker"])
+def test_extra_options_whose_variables_are_unset_are_repeated_on_srun(runtime: Runtime, stand_ins: StandIns) -> None:
+    own = ("--hint=nomultithread", "--gpu-bind=none")
+    done = stand_ins.run(
+        JOB, SlurmOptions(runtime=runtime, extra=(*own, "--mail-type=END")), SLURM_HINT="compute_bound"
+    )
+    step = done.of("srun")[-1]
+    assert ({*own} <= {*step.argv}, "--mail-type=END" in step.argv, "SLURM_HINT" in step.env) == (True, False, False)
 
 
 def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: StandIns) -> None:

@@ -27,20 +27,28 @@ def test_the_directives_of_every_option() -> None:
 
 @pytest.mark.parametrize(
     ("extra", "cause"),
-    [("--nodes=3", "--nodes"), ("--comment=a b", "blanks"), ("-p x", "--NAME"), ("--x=1\ntouch /tmp/x", "--NAME")],
-)
+    [("--nodes=3", "the key nodes"), ("--gres=disk:1,gpu:2", "gpu_request"), ("--mem=4G", "the key memory"),
+     ("--signal=USR1", "no key"), ("--comment=a b", "blanks"), ("-p x", "--NAME"), ("--x=1\ntouch /tmp/x", "--NAME")],
+)  # fmt: skip
 def test_an_extra_option_that_is_ours_or_no_option_is_refused(extra: str, cause: str) -> None:
     with pytest.raises(ValueError, match=cause):
         check_extra((extra,))
 
 
+def test_extra_gres_join_those_of_ddpctl_because_sbatch_takes_the_last() -> None:
+    options = SlurmOptions(gpu_request="gres", extra=("--gres=disk:10", "--mem=0"))
+    lines = directives(JOB, options)
+    assert [line for line in lines if line.startswith(("--gres", "--mem"))] == ["--gres=gpu:2,disk:10", "--mem=0"]
+
+
 def test_a_problem_of_the_options_is_named_by_its_key() -> None:
-    job = replace(JOB, time_limit="2m", env={"SLURM_X": "1"})
-    problems = list(SlurmOptions(sif="/x.sif").problems(job))
-    assert [key for key, _ in problems] == ["job.time_limit", "target.sif", "job.env"]
+    job = replace(JOB, time_limit="2m", memory="64Gi", env={"SLURM_X": "1"})
+    problems = list(SlurmOptions(sif="/x.sif", extra=("--mem=0",)).problems(job))
+    assert [key for key, _ in problems] == ["job.time_limit", "target.sif", "target.extra", "job.env"]
     assert [
-        fact in message for fact, (_, message) in zip(("at least 4m", "'apptainer'", "SLURM_X"), problems, strict=True)
-    ] == [True] * 3
+        fact in message
+        for fact, (_, message) in zip(("at least 4m", "'apptainer'", "64Gi", "SLURM_X"), problems, strict=True)
+    ] == [True] * 4
 
 
 def test_a_login_node_may_have_a_user_and_a_port() -> None:

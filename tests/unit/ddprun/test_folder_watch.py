@@ -2,12 +2,15 @@
 
 import os
 import queue
+import signal
+import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
+from ddprun import main
 from ddprun.health import folder_watch
 from ddprun.health.folder_watch import FolderWatch
 from ddprun.system.file_writer import FileWriter
@@ -67,3 +70,29 @@ def test_one_that_answers_again_is_not_given_up(frozen):
     answers.set()
     assert lines.get(timeout=60) != first
     assert given_up.empty()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_start_on_a_frozen_file_system_waits_and_then_ends(answers, tmp_path, monkeypatch):
+    fifo = tmp_path / "answer"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(main, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(main, "GIVE_UP_AFTER_S", 120.0 if answers else 0.3)
+    monkeypatch.setattr(os, "utime", lambda _: fifo.read_text())  # in the forked process
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    files, lines = FileWriter(fork=True), []
+
+    def log(line):
+        lines.append(line)
+        if answers and len(lines) == 1:
+            fifo.write_text("now")
+
+    try:
+        main.wait_for_disk(tmp_path / "run/node-0", files, log)
+        code = Exit.OK
+    except SystemExit as end:
+        code = end.code
+    assert (code, len(lines)) == (Exit.OK if answers else Exit.CANNOT_WRITE, 2)
+    assert (tmp_path / "run/node-0").is_dir()
+    os.kill(files.pid, signal.SIGKILL)
+    os.waitpid(files.pid, 0)

@@ -49,6 +49,43 @@ def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: 
     assert samples(folder)["ddp_seconds_bucket", "1.0"] == 0
 
 
+FORK = """
+import os, sys
+from prometheus_client import Counter, Gauge
+reads, loss = Counter("reads", "Read."), Gauge("loss", "Mine.")
+loss.set(0.5)
+for _ in range(3):
+    if not (worker := os.fork()):
+        reads.inc()
+        os._exit(0)
+    os.waitpid(worker, 0)
+loss.set(0.25)
+reads.inc()
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_a_gauge_that_forked_workers_have_as_well_the_ranks_own_value_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "rank-0"
+    folder.mkdir()
+    environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    argv = (sys.executable, "-c", FORK)
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout
+        pid = rank.stdout.readline().strip()
+        series = metrics.RankSeries(lambda: tmp_path, lambda: {"0": pid})
+
+        def values() -> dict[str, float]:
+            return {sample.name: sample.value for family in series.collect() for sample in family.samples}
+
+        assert values() == {"reads_total": 4, "loss": 0.25}
+        metrics.merge_rank_files(folder)
+        assert sorted(path.name for path in folder.glob("counter*")) == ["counter_0.db", f"counter_{pid}.db"]
+        assert values() == {"reads_total": 4, "loss": 0.25}
+        rank.communicate()
+
+
 def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
     assert read_previous_run(tmp_path, "night-17") is None
     (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')

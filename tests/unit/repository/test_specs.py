@@ -69,8 +69,10 @@ explains how Prometheus finds the nodes. [scraping.md](scraping.md) explains whi
 summed. ddprun sets the metrics of a node, with any script. ddptrain sets the metrics of a rank, which have the label
 `rank`. A script with [ddpwire.script](script.md) sets only the metrics with "yes" in the column "script". `saved()`
 sets those of checkpoints, and `progress()` sets the others. A script's own metrics (prometheus_client) are exported
-too. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank that
-has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also [events](events.md).
+too, except Info and Enum, which its multiprocess mode does not have. A gauge of a rank has the value that the rank's
+own process has set, even if its data loader workers have the gauge as well. In a `min` gauge, a process that has not
+set it counts as 0. Counters keep their values across restarts and requeues in the same folder. The gauges of a rank
+that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also [events](events.md).
 """
 BY_RANK_0 = """\
 

@@ -86,7 +86,7 @@ class Diagnosis:
                     self._write(DIAGNOSIS, request)
 
     def keep(self) -> None:
-        """Save the data of the current attempt. Call this before its ranks are killed because of a hang."""
+        """Save the data of the current attempt. Call this before its ranks are killed."""
         self._write(run_files.diagnosis_file(self._attempt), num_samples=2)
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:

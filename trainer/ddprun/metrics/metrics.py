@@ -49,6 +49,7 @@ FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and whil
 CACHE_S = 0.25  # for how long a page is reused
 SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
 SUMMARY_INTERVAL_S = 2.5
+MANY_FILES = 16  # of ended processes of a rank; each costs a scrape some time
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
@@ -85,11 +86,15 @@ def _is_sound(path: Path) -> bool:
     return 8 <= used <= path.stat().st_size
 
 
-def merge_rank_files(folder: Path) -> None:
-    """Merge the files of ended processes into one file per metric type. Raises any error in ``UNREADABLE``."""
+def merge_rank_files(folder: Path, least: int = 2) -> None:
+    """Merge the files of ended processes into one file per metric type. Raises any error in ``UNREADABLE``.
+
+    ``least``: the least number of files that are worth it.
+    """
     for kind in KEPT_KINDS:
-        files = sorted(folder.glob(f"{kind}_*.db"))
-        if len(files) < 2:
+        pids = {path: path.stem.removeprefix(f"{kind}_") for path in folder.glob(f"{kind}_*.db")}
+        files = sorted(path for path, pid in pids.items() if not Path("/proc", pid).exists())
+        if len(files) < least:
             continue
         merged = compat.merge_files(map(str, files), accumulate=False)
         new = folder / f"{kind}.new"
@@ -129,18 +134,21 @@ def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
 class RankSeries(Collector):
     """Collects the series that the ranks have written."""
 
-    def __init__(self, metrics_dir: Callable[[], Path]) -> None:
-        self._metrics_dir = metrics_dir
+    def __init__(self, metrics_dir: Callable[[], Path], pids: Callable[[], Mapping[str, str]]) -> None:
+        """``pids``: the process of each rank."""
+        self._metrics_dir, self._pids = metrics_dir, pids
         self.with_last_gauges = False
 
     def collect(self) -> Iterator[Family]:
         """Yield each family once, with the samples of all ranks."""
         families: dict[str, Family] = {}
+        pids = self._pids()
         for folder in sorted(self._metrics_dir().glob(f"{RANK_PREFIX}*")):
             for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
                 merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
                 if merged.type == family.type:  # if two ranks disagree about a type, the first one counts
-                    merged.samples += label_rank(family.samples, folder.name.removeprefix(RANK_PREFIX))
+                    rank = folder.name.removeprefix(RANK_PREFIX)
+                    merged.samples += label_rank(family.samples, rank, pids.get(rank, ""))
         yield from families.values()
 
 
@@ -158,10 +166,14 @@ def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
         return []
 
 
-def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
-    """Replace the label ``pid`` of the samples with ``rank``. Keep only the last sample of each series."""
+def label_rank(samples: Iterable[Sample], rank: str, pid: str) -> list[Sample]:
+    """Replace the label ``pid`` of the samples with ``rank``. Keep only one sample of each series.
+
+    A forked data loader worker has the rank's gauges, with the value 0, as soon as it uses any metric. So the sample of
+    the rank's own process ``pid`` counts, or else the last one.
+    """
     unique = {}
-    for sample in samples:
+    for sample in sorted(samples, key=lambda sample: sample.labels.get("pid") == pid):
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
         unique[sample.name, tuple(sorted(labels.items()))] = sample._replace(labels=labels)
     return list(unique.values())
@@ -327,7 +339,8 @@ class NodeMetrics:
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        self._ranks = RankSeries(lambda: folder.runtime.metrics)
+        ranks = lambda: {str(process.rank): str(process.pid) for process in journal.state.ranks}  # noqa: E731
+        self._ranks = RankSeries(lambda: folder.runtime.metrics, ranks)
         for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
             self._registry.register(collector)
         self.series.set(
@@ -381,6 +394,9 @@ class NodeMetrics:
             if self._runtime.restore():
                 empty: dict[str, Any] = {Path(rank_metrics(one.rank)).name: {} for one in self._journal.state.ranks}
                 write_counters(self._runtime.metrics, empty | self._counters)
+            for folder in self._runtime.metrics.glob(f"{RANK_PREFIX}*"):  # data loader workers leave files each epoch
+                with contextlib.suppress(*UNREADABLE):  # the next start of the rank sets damaged files aside
+                    merge_rank_files(folder, MANY_FILES)
             if written is None or written.done():  # else the disk does not answer
                 written = self.write_summary()
             time.sleep(max(SUMMARY_INTERVAL_S, IDLE_RATIO * (time.monotonic() - began)))

@@ -94,6 +94,16 @@ class FileWriter:
                 _serve(theirs)
             theirs.close()
 
+    def begin(self, function: Callable[..., Any], *args: Any) -> None:
+        """Begin a call whose result is not needed. Only before ``start``, and until ``has_ended`` is true, no other."""
+        assert self._connection, "the process was forked"  # noqa: S101 -- ours to keep
+        self._connection.send((function, args))
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the call that ``begin`` began. Return whether it has ended."""
+        assert self._connection, "the process was forked"  # noqa: S101 -- ours to keep
+        return self._connection.poll(timeout_s) and bool(self._connection.recv() or True)
+
     def start(self) -> None:
         """Start the thread that passes the calls on."""
         with self._changed:

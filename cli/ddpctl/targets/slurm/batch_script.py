@@ -13,7 +13,7 @@ from ddpctl.job.launch_plan import Plan, ddprun_args, title
 from ddpctl.job.secrets import make_store_secret
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.slurm.containers import Runtime, runtime_of
-from ddpctl.targets.slurm.options import SlurmOptions, lead_s
+from ddpctl.targets.slurm.options import OF_SRUN, SlurmOptions, lead_s
 from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, STEP, STORE_SECRET, TARGETS
@@ -30,7 +30,7 @@ FACTS = '''scontrol --oneliner show job "${SLURM_JOB_ID:?run this with sbatch}" 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
     """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
     runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
-    start = _start_containers(plan, runtime) if runtime else _start(plan, options)
+    start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
     settings = _settings(plan, options, runtime.setup if runtime else "")
     return "\n".join((_header(plan, options), settings, _rendezvous(plan.job), start))
 
@@ -144,19 +144,24 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
   ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} --mpi=none --kill-on-bad-exit=0 --wait=0"""
 
 
+def _srun(options: SlurmOptions) -> str:
+    own = [line for line in options.extra if line[2:].partition("=")[0] in OF_SRUN]
+    return " ".join((_SRUN, *map(shlex.quote, own)))
+
+
 def _start(plan: Plan, options: SlurmOptions) -> str:
     python = shlex.quote(options.python) if options.python else '"${PYTHON:-python3}"'
     return f"""\
 # ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
 # options, srun ends no task itself, because all ddpruns agree on one exit code.
 exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
-  {_SRUN} \\
+  {_srun(options)} \\
   {python} -P -m ddprun \\
   {shlex.join(ddprun_args(plan, deadline=False))}
 """
 
 
-def _start_containers(plan: Plan, runtime: Runtime) -> str:
+def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
@@ -164,7 +169,7 @@ def _start_containers(plan: Plan, runtime: Runtime) -> str:
     own = f'{FACTS} | grep " Restarts=${{SLURM_RESTART_COUNT:-0}} " >/dev/null'  # Slurm itself has not requeued the job
     end = f' && exit "$_ddp_code"\n! {own} || rm -f "${names.RUN_DIR}/secrets"' if plan.job.secrets else ""
     return f"""\
-_ddp_srun=({_SRUN}) # it ends no task itself
+_ddp_srun=({_srun(options)}) # it ends no task itself
 {check if runtime.needs else ""}{node if runtime.node else ""}\
 # shellcheck disable=SC2329 # called by traps. SIGTERM goes to the step (ddprun writes its number): srun would kill it.
 _ddp_stop() {{ while kill -0 $! && ! {{ {stop}; }}; do sleep 1; done 2>/dev/null; }}
@@ -190,9 +195,15 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cpus or job.gpus}",
     ]
+    extra = [*options.extra]
     if job.device != "cpu":
         count = f"{options.gpu_type}:{job.gpus}" if options.gpu_type else str(job.gpus)
-        lines.append(f"--gres=gpu:{count}" if options.gpu_request == "gres" else f"--gpus-per-node={count}")
+        if options.gpu_request == "gres":  # sbatch takes only the last --gres
+            more = [line.removeprefix("--gres=") for line in extra if line.startswith("--gres=")]
+            extra = [line for line in extra if not line.startswith("--gres=")]
+            lines.append(f"--gres={','.join((f'gpu:{count}', *more))}")
+        else:
+            lines.append(f"--gpus-per-node={count}")
     if job.memory is not None:
         lines.append(f"--mem={size_bytes(job.memory) >> 20}M")
     if job.time_limit_s is not None:
@@ -208,7 +219,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         f"--signal=B:USR1@{lead_s(job)}",
         "--requeue" if options.requeues else "--no-requeue",
         "--open-mode=append",
-        *options.extra,
+        *extra,
     ]
     return tuple(lines)
 

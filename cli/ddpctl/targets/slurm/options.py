@@ -26,13 +26,21 @@ FEATURES = matching(
 PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "expected an absolute path without comma, colon or newline")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
+ALL_MEMORY = "--mem=0"  # all memory of each node
+GPU_GRES = re.compile(r"[=,](gres/)?gpu\b")
 EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
-# Options that ddpctl itself sets, and options such as --wrap, which would replace the script.
-TAKEN = (
-    "array", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-task", "gpus-per-node", "gres",
-    "mem", "time", "job-name", "signal", "requeue", "no-requeue", "open-mode", "output", "error", "chdir", "export",
-    "export-file", "wrap", "parsable", "test-only", "wait", "partition", "account", "qos", "reservation", "constraint",
-    "exclusive", "overlap",
+# Options that ddpctl itself sets, each with the key that changes it, and options that would replace the script.
+TAKEN = {
+    "array": "array", "nodes": "nodes", "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-node": "gpus",
+    "mem": "memory", "time": "time_limit", "job-name": "name", "partition": "partition", "account": "account",
+    "qos": "qos", "reservation": "reservation", "constraint": "constraint", "exclusive": "exclusive",
+    "requeue": "requeues", "no-requeue": "requeues", "chdir": "workdir", "output": "runs", "error": "runs",
+    "export": "env", "export-file": "env", "ntasks": "", "ntasks-per-node": "", "gpus-per-task": "", "signal": "",
+    "open-mode": "", "wrap": "", "parsable": "", "test-only": "", "wait": "", "overlap": "",
+}  # fmt: skip
+# srun would read these options from variables of sbatch. The script unsets them, because they may be another job's.
+OF_SRUN = (
+    "hint", "gpu-bind", "mem-bind", "distribution", "threads-per-core", "overcommit", "cpus-per-gpu", "tres-per-task",
 )  # fmt: skip
 LEAD_S = 60  # time for the script to requeue the job
 EARLY_S = 60  # how much earlier than requested Slurm may send a signal (--signal in sbatch(1))
@@ -61,8 +69,13 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
         match = EXTRA_PATTERN.fullmatch(line)
         if not match or len(line) > MAX_TEXT:
             raise ValueError("an option of sbatch is --NAME or --NAME=VALUE, without blanks, quotes or #")
-        if match[1] in TAKEN:
-            raise ValueError(f"--{match[1]} is set by ddpctl: use the corresponding key of the target or job")
+        if match[1] in TAKEN and line != ALL_MEMORY:
+            key = TAKEN[match[1]]
+            raise ValueError(
+                f"--{match[1]} is set by ddpctl{f': use the key {key}' if key else ', and no key changes it'}"
+            )
+        if match[1] == "gres" and GPU_GRES.search(line):
+            raise ValueError("--gres=gpu is set by ddpctl: use the keys gpus, gpu_type and gpu_request")
     return lines
 
 
@@ -155,6 +168,8 @@ class SlurmOptions:
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime 'apptainer', but the runtime is '{self.runtime}'"
+        if ALL_MEMORY in self.extra and job.memory:
+            yield "target.extra", f"{ALL_MEMORY} asks for all memory, but the job's memory is {job.memory}"
         for name in job.env:
             if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
                 yield "job.env", f"{name} is reserved for Slurm"
