@@ -40,7 +40,9 @@ class Sharding:
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
         # torch's batch normalization needs weights of the dtype of its statistics, which are not sharded.
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)] if compute else []
+        norms: list[nn.Module] = (
+            [module for module in model.modules() if isinstance(module, _BatchNorm)] if compute else []
+        )
         for module in norms:
             fully_shard(module, mesh=self.mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
         for module in (*(block for block in blocks_of(model) if block not in norms), model):
