@@ -87,7 +87,7 @@ STEPS = (
     Step(
         name="tests",
         shows="the unit tests that need a GPU",
-        command=(*TESTS, "tests/unit/ddptrain/test_gpu.py"),
+        command=(*TESTS, "tests/nightly/ddptrain/test_gpu.py"),
         timeout_s=45,
         cpu=("tests/unit/ddptrain/test_fake_gpu.py",),
     ),

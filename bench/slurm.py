@@ -77,7 +77,7 @@ def start(repeats: int) -> None:
             folder = Path(top) / f"{repeat}-{name}".replace(" ", "-")
             folder.mkdir()
             job = JobSpec(nodes="2", gpus=2, cpus=2, command=(FIRST_STEP, str(folder), "1"))
-            plan = Plan(run="first", job=job, cwd=top, run_dir=str(folder / "run"), checkpoint_dir=top)
+            plan = Plan(name="first", job=job, cwd=top, folder=str(folder / "run"), checkpoint_dir=top)
             text = render_script(plan, SlurmOptions()).replace("#SBATCH --requeue", "#SBATCH --output=/dev/null")
             if name == "by hand":
                 text = BY_HAND.format(python=sys.executable, script=FIRST_STEP, folder=folder)
@@ -133,7 +133,7 @@ def scripts(number: int, checked: int) -> None:
         texts = []
         for _ in range(number):
             job, options = configuration(dice, canary)
-            plan = Plan(run="r", job=job, cwd=".", run_dir=".", checkpoint_dir=".")
+            plan = Plan(name="r", job=job, cwd=".", folder=".", checkpoint_dir=".")
             texts.append(render_script(plan, options))
 
         def parse(text: str) -> str:

@@ -1,11 +1,13 @@
-"""Programs as forks of one process that has imported torch: a start takes 0.4 s of CPU time, and not 3.5 s.
+"""Programs as forks of a process that has imported torch: a start takes 0.4 s of CPU time, and not 3.5 s.
 
+A program that imports no torch is a fork of a small process, which costs a tenth of a fork of the large one.
 A fork is a process of its own, with the arguments, environment, folder and files that it is given. It has the command
 line of the server in ``ps``, and the server's environment in ``/proc/PID/environ``.
 """
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -28,7 +30,9 @@ import psutil
 # Read by Python at its start, or by torch at its import. A program that has other values is executed.
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
 FORKABLE = {"stdin", "stdout", "stderr", "cwd", "text"}  # options of Popen
-IMPORTED = (
+# What the process has imported whose forks are these programs, or all others.
+SMALL = ("ddprun.nodectl", "ddpctl.files.own_wheel", "ddpctl.targets.kubernetes.files")
+LARGE = (
     *("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo"),
     "torch.distributed.elastic.agent.server.local_elastic_agent",
 )
@@ -89,8 +93,8 @@ def run(
 
 def descendants() -> list[psutil.Process]:
     """Every process that comes from a fork and lives, however far it has gone from its parents."""
-    children = psutil.Process(_Server.instance.process.pid).children(recursive=True) if _Server.instance else []
-    return [process for process in children if is_alive(process)]
+    servers = [psutil.Process(server.pid) for server in _Server.instances.values()]
+    return [process for server in servers for process in server.children(recursive=True) if is_alive(process)]
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -126,7 +130,8 @@ class Fork(subprocess.Popen[Any]):
         self._status, writing = os.pipe()
         try:
             request = ([*args[1:]], dict(env), str(cwd or Path.cwd()), self._machine)
-            self.pid = _Server.running().fork(request, (*streams, writing))
+            imported = SMALL if args[1] == "-m" and args[2] in SMALL else LARGE
+            self.pid = _Server.running(imported).fork(request, (*streams, writing))
         finally:
             os.close(writing)
         self._child_created = True
@@ -148,43 +153,70 @@ class Fork(subprocess.Popen[Any]):
 
 
 class _Server:
-    """The process that forks, one for each process of pytest."""
+    """The process that forks, one for each process of pytest: a fork itself, of the root that the whole run shares."""
 
-    instance: ClassVar["_Server | None"] = None
+    instances: ClassVar[dict[Sequence[str], "_Server"]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()  # of its socket: a test may start programs in threads
 
-    def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, imported: Sequence[str]) -> None:
+        address = f"\0forks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}-{imported[0]}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # another process of pytest has started the root
+                    raise
+            else:
+                listener.listen()
+                self.start_root(listener, imported)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(address)
+        self.pid = int(self.socket.recv(16))
+        atexit.register(self.socket.close)
+
+    @staticmethod
+    def start_root(listener: socket.socket, imported: Sequence[str]) -> None:
         environ = {name: os.environ[name] for name in os.environ if not name.startswith(READ_AT_START)}
         environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(PACKAGES)}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        atexit.register(self.end)
+        number = listener.fileno()
+        root = subprocess.Popen(
+            [sys.executable, __file__, str(number), *imported],
+            pass_fds=[number],
+            env=environ,
+            stdin=subprocess.PIPE,  # closed when this process ends
+            stdout=subprocess.DEVNULL,
+        )
+        atexit.register(root.communicate)
 
     @classmethod
-    def running(cls) -> "_Server":
+    def running(cls, imported: Sequence[str]) -> "_Server":
         with cls.lock:
-            if cls.instance is None:
-                cls.instance = cls()
-        return cls.instance
+            if imported not in cls.instances:
+                cls.instances[imported] = cls(imported)
+        return cls.instances[imported]
 
     def fork(self, request: Sequence[Any], descriptors: Sequence[int]) -> int:
         with self.lock:
             socket.send_fds(self.socket, [json.dumps(request).encode()], descriptors)
             return int(self.socket.recv(16))
 
-    def end(self) -> None:
-        self.socket.close()
-        self.process.wait(60)
+
+# ---- The servers
 
 
-# ---- The server
+def fork_servers(listener: socket.socket) -> list[str]:
+    """Fork a server for each process of pytest that connects, until the first of them ends. Return as ``serve``."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
+    gc.enable()
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            connection.send(str(os.getpid()).encode())
+            return serve(connection)
+        connection.close()
+    os._exit(0)
 
 
 def serve(requests: socket.socket) -> list[str]:
@@ -196,8 +228,6 @@ def serve(requests: socket.socket) -> list[str]:
     woken, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    gc.freeze()
-    gc.enable()
     while True:
         ready = select.select([requests, woken], [], [])[0]
         if woken in ready:
@@ -210,7 +240,7 @@ def serve(requests: socket.socket) -> list[str]:
         if requests in ready:
             request, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
             if not request:
-                sys.exit()
+                os._exit(0)
             pid = os.fork()
             if not pid:
                 requests.detach()
@@ -282,9 +312,11 @@ def run_program(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     gc.disable()  # during the imports, garbage collections would take a fifth of the time
-    for module in IMPORTED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
-    work = serve(socket.socket(fileno=int(sys.argv[1])))
+        if module in SMALL:
+            del sys.modules[module]  # it is to be run as __main__
+    work = fork_servers(socket.socket(fileno=int(sys.argv[1])))
     try:
         run_program(work)
     except SystemExit as ending:

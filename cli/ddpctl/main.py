@@ -78,7 +78,7 @@ for verb in (
     runs.pull, runs.export, hosts.hosts, checks.bench, checks.doctor, provision.provision, setup.init, setup.schema,
     setup.version,
 ):  # fmt: skip
-    app.command(name="exec" if verb is runs.execute else None)(verb)
+    app.command(name="exec" if verb is runs.execute else None, cls=launch.FieldHelp)(verb)
 app.add_typer(image.app)
 app.add_typer(monitor.app)
 

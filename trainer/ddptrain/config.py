@@ -1,17 +1,20 @@
 """The options of ddptrain, as groups of frozen dataclasses, and its command line.
 
-Each field of a group is an option. It has a help text, a type and a default, and states whether it affects the weights.
-A value comes from the flag, else from the environment, else from the recipe, else from the default. This module does
-not import torch, so that ``--help`` is fast.
+Each field of a group is an option. Its type says how its text is parsed, and the text below it is its help. A value
+comes from the flag, else from the environment, else from the recipe, else from the default. This module does not import
+torch, so that ``--help`` is fast.
 """
 
 import argparse
+import ast
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ddptrain.recipes import RECIPES, RecipeError, read_recipe, recipe_names
 from ddpwire import commandline, names
@@ -33,19 +36,19 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 }
 
 
-def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
-    """Return a dataclass field for an option with the help ``text``. ``argument`` is passed to argparse.
+def option(default: Any = MISSING, *, shapes: bool = False, flag: str = "", **argument: Any) -> Any:
+    """Return a dataclass field for an option. ``argument`` is passed to argparse.
 
     ``flag`` is given only if it differs from the field's name. ``shapes`` states whether the option affects the
     weights. A checkpoint with another value of such an option cannot be resumed. If an option has no default, the
     recipe or the command line must set it.
     """
-    return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
+    return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": argument})
 
 
-def shaping(text: str, **rest: Any) -> Any:
+def shaping(default: Any = MISSING, **rest: Any) -> Any:
     """Return the field of an option that affects the weights. See `option`."""
-    return option(text, shapes=True, **rest)
+    return option(default, shapes=True, **rest)
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -98,7 +101,7 @@ def image_shape(text: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def milestones(text: str) -> tuple[int, ...]:
+def increasing(text: str) -> tuple[int, ...]:
     """Parse increasing whole numbers that are separated by commas."""
     parts = text.split(",")
     values = tuple(int(part) for part in parts if part.isdecimal())
@@ -111,282 +114,213 @@ def milestones(text: str) -> tuple[int, ...]:
 class DataOptions:
     """The data set, its folder, and how its images reach the model."""
 
-    name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
-    folder: Path = option(
-        "folder of the data, to which mnist, cifar10 and cifar100 are downloaded; for folder: contains CLASS/*.png or "
-        "*.jpg, or the folders train and val with such folders; for text: a file, or a folder with *.txt",
-        flag="--data-dir",
-        default=Path("data"),
-    )
-    image_size: int = shaping("for folder: side of the square images", type=whole(1), default=224, metavar="PX")
-    cache: Path | None = option(
-        "for folder: where to cache decoded images, 3 bytes per pixel (default: .ddptrain in --data-dir)",
-        flag="--cache-dir",
-        default=None,
-    )
-    synthetic_samples: int = shaping("for synthetic: number of training images", type=whole(1), default=4096)
-    synthetic_shape: tuple[int, int, int] = shaping(
-        "for synthetic: channels, height and width", type=image_shape, default=(1, 28, 28), metavar="CxHxW"
-    )
-    synthetic_classes: int = shaping("for synthetic: number of classes", type=whole(2), default=10)
-    context: int = shaping("for text: context length in bytes", type=whole(1), default=256)
-    input: str = option(
-        "device: keep all images in the device's memory; loader: load them with worker processes; auto: device if they "
-        "fit, else loader. The order and the augmentation of the images are always the same",
-        choices=("auto", "device", "loader"),
-        default="auto",
-    )
-    workers: int = option("worker processes per rank for --input loader", type=whole(1), default=2)
+    name: str = shaping("digits", flag="--data", choices=DATA)
+    """data set: %(choices)s"""
+    folder: Path = option(Path("data"), flag="--data-dir")
+    """folder of the data, to which mnist, cifar10 and cifar100 are downloaded; for folder: contains CLASS/*.png or
+    *.jpg, or the folders train and val with such folders; for text: a file, or a folder with *.txt"""
+    image_size: Annotated[int, whole(1)] = shaping(224, metavar="PX")
+    """for folder: side of the square images"""
+    cache: Path | None = option(None, flag="--cache-dir")
+    """for folder: where to cache decoded images, 3 bytes per pixel (default: .ddptrain in --data-dir)"""
+    synthetic_samples: Annotated[int, whole(1)] = shaping(4096)
+    """for synthetic: number of training images"""
+    synthetic_shape: Annotated[tuple[int, int, int], image_shape] = shaping((1, 28, 28), metavar="CxHxW")
+    """for synthetic: channels, height and width"""
+    synthetic_classes: Annotated[int, whole(2)] = shaping(10)
+    """for synthetic: number of classes"""
+    context: Annotated[int, whole(1)] = shaping(256)
+    """for text: context length in bytes"""
+    input: Literal["auto", "device", "loader"] = option("auto")
+    """device: keep all images in the device's memory; loader: load them with worker processes; auto: device if they
+    fit, else loader. The order and the augmentation of the images are always the same"""
+    workers: Annotated[int, whole(1)] = option(2)
+    """worker processes per rank for --input loader"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions:
     """The augmentation. Its random values depend only on the seed, the epoch and the sample."""
 
-    augment: bool = shaping("augment images with the options of this group", default=True)
-    shift: int | None = shaping(
-        "random crops after padding by PX black pixels (default: 1 for digits, 4 for cifar10 and cifar100, else 0)",
-        type=whole(0),
-        default=None,
-        metavar="PX",
-    )
-    flip: bool | None = shaping(
-        "mirror half of the images (default: yes for cifar10, cifar100 and folder)", default=None
-    )
-    cutout: int = shaping("side of a gray square in each image; 0: none", type=whole(0), default=0, metavar="PX")
-    erase: float = shaping(
-        "share of images of which a gray rectangle covers 2 to 33 %%", type=real(0, 1.001), default=0.0
-    )
-    mixup: float = shaping(
-        "blend each image with another one, with weights from Beta(X, X); 0: off", type=real(0), default=0.0
-    )
-    cutmix: float = shaping(
-        "paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup, "
-        "each image gets one of the two",
-        type=real(0),
-        default=0.0,
-    )
+    augment: bool = shaping(True)
+    """augment images with the options of this group"""
+    shift: Annotated[int, whole(0)] | None = shaping(None, metavar="PX")
+    """random crops after padding by PX black pixels (default: 1 for digits, 4 for cifar10 and cifar100, else 0)"""
+    flip: bool | None = shaping(None)
+    """mirror half of the images (default: yes for cifar10, cifar100 and folder)"""
+    cutout: Annotated[int, whole(0)] = shaping(0, metavar="PX")
+    """side of a gray square in each image; 0: none"""
+    erase: Annotated[float, real(0, 1.001)] = shaping(0.0)
+    """share of images of which a gray rectangle covers 2 to 33 %%"""
+    mixup: Annotated[float, real(0)] = shaping(0.0)
+    """blend each image with another one, with weights from Beta(X, X); 0: off"""
+    cutmix: Annotated[float, real(0)] = shaping(0.0)
+    """paste a rectangle of another image into each image, with its area from Beta(X, X); 0: off; with --mixup, each
+    image gets one of the two"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model and its initial weights."""
 
-    name: str = shaping(
-        f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a torchvision classifier: resnet50, torchvision:resnet18",
-        flag="--model",
-        metavar="NAME",
-    )
-    pretrained: str | None = option(
-        "start from torchvision's ImageNet weights, or from the weights in FILE, with a new head",
-        nargs="?",
-        const="imagenet",
-        default=None,
-        metavar="FILE",
-    )
-    stem: str = shaping(
-        "first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small for "
-        "images up to 64 px, else imagenet",
-        choices=("auto", "small", "imagenet"),
-        default="auto",
-    )
-    norm: str = shaping(
-        "normalization of convnet and resnet18: over the batch, or over groups of channels of each image",
-        choices=("batch", "group"),
-        default="batch",
-    )
-    layers: int = shaping("number of layers of gpt", type=whole(1), default=4)
-    width: int = shaping("width of gpt (embedding size)", type=whole(1), default=128)
-    heads: int = shaping("attention heads of gpt; must divide --width", type=whole(1), default=4)
-    recompute: bool = option(
-        "activation checkpointing: recompute activations in the backward pass to save memory", default=False
-    )
+    name: str = shaping(flag="--model", metavar="NAME")
+    """simple, convnet, imageclassifier, resnet18, digitsnet, gpt for text, or a torchvision classifier: resnet50,
+    torchvision:resnet18"""
+    pretrained: str | None = option(None, nargs="?", const="imagenet", metavar="FILE")
+    """start from torchvision's ImageNet weights, or from the weights in FILE, with a new head"""
+    stem: Literal["auto", "small", "imagenet"] = shaping("auto")
+    """first layers of a ResNet: imagenet reduces height and width to a quarter, small keeps them; auto: small for
+    images up to 64 px, else imagenet"""
+    norm: Literal["batch", "group"] = shaping("batch")
+    """normalization of convnet and resnet18: over the batch, or over groups of channels of each image"""
+    layers: Annotated[int, whole(1)] = shaping(4)
+    """number of layers of gpt"""
+    width: Annotated[int, whole(1)] = shaping(128)
+    """width of gpt (embedding size)"""
+    heads: Annotated[int, whole(1)] = shaping(4)
+    """attention heads of gpt; must divide --width"""
+    recompute: bool = option(False)
+    """activation checkpointing: recompute activations in the backward pass to save memory"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The length of the training, its batches, its loss and its evaluation."""
 
-    epochs: int = option("number of epochs; 0: only evaluate the checkpoint", type=whole(0))
-    batch_size: int = shaping("images per optimizer step over ALL ranks", type=whole(1))
-    batch_size_per_rank: int = option(
-        "images per optimizer step on each rank, instead of --batch-size; 0: use --batch-size", type=whole(0), default=0
-    )
-    accumulate: int = shaping(
-        "split a step's images into N parts, and add up their gradients, to save memory", type=whole(1), default=1
-    )
-    label_smoothing: float = shaping("label smoothing, from 0 (none) to less than 1", type=real(0, 1), default=0.0)
-    ema: float = shaping(
-        "evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off",
-        type=real(0, 1),
-        default=0.0,
-    )
-    test_flip: bool = option("evaluate the mean of each image and its mirror image", default=False)
-    tensorboard: Path | None = option("write TensorBoard scalars of each epoch to this folder", default=None)
-    seed: int = shaping(
-        "random seed of the initial weights, the order of the data and the augmentation", type=whole(0), default=0
-    )
+    epochs: Annotated[int, whole(0)] = option()
+    """number of epochs; 0: only evaluate the checkpoint"""
+    batch_size: Annotated[int, whole(1)] = shaping()
+    """images per optimizer step over ALL ranks"""
+    batch_size_per_rank: Annotated[int, whole(0)] = option(0)
+    """images per optimizer step on each rank, instead of --batch-size; 0: use --batch-size"""
+    accumulate: Annotated[int, whole(1)] = shaping(1)
+    """split a step's images into N parts, and add up their gradients, to save memory"""
+    label_smoothing: Annotated[float, real(0, 1)] = shaping(0.0)
+    """label smoothing, from 0 (none) to less than 1"""
+    ema: Annotated[float, real(0, 1)] = shaping(0.0)
+    """evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off"""
+    test_flip: bool = option(False)
+    """evaluate the mean of each image and its mirror image"""
+    tensorboard: Path | None = option(None)
+    """write TensorBoard scalars of each epoch to this folder"""
+    seed: Annotated[int, whole(0)] = shaping(0)
+    """random seed of the initial weights, the order of the data and the augmentation"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """The optimizer and its learning rate."""
 
-    name: str = shaping(
-        "SGD with Nesterov momentum, or AdamW", flag="--optimizer", choices=("sgd", "adamw"), default="sgd"
-    )
-    lr: float = shaping("peak learning rate", type=real(0.0))
-    scale_lr: bool = shaping("multiply --lr by the number of ranks, with a warm-up from --lr", default=False)
-    schedule: str = shaping(
-        "learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine falls to 0; "
-        "steps multiplies by --gamma at each of --milestones",
-        choices=("one-cycle", "cosine", "steps", "constant"),
-        default="one-cycle",
-    )
-    warmup: float | None = shaping(
-        "warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, at most a quarter of --epochs)",
-        type=real(0.0),
-        default=None,
-    )
-    milestones: tuple[int, ...] = shaping(
-        "epochs after which the learning rate is multiplied by --gamma",
-        type=milestones,
-        default=(30, 60, 80),
-        metavar="N,N,...",
-    )
-    gamma: float = shaping("factor of the learning rate at each of --milestones", type=real(0.0), default=0.1)
-    momentum: float = shaping("momentum of SGD, or the first beta of AdamW", type=real(0, 1), default=0.9)
-    weight_decay: float = shaping(
-        "weight decay, not applied to normalization layers and biases; 0: none", type=real(0.0), default=0.0
-    )
-    clip: float = shaping("clip the norm of the gradient to this value; 0: off", type=real(0.0), default=0.0)
+    name: Literal["sgd", "adamw"] = shaping("sgd", flag="--optimizer")
+    """SGD with Nesterov momentum, or AdamW"""
+    lr: Annotated[float, real(0.0)] = shaping()
+    """peak learning rate"""
+    scale_lr: bool = shaping(False)
+    """multiply --lr by the number of ranks, with a warm-up from --lr"""
+    schedule: Literal["one-cycle", "cosine", "steps", "constant"] = shaping("one-cycle")
+    """learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine falls to 0; steps
+    multiplies by --gamma at each of --milestones"""
+    warmup: Annotated[float, real(0.0)] | None = shaping(None)
+    """warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, at most a quarter of --epochs)"""
+    milestones: Annotated[tuple[int, ...], increasing] = shaping((30, 60, 80), metavar="N,N,...")
+    """epochs after which the learning rate is multiplied by --gamma"""
+    gamma: Annotated[float, real(0.0)] = shaping(0.1)
+    """factor of the learning rate at each of --milestones"""
+    momentum: Annotated[float, real(0, 1)] = shaping(0.9)
+    """momentum of SGD, or the first beta of AdamW"""
+    weight_decay: Annotated[float, real(0.0)] = shaping(0.0)
+    """weight decay, not applied to normalization layers and biases; 0: none"""
+    clip: Annotated[float, real(0.0)] = shaping(0.0)
+    """clip the norm of the gradient to this value; 0: off"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """Where and when checkpoints are saved, and from which one to resume."""
 
-    folder: Path = option(
-        "folder to which rank 0 writes the checkpoints; a URL is used as --checkpoint-store",
-        flag="--checkpoint-dir",
-        type=str,
-        default=Path("checkpoints"),
-    )
-    store: str = option(
-        "object store, such as s3://BUCKET/PATH, to which each checkpoint is copied; a training resumes from it if the "
-        "folder has no newer checkpoint; needs ddpctl[s3]",
-        flag="--checkpoint-store",
-        default="",
-        metavar="URL",
-    )
-    every: int = option(
-        "also save every N steps; 0: only at the end of each epoch and when the training is stopped",
-        flag="--checkpoint-every",
-        type=whole(0),
-        default=0,
-    )
-    minutes: float = option(
-        "also save when the last checkpoint is T minutes old; 0: off",
-        flag="--checkpoint-minutes",
-        type=real(0.0),
-        default=0.0,
-        metavar="T",
-    )
-    keep: int = option("number of newest checkpoints to keep; 0: all", type=whole(0), default=3)
-    keep_best: bool = option("also keep the checkpoint with the highest test accuracy", default=True)
-    resume: str = option(
-        "auto: continue from the newest complete checkpoint, if there is one; never: start at step 0, and fail "
-        "if the folder has checkpoints; PATH: continue from this checkpoint",
-        default="auto",
-        metavar="auto|never|PATH",
-    )
-    allow_changed: bool = option(
-        "continue even if options that affect the weights have changed", flag="--allow-changed-config", default=False
-    )
+    folder: Path = option(Path("checkpoints"), flag="--checkpoint-dir", type=str)
+    """folder to which rank 0 writes the checkpoints; a URL is used as --checkpoint-store"""
+    store: str = option("", flag="--checkpoint-store", metavar="URL")
+    """object store, such as s3://BUCKET/PATH, to which each checkpoint is copied; a training resumes from it if the
+    folder has no newer checkpoint; needs ddpctl[s3]"""
+    every: Annotated[int, whole(0)] = option(0, flag="--checkpoint-every")
+    """also save every N steps; 0: only at the end of each epoch and when the training is stopped"""
+    minutes: Annotated[float, real(0.0)] = option(0.0, flag="--checkpoint-minutes", metavar="T")
+    """also save when the last checkpoint is T minutes old; 0: off"""
+    keep: Annotated[int, whole(0)] = option(3)
+    """number of newest checkpoints to keep; 0: all"""
+    keep_best: bool = option(True)
+    """also keep the checkpoint with the highest test accuracy"""
+    resume: str = option("auto", metavar="auto|never|PATH")
+    """auto: continue from the newest complete checkpoint, if there is one; never: start at step 0, and fail if the
+    folder has checkpoints; PATH: continue from this checkpoint"""
+    allow_changed: bool = option(False, flag="--allow-changed-config")
+    """continue even if options that affect the weights have changed"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """The device and the precision."""
 
-    device: str = option("%(choices)s", choices=DEVICES, default="auto")
-    precision: str = option(
-        "precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a CPU; "
-        "with --deterministic fp32. fp64 is for comparisons",
-        choices=("auto", "fp32", "bf16", "fp16", "fp64"),
-        default="auto",
-    )
-    channels_last: bool = option("use the memory format channels_last", default=True)
-    compile: str = option(
-        "mode of torch.compile, which delays the first step; reduce-overhead uses CUDA graphs",
-        choices=("off", "default", "reduce-overhead", "max-autotune"),
-        default="off",
-    )
-    deterministic: bool = option(
-        "one thread per rank and deterministic algorithms: the same seed and number of ranks give bit-identical "
-        "weights, also after a restart",
-        default=False,
-    )
+    device: str = option("auto", choices=DEVICES)
+    """%(choices)s"""
+    precision: str = option("auto", choices=("auto", "fp32", "bf16", "fp16", "fp64"))
+    """precision of matrix products; auto: bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a CPU; with
+    --deterministic fp32. fp64 is for comparisons"""
+    channels_last: bool = option(True)
+    """use the memory format channels_last"""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = option("off")
+    """mode of torch.compile, which delays the first step; reduce-overhead uses CUDA graphs"""
+    deterministic: bool = option(False)
+    """one thread per rank and deterministic algorithms: the same seed and number of ranks give bit-identical weights,
+    also after a restart"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
     """The rendezvous and the strategy. Under ddprun and torchrun, no option for the rendezvous is needed."""
 
-    rank: int | None = option("rank of this process, if no launcher sets RANK", type=whole(0), default=None)
-    world_size: int | None = option("number of ranks, if no launcher sets WORLD_SIZE", type=whole(1), default=None)
-    init_method: str = option(
-        "rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a new file "
-        "that all ranks can access",
-        default="env://",
-        metavar="URL",
-    )
-    spawn: int = option("start N ranks on this machine with torch.multiprocessing", type=whole(1, 1024), default=1)
-    timeout_s: int = option(
-        "time-out of the rendezvous, of the download of data by another rank, and of collectives",
-        flag="--timeout",
-        type=whole(1, 100_000_000),
-        default=300,
-        metavar="SECONDS",
-    )
-    strategy: str = option(
-        "ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all ranks; hybrid: "
-        "sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for comparison; single: one "
-        "device",
-        choices=("ddp", *SHARDED, "dp", "single"),
-        default="ddp",
-    )
-    backend: str = option(
-        "communication backend; auto: nccl on GPUs, gloo on CPUs",
-        choices=("auto", "nccl", "gloo", "mpi"),
-        default="auto",
-    )
-    sync_bn: bool = shaping("synchronize batch normalization over all ranks (GPUs only)", default=False)
-    compress: str = shaping("precision in which gradients are sent", choices=("none", "bf16", "fp16"), default="none")
-    bucket_mb: float = option("size of DDP's gradient buckets", type=real(0.01), default=25.0, metavar="MB")
-    bucket_view: bool = option("make the gradients views of the buckets, which saves a copy", default=True)
-    static_graph: bool = option(
-        "DDP's static_graph: every step uses the same parameters in the same order", default=False
-    )
+    rank: Annotated[int, whole(0)] | None = option(None)
+    """rank of this process, if no launcher sets RANK"""
+    world_size: Annotated[int, whole(1)] | None = option(None)
+    """number of ranks, if no launcher sets WORLD_SIZE"""
+    init_method: str = option("env://", metavar="URL")
+    """rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a new file
+    that all ranks can access"""
+    spawn: Annotated[int, whole(1, 1024)] = option(1)
+    """start N ranks on this machine with torch.multiprocessing"""
+    timeout_s: Annotated[int, whole(1, 100_000_000)] = option(300, flag="--timeout", metavar="SECONDS")
+    """time-out of the rendezvous, of the download of data by another rank, and of collectives"""
+    strategy: str = option("ddp", choices=("ddp", *SHARDED, "dp", "single"))
+    """ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all ranks; hybrid:
+    sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for comparison; single: one device"""
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto")
+    """communication backend; auto: nccl on GPUs, gloo on CPUs"""
+    sync_bn: bool = shaping(False)
+    """synchronize batch normalization over all ranks (GPUs only)"""
+    compress: Literal["none", "bf16", "fp16"] = shaping("none")
+    """precision in which gradients are sent"""
+    bucket_mb: Annotated[float, real(0.01)] = option(25.0, metavar="MB")
+    """size of DDP's gradient buckets"""
+    bucket_view: bool = option(True)
+    """make the gradients views of the buckets, which saves a copy"""
+    static_graph: bool = option(False)
+    """DDP's static_graph: every step uses the same parameters in the same order"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackOptions:
     """Profiling, debugging, and a limit on the duration."""
 
-    profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
-    profile_dir: Path = option("folder of the traces", default=Path("profile"))
-    debug: bool = option(
-        "debug mode, which is slow: more output of torch, a record of the last collectives, anomaly detection in the "
-        "backward pass",
-        default=False,
-    )
-    stop_after: float = option(
-        "save a checkpoint and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script",
-        type=real(0.0),
-        default=0.0,
-        metavar="T",
-    )
+    profile: Annotated[int, whole(0)] = option(0)
+    """trace N steps of every rank, for https://ui.perfetto.dev; 0: none"""
+    profile_dir: Path = option(Path("profile"))
+    """folder of the traces"""
+    debug: bool = option(False)
+    """debug mode, which is slow: more output of torch, a record of the last collectives, anomaly detection in the
+    backward pass"""
+    stop_after: Annotated[float, real(0.0)] = option(0.0, metavar="T")
+    """save a checkpoint and exit with 143 after T minutes; 0: never. ddprun --deadline does this for any script"""
 
 
 EPILOG = """\
@@ -440,6 +374,13 @@ class Parser(commandline.Parser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def format_help(self) -> str:
+        """Return the help, with the documentation of the fields."""
+        texts = _documentation()
+        for action in self._actions:
+            action.help = action.help or texts.get(action.dest)
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print the message unless ``quiet`` is set, and exit with code 2."""
@@ -532,11 +473,29 @@ def _parser(*, quiet: bool) -> Parser:
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group("profiling and debugging" if name == "callbacks" else name)
         for item in fields(kind):
-            base = (*get_args(item.type), item.type)[0]  # the type without "or None"
-            argument = _ARGUMENTS.get(base, {}) | item.metadata["argument"]
-            argument["help"] += _default_text(item)
-            arguments.add_argument(flag_of(item), dest=key_of(item), default=argparse.SUPPRESS, **argument)
+            arguments.add_argument(flag_of(item), dest=key_of(item), default=argparse.SUPPRESS, **_argument(item))
     return parser
+
+
+def _argument(item: Field[Any]) -> dict[str, Any]:
+    is_optional = get_origin(item.type) in (Union, UnionType)
+    hint = next(part for part in get_args(item.type) if part is not NoneType) if is_optional else item.type
+    base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    choices = {"choices": get_args(base)} if get_origin(base) is Literal else {}
+    parse = {"type": notes[0]} if notes else {}
+    return {**_ARGUMENTS.get(base, {}), **choices, **parse, **item.metadata["argument"]}
+
+
+def _documentation() -> dict[str, str]:
+    """Return the help of each option: the text below its field in this file, and its default."""
+    module = ast.parse(Path(__file__).read_bytes())
+    texts: dict[tuple[str, str], str] = {}
+    for kind in (node for node in module.body if isinstance(node, ast.ClassDef)):
+        for line, below in pairwise(kind.body):
+            if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr):
+                texts[kind.name, ast.unparse(line.target)] = " ".join(str(ast.literal_eval(below.value)).split())
+    items = ((kind, item) for kind in GROUPS.values() for item in fields(kind))
+    return {key_of(item): texts[kind.__name__, item.name] + _default_text(item) for kind, item in items}
 
 
 def _default_text(item: Field[Any]) -> str:

@@ -4,6 +4,7 @@ torchrun reads ``PET_*``, and Kubeflow's operators set them. The ranks' variable
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are this project's own.
 """
 
+import re
 from typing import Final
 
 # A node's place in the run: set by the program that starts the node, read by ddprun.
@@ -56,3 +57,13 @@ AT: Final = "at"  # and the time.monotonic() up to which they count: at=81234.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.
 PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+NODES_PATTERN: Final = r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?"
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes of PET_NNODES, ``N`` or ``MIN:MAX``. Raises ValueError."""
+    match = re.fullmatch(NODES_PATTERN, text)
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise ValueError("expected a number of nodes, or MIN:MAX such as 1:4")
+    return int(match[1]), int(match[2] or match[1])

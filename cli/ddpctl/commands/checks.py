@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
-from ddpctl.commands.launch import File, Flags, Gpus, Nodes, Target, request_of_flags
+from ddpctl.commands.launch import File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 
 DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
@@ -41,9 +41,8 @@ def bench(
         print("\n".join(drawings()))
         return
     words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
-    request = request_of_flags(
-        Flags(target=target, nodes=nodes, gpus=gpus, file=file, program=["-m", "ddpcheck", "bench", *words])
-    )
+    command = ("-m", "ddpcheck", "bench", *words)
+    request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file, "command": command})
     if request.job.world_size < 2:
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
@@ -65,7 +64,7 @@ def doctor(
     """
     from ddpctl.operations.doctor import examine, lines
 
-    request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
+    request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file})
     result, _ = examine(open_context(), request)
     print_result(result, lines(result), as_json=as_json)
     raise typer.Exit(result["code"])

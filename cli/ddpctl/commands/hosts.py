@@ -11,7 +11,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line, quote, table
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Settings
+    from ddpctl.job.config import Request
     from ddpctl.targets import HostReport
 
 
@@ -29,7 +29,7 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
     print_result([asdict(report) for report in found], map(fit, hosts_table(found)), as_json=as_json)
 
 
-def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Settings":
+def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Request":
     """Load the configuration of a target of kind ssh. Raises ConfigError, whose message ends with ``other``."""
     from ddpctl import targets
     from ddpctl.job import config

@@ -15,7 +15,7 @@ from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Host
-    from ddpctl.job.config import Settings
+    from ddpctl.job.config import Request
 
 app = typer.Typer(
     name="image",
@@ -132,13 +132,13 @@ def parse_host(text: str) -> "Host":
         raise UsageError(f"'{text}' is not a host: expected [USER@]ADDRESS[:PORT], such as alice@box1:2222") from None
 
 
-def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
+def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Request":
     from ddpctl import targets
     from ddpctl.job import config
 
-    overrides = {"image": image} if image else {}
+    flags = {"image": image} if image else {}
     found = None if image and not (target or file) else config.find_file(file, Path.cwd())
-    return config.load(file=found, target=target, overrides=overrides, kinds=targets.kinds())
+    return config.load(file=found, target=target, flags=flags, kinds=targets.kinds())
 
 
 def _reference(given: str | None) -> str:

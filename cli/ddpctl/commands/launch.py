@@ -6,138 +6,104 @@ Each command imports most modules only when it runs. Otherwise --help would be s
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ddpctl.commands.arguments import DryRun, open_context, parse_time
 from ddpctl.errors import ConfigError, UsageError, writing
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import TargetFlags
-    from ddpctl.operations.launcher import AppContext, Request
+    from ddpctl.job.config import Request
+    from ddpctl.operations.launcher import AppContext
     from ddpctl.runs.run_store import Run
 
-File = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", envvar="DDPCTL_FILE", help="The configuration file [default: ddpctl.yaml, if any]."),
-]
 
-
-def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
+def _option(*names: str, metavar: str, help: str | None = None) -> Any:  # noqa: A002 -- Typer's name for it
     """Return an option that an environment variable can also set. For example, DDPCTL_NODES sets --nodes."""
-    variable = f"DDPCTL_{flag.removeprefix('--').replace('-', '_').upper()}"
-    return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
+    variable = f"DDPCTL_{names[0].removeprefix('--').replace('-', '_').upper()}"
+    return typer.Option(*names, envvar=variable, metavar=metavar, help=help)
 
 
-Nodes = Annotated[
-    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Number of nodes, or an elastic range.")
-]
-Gpus = Annotated[
-    str | None,
-    _option("--gpus", "-g", metavar="G", help="GPUs per node. Each has one rank. Without GPUs, the ranks use the CPU."),
-]
+Nodes = Annotated[str | None, _option("--nodes", "-n", metavar="N|MIN:MAX")]
+Gpus = Annotated[str | None, _option("--gpus", "-g", metavar="G")]
 Target = Annotated[
     str | None,
     _option("--target", "-t", metavar="T", help="A target in the file, or local, ssh, slurm, kubernetes or kaggle."),
 ]
+File = Annotated[
+    Path | None, _option("--file", "-f", metavar="PATH", help="The configuration file [default: ddpctl.yaml, if any].")
+]
+PROGRAM = (
+    "Your script (or -m MODULE) and its arguments, as for torchrun. Without a script, ddptrain runs and gets the "
+    "arguments, for example ddpctl launch -- --epochs 3 (see ddptrain --help)."
+)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The flags of ``launch`` and ``render``. A flag that is not given is None or False."""
-
-    nodes: Nodes = None
-    gpus: Gpus = None
-    ranks: Annotated[
-        str | None, _option("--ranks", metavar="R", help="Ranks per node, a divisor of --gpus [default: one per GPU].")
-    ] = None
-    target: Target = None
-    file: File = None
-    profile: Annotated[
+# The flags of launch and render. A flag whose name is that of a field of JobSpec or of an option of a target sets this
+# field, which parses its text and documents it.
+FLAGS: Mapping[str, Any] = {
+    "nodes": Nodes,
+    "gpus": Gpus,
+    "ranks": Annotated[str | None, _option("--ranks", metavar="R")],
+    "target": Target,
+    "file": File,
+    "profile": Annotated[
         str | None, _option("--profile", "-p", metavar="P", help="The profile in the file that overrides the job.")
-    ] = None
-    device: Annotated[
-        str | None,
-        _option(
-            "--device",
-            metavar="auto|cuda|cpu",
-            help="cuda requires GPUs. Without GPUs, auto uses the CPU (not on Kubernetes).",
-        ),
-    ] = None
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for all ranks. May be repeated.")
-    ] = None
-    name: Annotated[
+    ],
+    "device": Annotated[str | None, _option("--device", metavar="auto|cuda|cpu")],
+    "env": Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V")],
+    "name": Annotated[
         str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
-    ] = None
-    port: Annotated[
-        str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free port].")
-    ] = None
-    max_restarts: Annotated[
-        str | None, _option("--max-restarts", metavar="N", help="Largest number of restarts after a failure.")
-    ] = None
-    cpus: Annotated[str | None, _option("--cpus", metavar="C", help="CPU cores per node.")] = None
-    memory: Annotated[str | None, _option("--memory", metavar="SIZE", help="Memory per node, such as 64Gi.")] = None
-    mount: Annotated[
-        list[str] | None,
-        typer.Option("--mount", metavar="SOURCE:PATH[:ro]", help="A folder for all nodes. May be repeated."),
-    ] = None
-    image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of all nodes.")] = None
-    workload: Annotated[
-        str | None,
-        _option("--kind", metavar="auto|pytorchjob|trainjob|job", help="Kubernetes only: the kind of workload."),
-    ] = None
-    replace_lost: Annotated[
-        bool,
-        typer.Option("--replace-lost", help="Kubernetes only: replace a pod whose machine is lost."),
-    ] = False
-    array: Annotated[
-        str | None, _option("--array", metavar="0-3%2", help="Slurm only: run the job several times, as a job array.")
-    ] = None
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option("--exclude", metavar="HOST", help="SSH machines only: do not use this host. May be repeated."),
-    ] = None
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- SCRIPT ARGS...]",
-            help="Your script (or -m MODULE) and its arguments, as for torchrun. Without a script, ddptrain runs and "
-            "gets the arguments, for example ddpctl launch -- --epochs 3 (see ddptrain --help).",
-            show_default=False,
-        ),
-    ] = None
+    ],
+    "port": Annotated[str | None, _option("--port", metavar="P")],
+    "max_restarts": Annotated[str | None, _option("--max-restarts", metavar="N")],
+    "cpus": Annotated[str | None, _option("--cpus", metavar="C")],
+    "memory": Annotated[str | None, _option("--memory", metavar="SIZE")],
+    "mounts": Annotated[list[str] | None, typer.Option("--mount", metavar="SOURCE:PATH[:ro]")],
+    "image": Annotated[str | None, _option("--image", metavar="REF")],
+    "workload": Annotated[str | None, _option("--kind", metavar="auto|pytorchjob|trainjob|job")],
+    "replace_lost": Annotated[bool | None, typer.Option("--replace-lost")],
+    "array": Annotated[str | None, _option("--array", metavar="0-3%2")],
+    "exclude": Annotated[list[str] | None, typer.Option("--exclude", metavar="HOST")],
+    "command": Annotated[
+        list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS...]", help=PROGRAM, show_default=False)
+    ],
+}
+Flags = Mapping[str, Any]  # the value of each given flag, by its name in FLAGS
 
 
-JOB_FLAGS = (
-    "nodes",
-    "gpus",
-    "ranks",
-    "device",
-    "port",
-    "max_restarts",
-    "cpus",
-    "memory",
-    "image",
-)  # fields of JobSpec, which parses their text
+class FieldHelp(TyperCommand):
+    """A command that describes a flag of a field with the documentation of the field."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from ddpctl import targets
+        from ddpctl.job.schema import documentation
+
+        for parameter in self.params:
+            if getattr(parameter, "help", "") is None:
+                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of Flags to ``command`` for Typer. ``command`` receives a Flags object as its first argument."""
+    """Add FLAGS to ``command`` for Typer. ``command`` receives those that are given as its first argument."""
 
     @wraps(command)
-    def call(**given: Any) -> None:
-        command(Flags(**{field.name: given.pop(field.name) for field in fields(Flags)}), **given)
+    def call(**values: Any) -> None:
+        flags = {name: value for name in FLAGS if (value := values.pop(name)) not in (None, [])}
+        command(flags, **values)
 
-    shared, own = inspect.signature(Flags).parameters, list(inspect.signature(command).parameters.values())[1:]
-    parameters = [*shared.values(), *(option.replace(kind=option.KEYWORD_ONLY) for option in own)]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {option.name: option.annotation for option in parameters}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    shared = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in FLAGS.items()]
+    own = [option.replace(kind=kind) for option in list(inspect.signature(command).parameters.values())[1:]]
+    call.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in (*shared, *own)}
     return call
 
 
@@ -214,7 +180,7 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
 
     if resume is None:
         return request_of_flags(flags)
-    if flags.file or flags.profile or flags.target or flags.workload:
+    if {"file", "profile", "target", "workload"} & flags.keys():
         raise UsageError(
             "--resume: a resumed run keeps its target and the settings of its file: leave out -f, -p, -t and --kind"
         )
@@ -266,75 +232,51 @@ def _warn(request: "Request") -> None:
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 
-def _in_place_of_a_launcher(flags: Flags) -> Flags:
-    """Return the flags that a command of another launcher after ``--`` stands for. Raises UsageError."""
-    from ddpctl.job.other_launchers import translate
+def _values(flags: Flags) -> dict[str, Any]:
+    """Return the values of the flags that set a field of the job or an option of a target.
 
-    translation = translate(flags.program or ())
-    if translation is None:
-        return flags
-    values: dict[str, Any] = {
-        flag.removeprefix("--").replace("-", "_"): value for flag, value in translation.flags.items()
-    }
-    for name, value in values.items():
-        given = getattr(flags, name)
-        if given not in (None, value):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {given}: {translation.launcher} has {value}: give the number once")
-    print(f"ddpctl: {translation}", file=sys.stderr)
-    variables = [f"{name}={value}" for name, value in translation.env.items()]
-    return replace(flags, program=list(translation.program), env=[*variables, *(flags.env or ())], **values)
-
-
-def overrides(flags: Flags) -> dict[str, Any]:
-    """Return the values of the flags that set a field of the job. A flag that is not given has the value None."""
-    variables = {}
-    for pair in flags.env or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
-        variables[key] = value
-    given: dict[str, Any] = {name: getattr(flags, name) for name in JOB_FLAGS}
-    program, mounts = tuple(flags.program or ()) or None, tuple(flags.mount or ()) or None
-    return given | {"env": variables or None, "mounts": mounts, "command": program}
-
-
-def target_flags(flags: Flags) -> "TargetFlags":
-    """Return the target option that each flag sets, and the flag's value.
-
-    The value is None if the flag is not given.
+    A command of another launcher after ``--`` is replaced by the flags that it stands for. Raises UsageError.
     """
-    return {
-        "--kind": ("workload", flags.workload),
-        "--replace-lost": ("replace_lost", flags.replace_lost or None),
-        "--array": ("array", flags.array),
-        "--exclude": ("exclude", tuple(flags.exclude) if flags.exclude else None),
-    }
+    from ddpctl.job.other_launchers import translate
+    from ddpctl.job.spec import NAME_PATTERN
+
+    of_request = ("target", "file", "profile", "name")
+    values = {name: value for name, value in flags.items() if name not in of_request and value is not None}
+    if "name" in flags and not NAME_PATTERN.fullmatch(flags["name"]):
+        expected = "use up to 40 lower-case letters, digits and '-', starting with a letter"
+        raise UsageError(f"--name: '{flags['name']}' is not a name: {expected}")
+    variables = list(flags.get("env", ()))
+    if translation := translate(flags.get("command", ())):
+        for flag, value in translation.flags.items():
+            given = values.setdefault(flag.removeprefix("--").replace("-", "_"), value)
+            if given != value:
+                raise UsageError(f"{flag} {given}: {translation.launcher} has {value}: give the number once")
+        print(f"ddpctl: {translation}", file=sys.stderr)
+        variables = [*(f"{name}={value}" for name, value in translation.env.items()), *variables]
+        values["command"] = translation.program
+    for pair in variables:
+        if "=" not in pair:
+            raise UsageError(f"--env: '{pair}' has no value: write --env {pair}=VALUE")
+    return values | ({"env": dict(pair.split("=", 1) for pair in variables)} if variables else {})
 
 
 def request_of_flags(flags: Flags) -> "Request":
     """Make a launch request from the file and the flags. Raises FileError, UsageError or NoInputError."""
     from ddpctl import targets
     from ddpctl.job import config
-    from ddpctl.operations.launcher import Request
 
-    _check_name(flags.name)
-    flags = _in_place_of_a_launcher(flags)
-    path = config.find_file(flags.file, Path.cwd())
-    kind, why = targets.default_kind(os.environ)
-    settings = config.load(
-        file=path,
-        profile=flags.profile,
-        target=flags.target,
-        overrides=overrides(flags),
+    values = _values(flags)
+    request = config.load(
+        file=config.find_file(flags.get("file"), Path.cwd()),
+        profile=flags.get("profile"),
+        target=flags.get("target"),
+        flags=values,
         kinds=targets.kinds(),
-        target_flags=target_flags(flags),
-        default_kind=kind,
-        default_why=why,
+        default=targets.default_kind(os.environ),
     )
-    if settings.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(settings.kind):
-        raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {settings.kind}, only with ssh")
-    return Request(**vars(settings), cwd=str(Path.cwd()), name=flags.name)
+    if request.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(request.kind):
+        raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {request.kind}, only with ssh")
+    return replace(request, name=flags.get("name"))
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
@@ -345,40 +287,19 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     from ddpctl import targets
     from ddpctl.job import config
     from ddpctl.job.launch_plan import command_line
-    from ddpctl.operations.launcher import Request
 
-    _check_name(flags.name)
-    flags = _in_place_of_a_launcher(flags)
-    given = {key: value for key, value in overrides(flags).items() if value is not None}
-    env = {**run.job.env, **given.pop("env", {})}
-    given["checkpoint_copies"] = 1  # the run may continue on fewer nodes than had copies
-    settings = config.load(
-        file=None,
-        target="local",  # only the job is checked; the run keeps its own target
-        overrides={**vars(run.job), "nodes": run.handle.get("nodes", run.job.nodes), **given, "env": env},
-        kinds=targets.kinds(),
-    )
-    old_options = targets.fill_options(targets.options_type(run.kind), run.options)
-    options, wrong = config.lay_over(old_options, target_flags(flags), run.kind, targets.kinds())
-    if wrong:
-        raise UsageError("\n".join(wrong))
-    other = "" if settings.job.command == run.job.command else f", which ran {command_line(run.job)}"
-    return Request(
-        job=replace(settings.job, checkpoint_copies=run.job.checkpoint_copies),
-        target=run.target,
-        kind=run.kind,
-        options=options,
+    values = _values(flags)
+    # The run may continue on fewer nodes than had copies.
+    job = replace(run.job, nodes=run.handle.get("nodes", run.job.nodes), checkpoint_copies=1)
+    options = targets.fill_options(targets.options_type(run.kind), run.options)
+    earlier = config.Request(job=job, target=run.target, kind=run.kind, options=options)
+    request = config.load(earlier=earlier, flags=values, kinds=targets.kinds())
+    other = "" if request.job.command == job.command else f", which ran {command_line(job)}"
+    return replace(
+        request,
+        job=replace(request.job, checkpoint_copies=run.job.checkpoint_copies),
         why=f"resumes {run.name}{other}",
         cwd=run.cwd,
-        name=flags.name,
+        name=flags.get("name"),
         resumes=run,
     )
-
-
-def _check_name(name: str | None) -> None:
-    from ddpctl.job.spec import NAME_PATTERN
-
-    if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(
-            f"--name: '{name}' is not a name: use up to 40 lower-case letters, digits and '-', starting with a letter"
-        )

@@ -15,7 +15,7 @@ from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Settings
+    from ddpctl.job.config import Request
     from ddpctl.operations.provision import Playbook
 
 FOLDER = ".provision"  # in the state directory, which also has the runs' folders
@@ -132,7 +132,7 @@ def _check_login(login: str | None) -> None:
         )
 
 
-def _keys(settings: "Settings", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
+def _keys(settings: "Request", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
     """Read the ``given`` public keys, or else those of the hosts, or else those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))

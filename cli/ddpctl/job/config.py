@@ -7,8 +7,8 @@ file, line and column. Duplicate keys, merge keys, tags and deep nesting are err
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,27 +17,35 @@ import yaml
 from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
-from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, Text, is_null, kind_of, read_text, validate
-from ddpctl.job.spec import JobSpec, fields_of
+from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, required, validate
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import Text, bases_of, is_null, kind_of, read_text
 from ddpctl.text import either, one_line, quote, unknown
 from ddpwire.run_files import open_regular
 
 ChosenTarget = tuple[str, Any]  # a target's kind and options
-# Maps a flag to the option that it sets and to its text or texts; None: the flag is not given.
-TargetFlags = Mapping[str, tuple[str, str | bool | tuple[str, ...] | None]]
 Place = tuple[int, int]  # line and column, both counted from 1
 HERE = "local"  # this machine; the name never selects another target of the kind local
+FLAGS = {
+    "command": "-- SCRIPT",
+    "mounts": "--mount",
+    "workload": "--kind",
+}  # flags that are not named after their field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of one ddpctl command."""
+class Request:
+    """The launch that the file and the flags request."""
 
     job: JobSpec
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Any  # an instance of the kind's options dataclass
-    why: str  # where the target was set: "--target", the file's name, or the reason for the default
+    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
+    cwd: str = field(default_factory=os.getcwd)
+    name: str | None = None  # the run's exact name; None: a new name is chosen
+    resumes: Any = None  # the Run from whose checkpoints it continues
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
@@ -53,28 +61,31 @@ def find_file(given: Path | None, cwd: Path) -> Path | None:
 
 def load(
     *,
-    file: Path | None,
+    file: Path | None = None,
     kinds: Kinds,
     profile: str | None = None,
     target: str | None = None,
-    overrides: Mapping[str, Any] = MappingProxyType({}),
-    default_kind: str = "local",
-    default_why: str = "the default",
-    target_flags: TargetFlags = MappingProxyType({}),
-) -> Settings:
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    default: tuple[str, str] = (HERE, "the default"),
+    earlier: Request | None = None,
+) -> Request:
     """Read the file, apply the profile and the flags to it, and choose the target.
 
-    ``overrides`` are the values of flags for the fields of JobSpec; None means that the flag is not given. ``env`` is
-    merged with the file's ``env``. Raises FileError if the file has errors, UsageError if only flags have errors, or
+    ``flags`` are the values of the given flags, by the field of JobSpec or the option of the target that they set.
+    ``env`` is merged with the file's ``env``. ``default`` is the default target and the reason for it. ``earlier`` is
+    used in place of a file. Raises FileError if the file has errors, UsageError if only flags have errors, or
     NoInputError.
     """
     parsed = _read_file(file, kinds) if file else _File(name="")
-    flags, wrong = validate(JobSpec, {name: value for name, value in overrides.items() if value is not None})
-    flag_errors = [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in wrong]
+    if earlier:
+        targets: dict[str, ChosenTarget | None] = {earlier.target: (earlier.kind, earlier.options)}
+        parsed = _File(name="", job=vars(earlier.job), target=earlier.target, targets=targets)
+    of_target = {name: text for name, text in flags.items() if name not in bases_of(JobSpec)}
+    of_job, errors = _read_flags(JobSpec, {name: text for name, text in flags.items() if name not in of_target})
     no_file = "" if file else f" (there is no {FILE_NAME} in {Path.cwd()})"
     if profile is not None and profile not in parsed.profiles:
-        flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}{no_file}"))
-    chosen, why = default_kind, default_why
+        errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}{no_file}"))
+    chosen, why = default
     if target is not None:
         chosen, why = target, "--target"
     elif parsed.target is not None:
@@ -85,46 +96,44 @@ def load(
         why += how
     except ValueError as error:
         if target is not None or not parsed.errors:
-            flag_errors.append(one_line(f"--target: {error}{no_file}"))
-    layers = (parsed.job, parsed.profiles.get(profile or "", {}), flags)
+            errors.append(one_line(f"--target: {error}{no_file}"))
+    layers = (parsed.job, parsed.profiles.get(profile or "", {}), of_job)
     values = {name: value for layer in layers for name, value in layer.items()}
     values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
     job, options = JobSpec(**values), None
     if found is not None:
         kind, options = found
-        options, wrong_flags = lay_over(options, target_flags, kind, kinds)
-        flag_errors += wrong_flags
+        options, wrong = _lay_over(options, of_target, kind, kinds)
+        errors += wrong
         job = JobSpec(**{**getattr(options, "job_defaults", {}), **values})
-        names = {name: _flag(name) for name in flags}
-        names |= {option: flag for flag, (option, text) in target_flags.items() if text is not None}
-        flag_errors += _report_problems(parsed, job, options, (profile, chosen), names)
+        errors += _report_problems(parsed, job, options, (profile, chosen), of_job.keys() | of_target.keys())
     if parsed.errors:
-        raise FileError("\n".join(parsed.lines() + flag_errors))
-    if flag_errors or found is None:
-        raise UsageError("\n".join(flag_errors))
-    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why)
+        raise FileError("\n".join(parsed.lines() + errors))
+    if errors or found is None:
+        raise UsageError("\n".join(errors))
+    return Request(job=job, target=chosen, kind=found[0], options=options, why=why)
 
 
 def _flag(name: str) -> str:
-    return "-- SCRIPT" if name == "command" else "--" + name.replace("_", "-")
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
-def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
-    """Apply the flags to the options of a target. Return the options, and one line for each wrong flag."""
-    cls, lines = options.__class__, []
-    for flag, (option, text) in flags.items():
-        if text is None:
-            continue
-        if option not in fields_of(cls):
-            able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
-            lines.append(one_line(f"{flag}: not allowed with a target of kind {kind}, only with {either(able)}"))
-            continue
-        required = {name: asdict(options)[name] for name in _required(cls)}
-        values, problems = validate(cls, {**required, option: text})
-        lines += [one_line(f"{flag}: {problem.text}") for problem in problems]
-        if option in values:
-            options = replace(options, **{option: values[option]})
-    return options, lines
+def _read_flags(cls: type, texts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the valid values of flags for the fields of ``cls``, and a line for each wrong one."""
+    values, problems = validate(cls, texts)
+    return values, [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in problems]
+
+
+def _lay_over(options: Any, flags: Mapping[str, Any], kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
+    """Apply flags to the options of a target. Return the options, and a line for each wrong flag."""
+    known = bases_of(options.__class__)
+    given = {name: getattr(options, name) for name in required(options.__class__)}
+    given |= {name: text for name, text in flags.items() if name in known}
+    values, lines = _read_flags(options.__class__, given)
+    for name in (name for name in flags if name not in known):
+        able = tuple(other for other in kinds if name in bases_of(kinds[other]()))
+        lines.append(one_line(f"{_flag(name)}: not allowed with a target of kind {kind}, only with {either(able)}"))
+    return replace(options, **values), lines
 
 
 def _choose_target(
@@ -139,7 +148,7 @@ def _choose_target(
         return name, "", targets[name]
     if name not in kinds:
         used = [target[0] for target in targets.values() if target]
-        usable = [kind for kind in kinds if used.count(kind) == 1 or not _required(kinds[kind]())]
+        usable = [kind for kind in kinds if used.count(kind) == 1 or not required(kinds[kind]())]
         raise ValueError(unknown(name, "target", dict.fromkeys([*targets, *usable])))
     of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
@@ -148,24 +157,19 @@ def _choose_target(
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
     if name != HERE and None in targets.values():  # the user may mean a target that has an error
         return name, "", None
-    if required := _required(kinds[name]()):
-        raise ValueError(f"a target of kind {name} needs {', '.join(required)}: define the target in {FILE_NAME}")
+    if needed := required(kinds[name]()):
+        raise ValueError(f"a target of kind {name} needs {', '.join(needed)}: define the target in {FILE_NAME}")
     return name, "", (name, kinds[name]()())
 
 
-def _required(options: type) -> list[str]:
-    return [field.name for field in fields_of(options).values() if field.required]
-
-
 def _report_problems(
-    parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
+    parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Collection[str]
 ) -> list[str]:
     """Call the methods ``problems`` of the job and of the target's options, and report the errors that they return.
 
     Each error belongs to a key. If a flag set the key, the error is returned as a line. Any other error is added to
     ``parsed`` with the position of the key. If the file does not contain the key, the position of the target is used.
-    If the file contains neither, the error is returned as a line. ``flags`` maps each field or option to the flag that
-    set it.
+    If the file contains neither, the error is returned as a line. ``flags`` are the fields and options that flags set.
     """
     profile, target = names
     lines = []
@@ -175,7 +179,7 @@ def _report_problems(
         places = [("profiles", profile, name), ("job", name)] if section == "job" else [("targets", target, name)]
         place = next((parsed.places[place] for place in places if place in parsed.places), None)
         if name in flags:
-            lines.append(one_line(f"{flags[name]}: {text}"))
+            lines.append(one_line(f"{_flag(name)}: {text}"))
         elif place := place or (None if wrong else parsed.places.get(("targets", target))):
             parsed.errors.add((*place, f"{name}: {text}"))
         elif not wrong:  # otherwise another error may have caused it
@@ -259,7 +263,7 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
         file.errors.add((*place, text))
     sections = file.table(file.value(root), (), "the file") if root else {}
     for key in sections.keys() - SECTIONS.keys():
-        inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
+        inside = f"{quote(key)} belongs under 'job'" if key in bases_of(JobSpec) else None
         file.errors.add((*file.keys[key,], inside or unknown(key, "key of the file", SECTIONS)))
     job, targets, profiles = (file.table(sections.get(key, {}), (key,), key) for key in ("job", "targets", "profiles"))
     file.job = file.fields(job, ("job",), JobSpec, "a job")
@@ -295,7 +299,7 @@ def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarg
         file.report((*path, "kind"), f"kind: {error}")
         return None
     valid = file.fields(values, path, options, f"a target of kind {quote(kind)}", f"target {quote(name)}")
-    return (kind, options(**valid)) if valid.keys() >= set(_required(options)) else None
+    return (kind, options(**valid)) if valid.keys() >= set(required(options)) else None
 
 
 # YAML

@@ -19,10 +19,10 @@ TRAINER = ("-m", "ddptrain")
 class Plan:
     """The settings of one run that are known before any machine is contacted."""
 
-    run: str  # the run's name
+    name: str  # the run's name
     job: JobSpec
     cwd: str  # where the ranks run: the project's folder
-    run_dir: str  # the run's folder (ddpwire.run_files)
+    folder: str  # the run's folder (ddpwire.run_files)
     checkpoint_dir: str
     uid: str = ""  # distinguishes runs of the same name; empty for a rendered spec, which can be started several times
     user: str = ""  # who launches the run
@@ -38,7 +38,7 @@ class Plan:
     def store(self) -> dict[str, str]:
         """The environment variable with the URL of the run's folder in an object store, if there is one."""
         url = self.job.checkpoint_dir
-        return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.run}"} if url else {}
+        return {names.CHECKPOINT_STORE: url if self.uid else f"{url}/{self.name}"} if url else {}
 
 
 # Code for a node's own Python: it exits with a message if torch or ddprun is missing, and imports neither. It has no
@@ -122,10 +122,10 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
         names.NODE_RANK: str(node),
         names.NODE_MASTER_ADDR: addr,
         names.NODE_MASTER_PORT: port,
-        names.RUN_ID: plan.run,
-        names.RUN_DIR: plan.run_dir,
+        names.RUN_ID: plan.name,
+        names.RUN_DIR: plan.folder,
         names.CHECKPOINT_DIR: plan.checkpoint_dir,
-        names.SECRET_FILE: f"{plan.run_dir}/{STORE_SECRET}",
+        names.SECRET_FILE: f"{plan.folder}/{STORE_SECRET}",
         **plan.store,
         **plan.identity,
     }

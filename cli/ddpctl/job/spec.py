@@ -1,23 +1,13 @@
-"""Defines a job, whose settings have the same meaning on every target.
+"""Defines a job, whose settings have the same meaning on every target."""
 
-Each field is annotated with its documentation (``Doc``) and its rules. ``fields_of`` returns these annotations for
-error messages, the JSON schema and the file that ``ddpctl init`` writes. The module ``schema`` checks the rules.
-"""
-
-import math
 import re
-import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, is_dataclass
-from dataclasses import fields as dataclass_fields
-from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from annotated_types import Ge, Le
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
-from ddpctl.text import either
+from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 from ddpwire import names
 from ddpwire.version import __version__
 
@@ -26,138 +16,11 @@ DEFAULT_IMAGE = f"ghcr.io/ddpctl/ddpctl:{__version__}"
 DEFAULT_SHM = "8Gi"  # an engine's own default, 64 MB, is soon full
 
 
-@dataclass(frozen=True)
-class Doc:
-    """The documentation of a field, such as its unit and the meaning of 0 and null."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check of a field's value. ``check`` returns the value, or raises ValueError with the allowed values."""
-
-    check: Callable[[Any], Any]
-    pattern: str = ""  # for the JSON schema, of the complete text; empty: none
-
-
-def matching(pattern: str, allowed: str) -> Rule:
-    """Return the rule that a text, or each item of a list, must match ``pattern``.
-
-    ``allowed`` is the error message, in which ``{}`` is replaced with the text or the item.
-    """
-
-    def check(value: Any) -> Any:
-        for text in (value,) if isinstance(value, str) else value:
-            if not re.fullmatch(pattern, text):
-                raise ValueError(allowed.format(text))
-        return value
-
-    return Rule(check, pattern)
-
-
-Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records", "object"]
-_KINDS: dict[Any, Kind] = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "truth value",
-    tuple[str, ...]: "list",
-    Mapping[str, str]: "table",
-    Mapping[str, Any]: "object",
-}
-_KIND_WORDS = {
-    "truth value": "true or false",
-    "list": "list of strings",
-    "table": "names and their text",
-    "records": "list",
-    "object": "keys and values",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """A field of a dataclass."""
-
-    name: str
-    kind: Kind
-    base: Any  # the type without None and without annotations
-    optional: bool  # whether null is allowed
-    required: bool
-    default: Any  # None if the field is required
-    doc: str
-    choices: tuple[str, ...] = ()
-    low: Any = None  # the smallest value; None: there are no limits
-    high: Any = None  # the largest value; None: no upper limit
-    checks: tuple[Callable[[Any], Any], ...] = ()
-    pattern: str = ""  # a pattern for its complete text; empty: none
-    record: type | None = None  # the type of each entry of records
-
-    @property
-    def bounds(self) -> str:
-        """The range as text, such as ``1 to 64`` or ``at least 1``, or an empty string."""
-        if self.low is None:
-            return ""
-        return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
-
-    @property
-    def type_words(self) -> str:
-        """The allowed values as text, such as ``whole number, 1 to 64``."""
-        words = either(self.choices) if self.kind == "choice" else _KIND_WORDS.get(self.kind, self.kind)
-        return f"{words}{f', {self.bounds}' if self.bounds else ''}" + (" or null" if self.optional else "")
-
-    def holds(self, value: Any) -> bool:
-        """Return whether a value from JSON has the type of this field. Limits and rules are not checked."""
-        if value is None:
-            return self.optional
-        match self.kind:
-            case "list" | "records":
-                item = str if self.kind == "list" else Mapping
-                return isinstance(value, list | tuple) and all(isinstance(one, item) for one in value)
-            case "table":
-                return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
-            case "object":
-                return isinstance(value, Mapping)
-            case "number":
-                return type(value) in (int, float) and math.isfinite(value)
-            case "whole number":
-                return type(value) is int
-        return isinstance(value, bool if self.kind == "truth value" else str)
-
-
-@cache
-def fields_of(cls: type) -> Mapping[str, Field]:
-    """Return the fields of a dataclass in their order, keyed by name."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {one.name: _field(one, hints[one.name]) for one in dataclass_fields(cls)}
-
-
-def _field(field: Any, hint: Any) -> Field:
-    default = field.default if field.default_factory is MISSING else field.default_factory()
-    annotation, *notes = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
-    optional = get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
-    base = next(part for part in get_args(annotation) if part is not type(None)) if optional else annotation
-    choices = get_args(base) if get_origin(base) is Literal else ()
-    record = next((part for part in get_args(base) if is_dataclass(part)), None)
-    return Field(
-        name=field.name,
-        kind="choice" if choices else "records" if record else _KINDS[base],
-        base=base,
-        optional=optional,
-        required=default is MISSING,
-        default=None if default is MISSING else default,
-        doc=next((note.text for note in notes if isinstance(note, Doc)), ""),
-        choices=choices,
-        low=next((note.ge for note in notes if isinstance(note, Ge)), None),
-        high=next((note.le for note in notes if isinstance(note, Le)), None),
-        checks=tuple(note.check for note in notes if isinstance(note, Rule)),
-        pattern=next((note.pattern for note in notes if isinstance(note, Rule)), ""),
-        record=record if isinstance(record, type) else None,
-    )
-
-
 Device = Literal["auto", "cuda", "cpu"]
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+NAME = matching(
+    NAME_PATTERN.pattern, "lower-case letters, digits and '-', starting with a letter, at most 40 characters"
+)
 
 # Users must not set these variables. ddpctl and ddprun set them for each node and rank.
 OURS = frozenset({
@@ -168,14 +31,11 @@ OURS = frozenset({
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
 def check_nodes(nodes: str) -> str:
     """Check that the text is ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
-    match = NODES_PATTERN.fullmatch(nodes)
-    if not match or (match[2] and int(match[2]) < int(match[1])):
-        raise ValueError("expected a number of nodes, or MIN:MAX such as 1:4")
+    names.node_range(nodes)
     return nodes
 
 
@@ -203,7 +63,10 @@ SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PORT = 65535
-STORE_PATTERN = r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}"  # no user, password or query
+STORE = matching(
+    r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}",  # no user, password or query
+    "expected the URL of an object store, such as s3://BUCKET/PATH",
+)
 
 
 def check_size(size: str) -> str:
@@ -213,7 +76,7 @@ def check_size(size: str) -> str:
     return size
 
 
-SIZE = Rule(check_size, SIZE_PATTERN.pattern)
+SIZE = Rule(check_size, {"pattern": SIZE_PATTERN.pattern})
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
@@ -261,12 +124,8 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return secrets
 
 
-RuntimeArgs = Annotated[
-    tuple[str, ...],
-    Doc("More options for the container runtime, each as --NAME=VALUE."),
-    # The runtime would take a word without -- for the name of the image.
-    matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line"),
-]
+# The runtime would take a word without -- for the name of the image.
+RUNTIME_ARGS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -288,104 +147,57 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(Options):
     """The settings of a training, which do not depend on the target."""
 
-    name: Annotated[
-        str,
-        Doc("The job's name: lower-case letters, digits and '-'. A run's default name is this name and a random word."),
-        matching(
-            NAME_PATTERN.pattern, "lower-case letters, digits and '-', starting with a letter, at most 40 characters"
-        ),
-    ] = "train"
-    nodes: Annotated[
-        str,
-        Doc("Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."),
-        Rule(check_nodes, NODES_PATTERN.pattern),
-    ] = "1"
-    gpus: Annotated[
-        int, Doc("GPUs per node, with one rank each. On machines without GPUs: ranks per node."), Ge(1), Le(64)
-    ] = 1
-    ranks: Annotated[
-        int | None,
-        Doc("Ranks per node, a divisor of gpus; each sees all GPUs of its node. null: one rank per GPU."),
-        Ge(1),
-        Le(64),
-    ] = None
-    device: Annotated[
-        Device, Doc("auto: GPUs if there are any, else CPUs; cuda: GPUs, or an error; cpu: no GPU is used.")
-    ] = "auto"
-    command: Annotated[
-        tuple[str, ...],
-        Doc("A script and its arguments, as for torchrun. Empty: ddptrain, the trainer that comes with ddpctl."),
-        Rule(check_command),
-    ] = ()
-    env: Annotated[
-        Mapping[str, str], Doc("Environment variables of every rank; values are strings."), Rule(check_env)
-    ] = field(default_factory=dict)
-    port: Annotated[
-        int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(MAX_PORT)
-    ] = None
-    grace: Annotated[
-        float, Doc("Seconds that ranks have to save after a stop request, before they are killed."), Ge(0), Le(3600)
-    ] = 30.0
-    join_timeout: Annotated[
-        float | None, Doc("Seconds to wait for all nodes. null: the target's default (30 on one machine)."), Ge(1)
-    ] = None
-    hang_timeout: Annotated[
-        float | None,
-        Doc("Seconds without a heartbeat of any rank after which a rank is considered hung; 0: never; null: 300."),
-        Ge(0),
-    ] = None
-    max_restarts: Annotated[
-        int | None,
-        Doc("Largest number of restarts of all ranks after a rank was killed or a node was lost; 0: none; null: "
-            "until three attempts in a row make no progress."),
-        Ge(0), Le(1000),
-    ] = None  # fmt: skip
-    checkpoint_copies: Annotated[
-        int,
-        Doc("On SSH hosts without a shared checkpoint_dir: how many nodes have each checkpoint; 1: only node 0."),
-        Ge(1),
-        Le(64),
-    ] = 1
+    name: Annotated[str, NAME] = "train"
+    """The job's name: lower-case letters, digits and '-'. A run's default name is this name and a random word."""
+    nodes: Annotated[str, Rule(check_nodes, {"pattern": names.NODES_PATTERN})] = "1"
+    """Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."""
+    gpus: Annotated[int, between(1, 64)] = 1
+    """GPUs per node, with one rank each. On machines without GPUs: ranks per node."""
+    ranks: Annotated[int, between(1, 64)] | None = None
+    """Ranks per node, a divisor of gpus; each sees all GPUs of its node. null: one rank per GPU."""
+    device: Device = "auto"
+    """auto: GPUs if there are any, else CPUs; cuda: GPUs, or an error; cpu: no GPU is used."""
+    command: Annotated[Words, Rule(check_command)] = ()
+    """A script and its arguments, as for torchrun. Empty: ddptrain, the trainer that comes with ddpctl."""
+    env: Annotated[Table, Rule(check_env)] = field(default_factory=dict)
+    """Environment variables of every rank; values are strings."""
+    port: Annotated[int, between(1, MAX_PORT)] | None = None
+    """The rendezvous port on node 0; null: the target chooses one."""
+    grace: Annotated[float, between(0, 3600)] = 30.0
+    """Seconds that ranks have to save after a stop request, before they are killed."""
+    join_timeout: Annotated[float, between(1)] | None = None
+    """Seconds to wait for all nodes. null: the target's default (30 on one machine)."""
+    hang_timeout: Annotated[float, between(0)] | None = None
+    """Seconds without a heartbeat of any rank after which a rank is considered hung; 0: never; null: 300."""
+    max_restarts: Annotated[int, between(0, 1000)] | None = None
+    """Largest number of restarts of all ranks after a rank was killed or a node was lost; 0: none; null: until three
+    attempts in a row make no progress."""
+    checkpoint_copies: Annotated[int, between(1, 64)] = 1
+    """On SSH hosts without a shared checkpoint_dir: how many nodes have each checkpoint; 1: only node 0."""
 
-    image: Annotated[
-        str,
-        Doc("The container image of every node. The target local and the runtime 'none' use no container."),
-        matching(IMAGE, "expected REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
-    ] = DEFAULT_IMAGE
-    cpus: Annotated[int | None, Doc("CPU cores per node. null: the target's default."), Ge(1), Le(1024)] = None
-    memory: Annotated[str | None, Doc("Memory per node, such as 64Gi. null: the target's default."), SIZE] = None
-    shm: Annotated[
-        str | None,
-        Doc("Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: "
-            "8Gi, but at most a quarter of memory."),
-        SIZE,
-    ] = None  # fmt: skip
-    mounts: Annotated[
-        tuple[str, ...],
-        Doc("Folders mounted in the container: SOURCE:PATH, or SOURCE:PATH:ro for read-only. SOURCE is a path on "
-            "the node; on Kubernetes also pvc=CLAIM."),
-        Rule(check_mounts),
-    ] = ()  # fmt: skip
-    secrets: Annotated[
-        tuple[str, ...],
-        Doc("Names of variables of your environment that are passed to the ranks; their values appear in no spec, "
-            "record or log."),
-        Rule(check_secrets),
-    ] = ()  # fmt: skip
-    checkpoint_dir: Annotated[
-        str | None,
-        Doc("An object store, such as s3://BUCKET/PATH, that gets a copy of each checkpoint, in a folder named after "
-            "the run; null: none. It needs ddpctl[s3] where the nodes run."),
-        matching(STORE_PATTERN, "expected the URL of an object store, such as s3://BUCKET/PATH"),
-    ] = None  # fmt: skip
-    time_limit: Annotated[
-        str | None,
-        Doc("Time limit of the run, such as 12h; the ranks save and stop before it. null: no limit."),
-        Rule(check_time, TIME_PATTERN.pattern),
-    ] = None
+    image: Annotated[str, matching(IMAGE, "expected REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST")] = DEFAULT_IMAGE
+    """The container image of every node. The target local and the runtime 'none' use no container."""
+    cpus: Annotated[int, between(1, 1024)] | None = None
+    """CPU cores per node. null: the target's default."""
+    memory: Annotated[str, SIZE] | None = None
+    """Memory per node, such as 64Gi. null: the target's default."""
+    shm: Annotated[str, SIZE] | None = None
+    """Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: 8Gi, but at most
+    a quarter of memory."""
+    mounts: Annotated[Words, Rule(check_mounts)] = ()
+    """Folders mounted in the container: SOURCE:PATH, or SOURCE:PATH:ro for read-only. SOURCE is a path on the node; on
+    Kubernetes also pvc=CLAIM."""
+    secrets: Annotated[Words, Rule(check_secrets)] = ()
+    """Names of variables of your environment that are passed to the ranks; their values appear in no spec, record or
+    log."""
+    checkpoint_dir: Annotated[str, STORE] | None = None
+    """An object store, such as s3://BUCKET/PATH, that gets a copy of each checkpoint, in a folder named after the run;
+    null: none. It needs ddpctl[s3] where the nodes run."""
+    time_limit: Annotated[str, Rule(check_time, {"pattern": TIME_PATTERN.pattern})] | None = None
+    """Time limit of the run, such as 12h; the ranks save and stop before it. null: no limit."""
 
     @property
     def local_world_size(self) -> int:
@@ -433,9 +245,9 @@ class JobSpec:
     @property
     def min_nodes(self) -> int:
         """The minimum number of nodes that the run needs."""
-        return int(self.nodes.split(":")[0])
+        return names.node_range(self.nodes)[0]
 
     @property
     def max_nodes(self) -> int:
         """The number of nodes that are started. No more nodes can join."""
-        return int(self.nodes.split(":")[-1])
+        return names.node_range(self.nodes)[1]

@@ -10,53 +10,47 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Annotated
 
-from annotated_types import Ge, Le
-
 from ddpctl.errors import UsageError
-from ddpctl.job.spec import Doc, fields_of
-from ddpctl.text import quote, unknown
+from ddpctl.job.schema import validate
+from ddpctl.job.values import Options, between
 
 DAYS = 30 * 86400  # the largest limit, because a later alert does not help
 LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Options):
     """The limits at which the alerts fire."""
 
-    hold: Annotated[
-        float | None, Doc("Seconds for which a condition must hold before its alert fires."), Ge(0), Le(86400)
-    ] = None
-    first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1), Le(DAYS)] = 900.0
-    stalled_step: Annotated[float, Doc("Seconds without a step, after the first step."), Ge(1), Le(DAYS)] = 180.0
-    heartbeat: Annotated[float, Doc("Seconds without a heartbeat from a rank."), Ge(1), Le(DAYS)] = 180.0
-    skew: Annotated[float, Doc("The slowest rank's own step time, divided by the median."), Ge(1), Le(100)] = 1.25
-    data_share: Annotated[float, Doc("Share of the step time that is spent waiting for data."), Ge(0), Le(1)] = 0.3
-    checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
-        3600.0
-    )
-    restarts: Annotated[float, Doc("Restarts within an hour."), Ge(1), Le(1000)] = 3.0
-    ettr: Annotated[float, Doc("Share of the last hour in which steps were taken."), Ge(0), Le(1)] = 0.8
-    clock_offset: Annotated[float, Doc("Seconds between a node's clock and node 0's."), Ge(0), Le(86400)] = 1.0
+    hold: Annotated[float, between(0, 86400)] | None = None
+    """Seconds for which a condition must hold before its alert fires."""
+    first_step: Annotated[float, between(1, DAYS)] = 900.0
+    """Seconds from the start to the first step."""
+    stalled_step: Annotated[float, between(1, DAYS)] = 180.0
+    """Seconds without a step, after the first step."""
+    heartbeat: Annotated[float, between(1, DAYS)] = 180.0
+    """Seconds without a heartbeat from a rank."""
+    skew: Annotated[float, between(1, 100)] = 1.25
+    """The slowest rank's own step time, divided by the median."""
+    data_share: Annotated[float, between(0, 1)] = 0.3
+    """Share of the step time that is spent waiting for data."""
+    checkpoint_age: Annotated[float, between(1, DAYS)] = 3600.0
+    """Seconds since the last checkpoint, or since the start."""
+    restarts: Annotated[float, between(1, 1000)] = 3.0
+    """Restarts within an hour."""
+    ettr: Annotated[float, between(0, 1)] = 0.8
+    """Share of the last hour in which steps were taken."""
+    clock_offset: Annotated[float, between(0, 86400)] = 1.0
+    """Seconds between a node's clock and node 0's."""
 
 
 def parse_limits(settings: Iterable[str]) -> Limits:
     """Parse limits such as ``checkpoint_age=7200``. Raises UsageError."""
-    known = fields_of(Limits)
-    given: dict[str, float] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if name not in known:
-            raise UsageError(f"--limit: {unknown(name, 'limit', tuple(known))}")
-        field = known[name]
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not equals or not field.low <= value <= field.high:  # also refuses NaN
-            raise UsageError(f"--limit {name}: {quote(text)} is not allowed: expected a number, {field.bounds}")
-        given[name] = value
-    return Limits(**given)
+    given = {name: text for name, _, text in (setting.partition("=") for setting in settings)}
+    values, problems = validate(Limits, given, what="the alerts")
+    for problem in problems:
+        raise UsageError(f"--limit{' ' * bool(problem.field)}{problem.field}: {problem.text}")
+    return Limits(**values)
 
 
 def rule_groups(limits: Limits) -> str:

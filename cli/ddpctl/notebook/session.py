@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.execution.executor import Executor
+from ddpctl.job.config import Request
 from ddpctl.job.launch_plan import program
 from ddpctl.job.schema import validate
 from ddpctl.job.spec import NAME_PATTERN, JobSpec
@@ -29,7 +30,7 @@ from ddpctl.notebook.errors import RankError
 from ddpctl.notebook.progress import Progress, screen
 from ddpctl.notebook.rank_main import FAILURE, RESULT
 from ddpctl.operations import launcher
-from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run

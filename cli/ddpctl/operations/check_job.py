@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from ddpctl.errors import DdpctlError
+from ddpctl.job.config import Request
 from ddpctl.operations import launcher, removal
-from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run

@@ -6,9 +6,10 @@ from typing import Any
 
 from ddpctl import targets
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.job.config import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, launcher
-from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_store import Run
 from ddpctl.text import table
 from ddpwire import names

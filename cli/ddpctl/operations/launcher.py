@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ddpctl import targets
 from ddpctl.command import Command, Verb
@@ -26,8 +25,8 @@ from ddpctl.errors import (
 from ddpctl.execution import interrupts
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.job.config import Request
 from ddpctl.job.launch_plan import TRAINER, Plan, program, title
-from ddpctl.job.spec import JobSpec
 from ddpctl.operations import lost_replies, run_folders
 from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
@@ -64,21 +63,6 @@ class AppContext:
     executor: Executor
     root: Path  # the folder of the runs
     emit: Callable[[str], None]  # prints a line for the user
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The launch that the configuration and the flags request."""
-
-    job: JobSpec
-    target: str
-    kind: str
-    options: Any
-    why: str  # where the target was set
-    cwd: str
-    name: str | None = None  # the run's exact name; None: a new name is chosen
-    resumes: Run | None = None  # the run from whose checkpoints it continues
-    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 def open_context(environ: Mapping[str, str]) -> AppContext:
@@ -131,10 +115,10 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
         with suppress(OSError, KeyError, ImportError):
             user = getpass.getuser()
     return Plan(
-        run=run,
+        name=run,
         job=job,
         cwd=request.cwd,
-        run_dir=str(folder),
+        folder=str(folder),
         checkpoint_dir=old.checkpoint_dir if old else str(folder / CHECKPOINTS),
         uid=uid,
         user=user,
@@ -184,18 +168,12 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
-        name=name,
+        **vars(plan),
         created=time.time(),
         target=request.target,
         kind=request.kind,
         options=asdict(options),
-        job=plan.job,
-        cwd=request.cwd,
-        folder=str(folder),
-        checkpoint_dir=plan.checkpoint_dir,
         version=__version__,
-        uid=plan.uid,
-        user=plan.user,
         base_name=base_name,
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"

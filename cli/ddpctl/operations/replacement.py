@@ -59,7 +59,7 @@ class Replacement:
             if self._stopping():
                 continue
             try:
-                found = executor.perform(self._target.replace_lost(self._run, self._run.plan))
+                found = executor.perform(self._target.replace_lost(self._run))
             except DdpctlError as error:
                 found = Moved(handle=self._run.handle, note=str(error))
             if found.note and found.note != self._said:

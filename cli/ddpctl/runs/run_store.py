@@ -13,14 +13,15 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
 from ddpctl.job.launch_plan import Plan
-from ddpctl.job.spec import JobSpec, check_nodes, fields_of
+from ddpctl.job.spec import JobSpec, check_nodes
+from ddpctl.job.values import from_record
 from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpwire import kaggle, locks
 from ddpwire.events import is_time
@@ -44,38 +45,17 @@ HELD = "was not removed: a live node uses it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """The record of one run: the request, and the data with which the target finds the run again."""
+class Run(Plan):
+    """The record of one run: its plan, and the data with which the target finds the run again."""
 
-    name: str
     created: float  # seconds since the epoch
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Mapping[str, Any]
-    job: JobSpec
-    cwd: str
-    folder: str
-    checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    uid: str = ""  # distinguishes runs of the same name; empty: the run was started by hand
-    user: str = ""  # who started it
     base_name: str = ""  # "night" if ddpctl has named a resumed run "night-2"
-    handle: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the target's data; "logs": where the logs are, if they are not on this machine
-
-    @property
-    def plan(self) -> Plan:
-        """The plan with which the run was launched."""
-        return Plan(
-            run=self.name,
-            job=self.job,
-            cwd=self.cwd,
-            run_dir=self.folder,
-            checkpoint_dir=self.checkpoint_dir,
-            uid=self.uid,
-            user=self.user,
-        )
+    # The target's data. "logs": where the logs are, if they are not on this machine.
+    handle: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def elsewhere(self) -> bool:
@@ -410,11 +390,8 @@ def read(folder: Path, text: str | None = None) -> Run | None:
 
 def _job(record: Mapping[str, Any]) -> JobSpec:
     """Return a recorded job without fields that this version does not know. Raises ValueError or TypeError."""
-    job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
-    lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
-    job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
-    if not all(field.holds(getattr(job, name)) for name, field in fields_of(JobSpec).items()):
-        raise TypeError("not a job")
+    job: JobSpec = from_record(JobSpec, record)
+    check_nodes(job.nodes)
     return job
 
 

@@ -15,10 +15,10 @@ from ddpctl.command import Host, Verb
 from ddpctl.errors import ConfigError, NoInputError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import Plan
-from ddpctl.job.spec import JobSpec, fields_of
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import from_record
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
-from ddpctl.text import quote
 from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 
 
@@ -280,7 +280,7 @@ class Target(ABC):
         """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""
         return False
 
-    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+    def replace_lost(self, run: Run) -> Verb[Moved]:
         """Restart lost nodes on spare machines. A node is lost if its machine does not answer.
 
         Nodes are restarted only if the run is in rendezvous, which means that it waits for its nodes.
@@ -339,22 +339,11 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 
 def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
-    """Return options (``cls`` is ``options_type(kind)``) from a run's record. Unknown keys are ignored.
-
-    Raises ConfigError.
-    """
-    values = {}
-    for name, option in fields_of(cls).items():
-        if name in record:
-            value = record[name]
-            if not option.holds(value):
-                raise ConfigError(
-                    f"its record is invalid, because '{name}' is {quote(value)}: expected {option.type_words}"
-                )
-            if option.record:
-                value = tuple(fill_options(option.record, item) for item in value)
-            values[name] = tuple(value) if option.kind == "list" else value
-    return cls(**values)
+    """Return options (``cls`` is ``options_type(kind)``) from a run's record. Raises ConfigError."""
+    try:
+        return from_record(cls, record)
+    except ValueError as error:
+        raise ConfigError(f"its record is invalid, because {error}") from None
 
 
 def capabilities(kind: str) -> frozenset[Capability]:

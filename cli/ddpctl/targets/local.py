@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Any
 
 from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
@@ -30,7 +30,8 @@ from ddpctl.job.launch_plan import (
     title,
 )
 from ddpctl.job.secrets import make_store_secret, read_secrets
-from ddpctl.job.spec import Doc, JobSpec
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import Options
 from ddpctl.runs.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
@@ -54,12 +55,11 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOptions:
+class LocalOptions(Options):
     """The options of a target of kind local."""
 
-    python: Annotated[
-        str, Doc("The Python that runs the ranks, with torch installed. Empty: the Python that runs ddpctl.")
-    ] = ""
+    python: str = ""
+    """The Python that runs the ranks, with torch installed. Empty: the Python that runs ddpctl."""
 
 
 class LocalTarget(Target):
@@ -95,9 +95,9 @@ class LocalTarget(Target):
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
         gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
-        (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.run_dir)),)
+        (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.folder)),)
         if made.returncode:
-            raise CannotWriteError(f"cannot write {plan.run_dir}: {made.last_line('it failed')}")
+            raise CannotWriteError(f"cannot write {plan.folder}: {made.last_line('it failed')}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
         yield tuple(
             Command(
@@ -106,14 +106,14 @@ class LocalTarget(Target):
                     **job.env,
                     **contract(plan, node=node, addr=LOOPBACK, port=number),
                     names.NODES_HERE: str(job.max_nodes),
-                    names.TARGETS_DIR: str(PurePath(plan.run_dir).parent / TARGETS),
+                    names.TARGETS_DIR: str(PurePath(plan.folder).parent / TARGETS),
                     names.LAUNCHER: "local",
                     names.DEVICE: "cuda" if gpus else "cpu",
                     CUDA_VISIBLE_DEVICES: ",".join(gpus[node]) if gpus else "",
                 },
                 cwd=plan.cwd,
                 mode="background",
-                output=str(PurePath(plan.run_dir) / run_files.node_name(node) / run_files.NODE_LOG),
+                output=str(PurePath(plan.folder) / run_files.node_name(node) / run_files.NODE_LOG),
                 stdin_inherited=attached and job.world_size == 1,
                 tether=attached,
                 starts=True,
@@ -184,7 +184,7 @@ class LocalTarget(Target):
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command in the run's project folder, with the run's environment variables."""
-        env = contract(run.plan, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
+        env = contract(run, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode
@@ -335,7 +335,7 @@ set -euo pipefail
 
 {lines}
 {names.NODE_MASTER_PORT}={port}
-{names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
+{names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.name}-$$}}
 {names.SECRET_FILE}=${names.RUN_DIR}/{run_files.STORE_SECRET}
 export {names.NODE_MASTER_PORT} {names.RUN_DIR} {names.SECRET_FILE}
 {make_store_secret(f'"${names.RUN_DIR}"')}

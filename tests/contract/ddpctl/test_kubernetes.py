@@ -156,7 +156,7 @@ def test_a_stopped_run_stays_stopped_while_the_cluster_does_not_answer(still: Ku
     assert still.state() == "stopped"
 
 
-@pytest.mark.parametrize(("number", "code"), [("TERM", 143), ("HUP", 143), ("KILL", -9)])
+@pytest.mark.parametrize(("number", "code"), [("TERM", 143), ("KILL", -9)])
 def test_a_log_follower_ends_with_its_ddpctl(still: Kubernetes, number: str, code: int) -> None:
     """SIGTERM to a launch ends its run; a launch that is lost otherwise, with its terminal, leaves it."""
     started = []

@@ -104,7 +104,8 @@ TABLE: Mapping[str, Mapping[str, tuple[str, Codes, str]]] = {
 # of Kaggle whose states have tests of their own (tests/unit/ddpctl/test_kaggle_target.py).
 NIGHTLY = {
     "local": ("running", "stopping", "succeeded", "stopped"),
-    "slurm": ("stopping", "succeeded", "stopped"),
+    "ssh": ("starting",),
+    "slurm": ("starting", "stopping", "succeeded", "stopped"),
     "kaggle": ("stopping", "succeeded", "stopped", "lost"),
 }
 DAILY = [(kind, state) for kind, states in TABLE.items() for state in states if state not in NIGHTLY.get(kind, ())]

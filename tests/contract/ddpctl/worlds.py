@@ -30,8 +30,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 FAKE_NODE = Path(__file__).parents[1] / "fake_node"
 DATA = Path(__file__).parents[2] / "data"
 PACKAGES = [str(FAKE_NODE), *(str(Path(__file__).parents[3] / name) for name in ("cli", "trainer"))]
-# ddpctl's own programs that answer and change nothing. A fork of each takes a tenth of a start's CPU time.
-FORKED = ("ddprun.nodectl", "ddpctl.files.own_wheel", "ddpctl.targets.kubernetes.files")
+# ddpctl as a process, with the same pause between two questions about a lost reply as in the fixture `world`.
+IMPATIENT = """\
+import runpy
+from ddpctl.operations import lost_replies
+lost_replies.ANSWER_GAP_S = 0.2
+runpy.run_module("ddpctl", run_name="__main__", alter_sys=True)
+"""
 CAPTURE = executor.Executor._capture
 # What the ranks of a run in that state do.
 SCRIPTS: Mapping[str, tuple[str, ...]] = {
@@ -47,8 +52,8 @@ SCRIPTS: Mapping[str, tuple[str, ...]] = {
 
 
 def capture(self: executor.Executor, command: Command) -> Output:
-    """Run a command as the executor does; a program in FORKED as a fork of a process that has imported it."""
-    if command.argv[1:3] != ("-P", "-m") or command.argv[3] not in FORKED:
+    """Run a command as the executor does; a program in SMALL as a fork of a process that has imported it."""
+    if command.argv[1:3] != ("-P", "-m") or command.argv[3] not in forks.SMALL:
         return CAPTURE(self, command)
     if command.argv[3] == "ddpctl.files.own_wheel":
         return pack_wheel()
@@ -118,7 +123,7 @@ class World:
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start ddpctl as a process in a session of its own, as a terminal has it."""
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "ddpctl", *words], env=self.env, cwd=self.folder, text=True,
+            [sys.executable, "-P", "-c", IMPATIENT, *words], env=self.env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 

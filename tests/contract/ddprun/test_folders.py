@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests import forks
 
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import read_beat
@@ -75,10 +76,10 @@ def test_a_folder_that_cannot_be_written_is_a_bounded_exit(tmp_path):
 
 def test_a_node_without_file_locks_starts_and_refuses_a_second_one(tmp_path):
     (tmp_path / "wait.py").write_text("print('ready', flush=True)\nimport time\ntime.sleep(1000)\n")
-    command = [sys.executable, "-c", WITHOUT_FLOCK, "ddprun", "--nproc-per-node=1", f"--run-dir={tmp_path / 'run'}"]
+    command = ["-c", WITHOUT_FLOCK, "ddprun", "--nproc-per-node=1", f"--run-dir={tmp_path / 'run'}"]
     command.append(str(tmp_path / "wait.py"))
     environ = os.environ | {"DDP_DEVICE": "cpu"}
-    first = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    first = forks.start(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert first.stdout is not None
     try:
         lines = []
@@ -87,7 +88,7 @@ def test_a_node_without_file_locks_starts_and_refuses_a_second_one(tmp_path):
             if "ready" in line:
                 break
         assert sum(f"{LOCK}.owner" in line for line in lines) == 1
-        second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        second = forks.run(command, env=environ, text=True)
         assert second.returncode == Exit.CONFIG, second.stderr
         assert f"process {first.pid}" in second.stderr
         owner = json.loads((tmp_path / "run/node-0" / f"{LOCK}.owner").read_text())

@@ -80,8 +80,7 @@ def test_the_message_has_the_error_of_the_script(runs):
 
 
 def test_without_a_folder_a_success_leaves_none(tmp_path):
-    command = [sys.executable, "-m", "ddprun", "--no-python", "/bin/sh", "-c", "echo hello from $RANK"]
-    environ = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    command = ["-m", "ddprun", "--no-python", "/bin/sh", "-c", "echo hello from $RANK"]
+    done = forks.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, text=True)
     assert (done.returncode, done.stdout) == (0, "hello from 0\n")
     assert list(tmp_path.iterdir()) == []

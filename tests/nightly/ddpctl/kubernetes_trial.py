@@ -36,7 +36,7 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
     path = folder / "ddpctl.yaml"
     path.write_text(yaml.safe_dump(document, allow_unicode=False), encoding="utf-8")
     try:
-        settings = config.load(file=path, profile=None, target=None, overrides={}, kinds=targets.kinds())
+        settings = config.load(file=path, kinds=targets.kinds())
     except FileError as error:
         lines = str(error).replace(f"{folder}/", "").split("\n")
         assert all(LINE.fullmatch(line) for line in lines), lines

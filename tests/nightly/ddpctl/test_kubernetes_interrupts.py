@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 from tests import forks
+from tests.contract.ddpctl import test_kubernetes
 from tests.contract.ddpctl.conftest import world as world
 from tests.contract.ddpctl.test_kubernetes import DETACHED, interrupt
 from tests.contract.ddpctl.test_kubernetes import cluster as cluster
@@ -73,3 +74,7 @@ def test_ranks_in_pods_are_explained_and_profiled(world: Callable[[str], World],
             node.terminate()
         for node in nodes:
             node.wait(60)
+
+
+def test_a_log_follower_ends_with_its_terminal(still: Kubernetes) -> None:
+    test_kubernetes.test_a_log_follower_ends_with_its_ddpctl(still, "HUP", 143)

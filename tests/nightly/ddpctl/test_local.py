@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.answers import matching, perform
-from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, RUN, SLOW, START, TARGET, show, submit
+from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, PLAN, RUN, SLOW, START, TARGET, show, submit
 
 from ddpctl.command import TIMED_OUT, Output
 from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.local import gpus_of, share_gpus
@@ -90,3 +91,37 @@ def test_cuda_visible_devices_limits_the_gpus() -> None:
 
 def test_device_cpu_takes_no_gpu() -> None:
     assert share_gpus(replace(JOB, device="cpu"), tuple("abcd")) == ()
+
+
+def test_each_node_has_its_own_gpus() -> None:
+    asked, submission = submit({"nvidia-smi": EIGHT_GPUS})
+    nodes = matching(asked, START)
+    assert [command.env["CUDA_VISIBLE_DEVICES"] for command in nodes] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    assert {command.env["DDP_DEVICE"] for command in nodes} == {"cuda"}
+    assert submission.note == ""
+
+
+def test_device_cpu_asks_for_no_gpu() -> None:
+    asked, _ = submit(plan=replace(PLAN, job=replace(JOB, device="cpu")))
+    assert matching(asked, "nvidia-smi") == []
+    assert {command.env["DDP_DEVICE"] for command in matching(asked, START)} == {"cpu"}
+
+
+@pytest.mark.parametrize("stdout", ["", "Loading module cuda/12\n", '{"alive": false}\n', "[1]\n"])
+def test_an_answer_that_is_not_the_state_of_the_nodes_is_an_error(stdout: str) -> None:
+    with pytest.raises(UnavailableError):
+        perform(TARGET.status((RUN,), now=0.0), {"": Output(returncode=0, stdout=stdout)})
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus"),
+    [
+        pytest.param(JOB, 3, id="three-of-four"),
+        pytest.param(replace(JOB, device="cuda", nodes="1", gpus=1), 0, id="none-of-one"),
+    ],
+)
+def test_too_few_gpus_are_counted(job: JobSpec, gpus: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        share_gpus(job, tuple("abcdefgh")[:gpus])
+    assert "--device cpu" in str(error.value)
+    assert error.value.fields == {"gpus_needed": job.max_nodes * job.gpus, "gpus_found": gpus}

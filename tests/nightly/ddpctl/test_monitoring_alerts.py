@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
 from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, check_rules, needs_promtool
 
-from ddpctl.job.schema import fields_of
-from ddpctl.monitoring.alerts import Limits
+from ddpctl.errors import UsageError
+from ddpctl.monitoring.alerts import Limits, parse_limits, rule_groups
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 PROMETHEUS = shutil.which("prometheus")
@@ -79,9 +80,9 @@ def test_every_alert_has_a_case_in_which_it_resolves() -> None:
 
 def test_the_pages_list_every_limit_and_every_recording() -> None:
     text = (ROOT / "docs/alerts.md").read_text()
-    for name, field in fields_of(Limits).items():
-        default = "each alert's own" if field.default is None else f"{field.default:g}"
-        assert f"| `{name}` | {default} | {field.doc} |\n" in text
+    for name, field in TypeAdapter(Limits).json_schema()["properties"].items():
+        default = "each alert's own" if field["default"] is None else f"{field['default']:g}"
+        assert f"| `{name}` | {default} | {field['description']} |\n" in text
     recorded = (ROOT / "docs/scraping.md").read_text()
     for rule in RECORDINGS:
         assert f"| `{rule.name}` | {rule.help} |\n" in recorded
@@ -106,3 +107,28 @@ def test_prometheus_has_the_flags_of_the_guide_and_its_scrape_jobs_are_valid(tmp
         [PROMTOOL, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_limits_reach_the_conditions() -> None:
+    text = rule_groups(parse_limits(["checkpoint_age=7200", "hold=5"]))
+    assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
+    assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
+    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0.5"])))) == {"500ms"}
+    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0"])))) == {"0s"}
+
+
+@pytest.mark.parametrize("name", vars(Limits()))
+def test_a_limit_that_no_rule_reads_is_noticed(name: str) -> None:
+    other = 0.5 if name in ("data_share", "ettr") else 77
+    assert rule_groups(parse_limits([f"{name}={other}"])) != rule_groups(Limits())
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [("skew", "a number"), ("data_share=2", "0 to 1"), ("ettr=nan", "0 to 1"), ("restarts=inf", "1 to 1000"),
+     ("hold=soon", "a number"), ("hold=-1", "0 to 86400"), ("checkpoint_agee=1", "checkpoint_age'")],
+)  # fmt: skip
+def test_an_invalid_limit_is_refused_with_what_is_allowed(setting: str, allowed: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_limits([setting])
+    assert (setting.partition("=")[0] in str(raised.value), allowed in str(raised.value)) == (True, True)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.test_notebook_session import cells_function, newest, write_run
+from tests.unit.ddpctl.test_notebook_session import FIELDS, cells_function, newest, write_run
 
+from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.notebook import session
 from ddpctl.notebook.session import Program, Tail
@@ -64,3 +65,29 @@ def test_a_script_is_known_by_its_path_also_where_ddpctl_launched_it(context: Ap
     assert newest(context, "train.py") == "above"
     assert newest(context, "sub/train.py") == "sub-train"
     assert newest(context, "ddptrain") == "digits"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gpus", 0),
+        ("gpus", 2.5),
+        ("gpus", True),
+        ("ranks", 3),
+        ("ranks", -1),
+        ("device", "tpu"),
+        ("env", {"A B": "1"}),
+        ("env", {"RANK": "1"}),
+        ("env", {"LR": 0.1}),
+        ("env", {"LR": "\0"}),
+        ("time_limit", "soon"),
+        ("grace", "soon"),
+        ("grace", float("nan")),
+        ("hang_timeout", -1),
+        ("max_restarts", 1.5),
+    ],
+)
+def test_an_invalid_argument_of_launch_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(UsageError) as refused:
+        session._job("train.py", (), {}, {**FIELDS, field: value})
+    assert field in str(refused.value)

@@ -8,12 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.test_provision import FILE, SITE, WISH, fared, options, play
+from tests.unit.ddpctl.test_provision import WISH, fared, play
 
 from ddpctl.errors import ConfigError
 from ddpctl.operations.provision import PlaybookRun, Site, inventory, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
+
+SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
+
+
+FILE = """\
+job: {name: digits, nodes: 2}
+targets:
+  boxes: {kind: ssh, runtime: none, hosts: [ddp@box1, "ddp@10.0.0.2:2222"]}
+  here: {kind: local}
+"""
+
+
+def options(*texts: str) -> SshOptions:
+    return SshOptions(hosts=tuple(SshHost.from_text(text) for text in texts))
 
 
 @pytest.mark.parametrize("name", ["all", "ungrouped", "nodes", "controller", "monitor", "storage"])
@@ -116,3 +131,22 @@ def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
 def test_one_playbook_is_enough(changes: dict[str, object], recap: dict[str, object], words: str) -> None:
     lines, _ = play(provision(PlaybookRun(**{**vars(WISH), **changes})), {"box1": recap})  # type: ignore[arg-type]
     assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml {words}"]
+
+
+def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text(FILE)
+    (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
+    done = ddpctl("provision", "-t", "boxes", "--login", "root", "--public-key", "me.pub", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    state = tmp_path / "runs" / ".provision"
+    assert (done.stderr, state.exists()) == ("", False)
+    environ = f"ANSIBLE_CONFIG={ROOT}/ansible/ansible.cfg DDPCTL_RECAP={state}/recap.json LC_ALL=C.UTF-8"
+    lines = [line for line in done.stdout.splitlines() if "ansible-playbook" in line]
+    assert [re.sub(r" \S+/ansible-playbook ", " ansible-playbook ", line) for line in lines] == [
+        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml --check",
+        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml",
+    ]
+    options = SshOptions(hosts=(SshHost.from_text("ddp@box1"), SshHost.from_text("ddp@10.0.0.2:2222")), runtime="none")
+    first, _, rest = done.stdout.partition("\n")
+    assert f"{state}/boxes.yaml" in first
+    assert rest.startswith(f"{inventory_text(options, SITE)}\n")

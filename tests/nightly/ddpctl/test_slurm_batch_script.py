@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, start, until, was_requeued
+from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, config, start, until, was_requeued
 
 from ddpctl.job.launch_plan import Plan
-from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpwire import run_files
+from ddpwire.exits import Exit
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
 
 def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(stand_ins: StandIns) -> None:
     folder = stand_ins.folder
-    plan = Plan(run="b", job=JOB, cwd=str(folder), run_dir=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
+    plan = Plan(name="b", job=JOB, cwd=str(folder), folder=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
     one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
     assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
     assert "DDP_RUN_UID" not in one
@@ -197,3 +198,60 @@ def test_a_signal_while_srun_ends_does_not_hide_its_exit_code(tmp_path: Path) ->
     """bash 5.2 reports 255 in about one of 15 tries if a signal interrupts its wait while the process ends."""
     with ThreadPoolExecutor(8) as pool:
         assert {*pool.map(partial(end_of_srun, tmp_path), range(150))} == {7}
+
+
+def test_an_allocation_has_as_many_ranks_as_its_nodes_have_gpus(stand_ins: StandIns) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(), ENVIRONMENT="", SLURM_GPUS_ON_NODE="", SLURM_GPUS_PER_NODE="a100:4")
+    assert done.of("ddprun")[-1].env["PET_NPROC_PER_NODE"] == "4"
+
+
+def test_a_name_with_special_characters_is_no_path_and_no_list_of_mounts(stand_ins: StandIns) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NAME="a/b:c,d")
+    assert done.of("ddprun")[-1].env["DDP_RUN_DIR"] == f"{stand_ins.folder}/runs/a_b_c_d-4711"
+
+
+def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
+    job = replace(JOB, nodes="2:4", device="cpu")
+    assert directives(job, SlurmOptions()) == (
+        "--job-name=train", "--nodes=2-4", "--ntasks-per-node=1", "--cpus-per-task=2", "--no-kill",
+        "--signal=B:USR1@90", "--requeue", "--open-mode=append",
+    )  # fmt: skip
+    many = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="3").of("ddprun")
+    one = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="1").of("ddprun")
+    assert [many[-1].env["PET_NNODES"], one[-1].env["PET_NNODES"]] == ["2:3", "1:1"]
+    read = [config(call) for call in (many[-1], one[-1])]
+    assert [(one.min_nodes, one.max_nodes, one.node_rank) for one in read] == [(2, 3, 2), (1, 1, 0)]
+    assert many[-1].env["DDP_DEVICE"] == "cpu"
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 130, 137, 139, 142, 143, 144])
+def test_a_containers_exit_code_decides_on_a_requeue(stand_ins: StandIns, code: int) -> None:
+    done = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code))
+    requeued = code in {exit_code for exit_code in Exit if exit_code.retry}
+    assert done.code == code
+    assert [call.argv for call in done.of("scontrol")[3:]] == [("requeue", "4711")] * requeued
+    assert ("slurm: requeued\n" in done.output) == requeued
+    capped = stand_ins.run(JOB, SlurmOptions(runtime="pyxis", requeues=1), CODE=str(code), SLURM_RESTART_COUNT="1")
+    inside = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code), ENVIRONMENT="")
+    assert [len(done.of("scontrol")) for done in (capped, inside)] == [3, 3]
+
+
+@pytest.mark.parametrize("step", [None, ""], ids=["no-file", "empty-file"])
+def test_a_warning_before_the_container_has_a_step_waits_for_the_step(stand_ins: StandIns, step: str | None) -> None:
+    folder, run_dir = stand_ins.folder, stand_ins.folder / "runs/train-4711"
+    wait = f"touch {folder}/started\nwhile [[ ! -e {folder}/go ]]; do /bin/sleep 0.05; done\nexit 143\n"
+    (folder / "bin" / "ddprun").write_text(f"#!/bin/bash\n{wait}")
+    (folder / "bin" / "sleep").write_text(f"#!/bin/bash\ntouch {folder}/waits\n/bin/sleep 0.05\n")
+    (folder / "bin" / "sleep").chmod(0o755)
+    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
+        until((folder / "started").exists)
+        if step is not None:
+            (run_dir / "step").write_text(step)
+        job.send_signal(signal.SIGUSR1)
+        until(lambda: (folder / "waits").exists() or (folder / "told").exists() or job.poll() is not None)
+        (run_dir / "step").write_text("1")
+        until(lambda: (folder / "told").exists() or job.poll() is not None)
+        (folder / "go").touch()
+        assert job.wait(30) == 143
+    assert (folder / "told").read_text().splitlines() == ["--signal=TERM 4711.1"]
+    assert was_requeued(stand_ins)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.ddpctl.slurm_standins import StandIns
 
 from ddpctl.job.launch_plan import Plan
-from ddpctl.job.schema import fields_of
+from ddpctl.job.schema import validate
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives
 from ddpctl.targets.slurm.options import SlurmOptions
@@ -37,12 +37,7 @@ FIELDS = {
 
 
 def _passes(name: str, text: str) -> bool:
-    try:
-        for check in fields_of(SlurmOptions)[name].checks:
-            check(text)
-    except ValueError:
-        return False
-    return True
+    return not validate(SlurmOptions, {name: text})[1]
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -71,7 +66,7 @@ JOBS = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(job=JOBS, options=OPTIONS)
 def test_every_configuration_is_a_script_for_bash(job: dict[str, Any], options: dict[str, Any]) -> None:
-    plan = Plan(run="r", job=JobSpec(**job), cwd=".", run_dir=".", checkpoint_dir="c")
+    plan = Plan(name="r", job=JobSpec(**job), cwd=".", folder=".", checkpoint_dir="c")
     text = SlurmTarget(SlurmOptions(**options)).render(plan)
     assert text == SlurmTarget(SlurmOptions(**options)).render(plan)
     wanted = [f"#SBATCH {line}" for line in directives(plan.job, SlurmOptions(**options))]

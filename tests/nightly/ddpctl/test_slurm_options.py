@@ -10,7 +10,7 @@ from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.slurm.options import SlurmOptions, check_array
 from ddpctl.targets.slurm.target import SlurmTarget
 
-PLAN = Plan(run="r", job=JOB, cwd=".", run_dir=".", checkpoint_dir="c")
+PLAN = Plan(name="r", job=JOB, cwd=".", folder=".", checkpoint_dir="c")
 
 
 def test_a_container_cannot_have_every_folder() -> None:

@@ -1,12 +1,16 @@
 """The verbs of the target slurm: their command lines, and what they make of the answers."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
-from tests.unit.ddpctl.test_slurm_target import NONE, RUN, log_files, submit
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.test_slurm_target import DEFAULTS, NONE, RUN, SENT, UID, log_files, submit
 
+from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError
-from ddpctl.targets import LogQuery
+from ddpctl.targets import LogQuery, default_kind
+from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
@@ -35,3 +39,49 @@ def test_logs_of_an_array_are_those_of_its_tasks() -> None:
     (task,) = SlurmTarget(SlurmOptions()).tasks(array)
     assert log_files(LogQuery(), task) == ("7_4", "+1", "", "/r/night/job-4.log")
     assert log_files(LogQuery(ranks=(1,)), task) == ("7_4", "+1", "[node0 rank1] ", "/r/night/task-4/node-0/rank-1.log")
+
+
+def test_an_array_after_another_run_depends_on_its_job() -> None:
+    day = json.dumps(asdict(replace(RUN, handle={"job": "5", "dir": "/r/day"})))
+    record: dict[str, Answer] = {
+        "cat /r/day/run.json": Output(returncode=0, stdout=day),
+        "--parsable": lambda command: (
+            Output(returncode=0, stdout="==> squeue <==\n5|N/A|RUNNING||N/A|\n") if queue.ASK in command.argv else SENT
+        ),
+    }
+    asked, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
+    assert only(asked, "cat /r/day") == Command(argv=("cat", "/r/day/run.json"), probe=True)
+    assert only(asked, "--parsable /r").argv == (
+        "sbatch", "--job-name=night", "--output=/r/night/job-%a.log", "--chdir=/p", "--dependency=afterok:5",
+        "--kill-on-invalid-dep=yes", "--parsable", "/r/night/job.sh", UID,
+    )  # fmt: skip
+    assert submission.handle["tasks"] == ["0", "1", "2"]
+
+
+def test_inside_of_an_allocation_its_nodes_are_used() -> None:
+    asked, submission = submit(
+        {"printenv SLURM_JOB_ID": Output(returncode=0, stdout="99\n"), "bash ": Output(returncode=0, stdout="1234\n")}
+    )
+    assert matching(asked, "sbatch --job") == []
+    assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
+    assert only(asked, "bash /r/night/job.sh") == Command(
+        argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>",
+        starts=True,
+    )  # fmt: skip
+    assert submission.handle == {"job": "99", "pid": "1234", "dir": "/r/night", "workdir": "/p"}
+    assert "job 99" in submission.note
+    (kind, why), (outside, _) = default_kind({"SLURM_JOB_ID": "99"}), default_kind({})
+    assert (kind, "job 99" in why, outside) == ("slurm", True, "local")
+
+
+def test_a_command_runs_beside_the_ranks_of_a_node() -> None:
+    target = SlurmTarget(DEFAULTS)
+    asked, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
+    command = only(asked)
+    assert (command.argv[4:], command.mode, code) == (("7", "1", "/p", "--", "nvidia-smi"), "stream", 3)
+    docker = SlurmTarget(SlurmOptions(runtime="docker"))
+    command = only(perform(docker.execute(RUN, node=1, argv=(), tty=True), {})[0])
+    assert command.argv[4:] == ("7", "1", "/p", "--pty", "--", "docker", "exec", "-it", "ddpctl-7-1", "bash")
+    assert command.mode == "tty"
+    with pytest.raises(NoInputError, match="node 2"):
+        perform(target.execute(RUN, node=2, argv=(), tty=True), {})

@@ -10,7 +10,7 @@ from tests.unit.ddpctl.ssh_answers import RUN
 from tests.unit.ddpctl.test_ssh_options import HEAD, WHOLE, load
 
 from ddpctl import targets
-from ddpctl.commands.launch import Flags, request_of_flags, request_to_resume
+from ddpctl.commands.launch import request_of_flags, request_to_resume
 from ddpctl.errors import ConfigError
 from ddpctl.job.schema import json_schema
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -37,11 +37,11 @@ def test_copies_of_checkpoints_are_for_hosts_without_a_shared_folder(
     monkeypatch.chdir(tmp_path)
     for kind in ("local", "slurm", "kubernetes"):
         with pytest.raises(ConfigError, match=f"checkpoint_copies: .*{kind}"):
-            request_of_flags(Flags(target=kind))
+            request_of_flags({"target": kind})
 
 
 def test_a_run_with_copies_is_resumed_on_fewer_nodes() -> None:
     run = replace(RUN, options=asdict(SshOptions(hosts=(SshHost(address="box1"),))))
     run = replace(run, job=replace(run.job, nodes="2", checkpoint_copies=2))
-    job = request_to_resume(Flags(nodes="1"), run).job
+    job = request_to_resume({"nodes": "1"}, run).job
     assert (job.nodes, job.checkpoint_copies) == ("1", 2)

@@ -16,6 +16,11 @@ from ddpctl.files.project_files import look
 from ddpctl.targets.ssh.project import _project
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
     transfer = Transfer(num_bytes=3, num_files=1, writes=(FilePart(path=str(tmp_path / "a"), start=0, length=3),))
     read, write = os.pipe()
@@ -73,3 +78,24 @@ def test_a_large_project_is_refused_and_the_largest_are_named(tmp_path: Path, mo
         _project("/project", Output(returncode=0, stdout=json.dumps(found)))
     assert (error.value.code, error.value.fields) == (78, {"num_bytes": 200_000_001})
     assert "(largest: data/ 200.0 MB, a.py 0 B)" in error.value.message
+
+
+def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    transfers = [Transfer(num_bytes=100_000_000, num_files=2000)] * 4
+    display = Display(transfers, Terminal())
+    display.update(0, 50_000_000, 800)
+    display.end(1, whole=True)
+    line = display.line(2.0, 79)
+    assert len(line) <= 79
+    assert line == "  [###----] 150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
+    assert display.line(2.0, 40) == "  150.0/400.0 MB, 2,800/8,000 files,..."
+    assert display.line(2.0, 0) == "   38%  150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
+    out, plain = Terminal(), io.StringIO()
+    for stream in (out, plain):
+        single = Display(transfers[:1], stream)
+        single.end(0, whole=True)
+        single.close()
+    assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
+    assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
+    assert plain.getvalue() == ""  # it was over before a line was due

@@ -1,5 +1,7 @@
 """Where a run's time went, from its nodes' events; and how it is drawn."""
 
+from dataclasses import replace
+
 from tests.unit.ddpctl.test_watch_timeline import NOBODY, START, both, drawn, event, timeline
 
 from ddpctl.commands.timeline import lines
@@ -10,6 +12,7 @@ from ddpctl.watch.timeline import (
     count_restarts,
     phase_shares,
     phase_spans,
+    phase_totals,
     timeline_events,
 )
 from ddpwire.events import Event
@@ -167,3 +170,38 @@ def test_time_in_the_queue_is_in_no_percentage_and_times_count_from_the_first_st
     assert ("80 s" in title, "40 s of it in the queue" in title) == (True, True)
     assert (first.split()[:2], "SIGTERM" in first) == (["20", "s"], True)
     assert (second.split()[:2], "25 s" in second) == (["55", "s"], True)
+
+
+def test_each_phase_has_a_bar_and_its_share_of_the_time() -> None:
+    failed = event(140, "failed", message="rank 1 on node 0 was killed (SIGKILL)")
+    events = [*START, failed, event(150, "recovered", seconds=10.0, steps_lost=4)]
+    spans = (
+        Span(phase="start", begin=100, end=110),
+        Span(phase="import", begin=110, end=120),
+        Span(phase="training", begin=120, end=140),
+        Span(phase="lost", begin=140, end=150),
+        Span(phase="training", begin=150, end=200),
+    )
+    status = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
+    assert phase_totals(spans) == {"start": 10, "import": 10, "training": 70, "lost": 10}
+    title, *bars, first, second = lines(timeline(events, spans, status), 78, plain=True)
+    assert bars == [
+        "",
+        "start         10 s   10 %  #####",
+        "import        10 s   10 %       #####",
+        "training      70 s   70 %            ##########     #########################",
+        "lost          10 s   10 %                      #####",
+        "",
+    ]
+    assert ("training" in title, "100 s" in title) == (True, True)
+    assert (first.split()[:2], "rank 1 on node 0 was killed (SIGKILL)" in first) == (["40", "s"], True)
+    assert (second.split()[:2], "10.0 s" in second, "4 steps" in second) == (["50", "s"], True, True)
+    without_steps = tuple(replace(span, phase="running") if span.phase == "training" else span for span in spans)
+    assert lines(timeline(events, without_steps, status), 78, plain=True)[-1].startswith("unknown: ")
+
+
+def test_a_run_that_left_no_events() -> None:
+    status = RunStatus(run="night", state="lost", message="it was killed", code=137)
+    first, second = lines(timeline([], (), status), 80, plain=True)
+    assert [fact in first for fact in ("lost", "exit code 137", "it was killed")] == [True] * 3
+    assert second

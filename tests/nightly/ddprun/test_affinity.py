@@ -5,6 +5,11 @@ import os
 import pytest
 from tests.contract.ddprun.test_ranks import check_shares_of_cores
 from tests.unit.ddprun import test_affinity
+from tests.unit.ddprun.test_affinity import machine
+
+from ddprun.ranks import rank_environment
+from ddprun.settings import node_config, options
+from ddprun.system import machine as ddprun_machine
 
 plan = test_affinity.plan  # the fixture
 
@@ -50,3 +55,31 @@ def test_a_rank_with_several_gpus_is_bound_near_all_of_them(plan, mode, local_wo
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_executed_ranks_share_the_cores_out(runs):
     check_shares_of_cores(runs, "--exec")
+
+
+def test_a_mask_that_somebody_has_set_is_never_left(plan):
+    assert plan("node", 2, gpus=(0, 1), allowed=(1, 2, 5, 17)) == ["1-2,17", "5"]
+    assert plan("exclusive", 2, gpus=(0, 0), allowed=(1, 2, 17)) == ["1,17", "2"]
+
+
+def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, monkeypatch):
+    gpus = machine(tmp_path, (0,))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(NUM_CORES)})
+    monkeypatch.setattr(rank_environment, "usable_cores", lambda: NUM_CORES)
+    monkeypatch.setattr(ddprun_machine, "pci_addresses", lambda: gpus)
+
+    def shared(*argv, **environ):
+        return rank_environment.allocate_resources(
+            node_config.read_config(options.parse([*argv, "train.py"]), environ, lambda _: 1), environ, tmp_path
+        )
+
+    assert shared().threads == 8
+    assert shared(DDP_DEVICE="cpu") == rank_environment.ResourceAllocation(threads=NUM_CORES, bound=())
+    assert shared("--numa-binding", "core-complex").threads == 4
+    assert shared("--numa-binding", "node", DDP_NODES_HERE="2") == rank_environment.ResourceAllocation(
+        threads=NUM_CORES // 2, bound=()
+    )
+
+
+def test_a_gpu_s_address_as_the_kernel_writes_it():
+    assert ddprun_machine.pci_address("00000000:3B:00.0") == "0000:3b:00.0"

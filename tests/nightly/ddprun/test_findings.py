@@ -7,9 +7,9 @@ import types
 from dataclasses import replace
 
 import pytest
-from tests.unit.ddpcheck.test_findings import nodes
+from tests.unit.ddpcheck.test_findings import nodes, report
 
-from ddpcheck import network_checks, node_checks
+from ddpcheck import doctor, finding, network_checks, node_checks
 from ddpcheck.network_checks import Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -102,3 +102,28 @@ def test_a_disk_that_takes_no_file_and_one_that_does_not_answer(tmp_path, monkey
     monkeypatch.setattr(node_checks, "_try_disk", lambda *_: never.wait(60))
     assert node_checks.check_disk({}).status == "bad"
     never.set()
+
+
+@pytest.mark.parametrize("builds", ["ab", "aabb", "abc", "aabc"])
+def test_without_a_majority_no_build_is_bad(builds):
+    findings = [*finding.compare_builds("libraries", {node: {"torch": build} for node, build in enumerate(builds)})]
+    assert statuses(findings, "libraries") == dict.fromkeys(range(len(builds)), "warning")
+    others = " or ".join(dict.fromkeys(build for build in builds if build != "a"))
+    assert findings[0].value == f"torch a, elsewhere {others} (it is not known which nodes are right)"
+
+
+def test_a_slow_node_is_given_its_share_of_the_median_rounded_down():
+    findings = [*finding.compare_speed("CPU matmul", {0: 100, 1: 100, 2: 79.9}, "GFLOP/s")]
+    assert [result.value for result in findings] == [
+        "100 GFLOP/s",
+        "100 GFLOP/s",
+        "79.9 GFLOP/s, 79 % of the others' median",
+    ]
+
+
+@pytest.mark.parametrize(("used", "loaded", "slow"), [(True, False, "warning"), (False, True, "bad")])
+def test_a_gpu_that_another_program_uses_is_not_bad_because_it_is_slow(used, loaded, slow):
+    processes = finding.Finding("GPU processes", "warning" if used else "ok", "used by pid 4711" if used else "none")
+    reports = {node: report(speeds={"GPU matmul": 700.0}) for node in (0, 1)}
+    reports[2] = report(findings=(processes,), speeds={"GPU matmul": 330.0}, loaded=loaded)
+    assert statuses(doctor.judge(nodes(3), reports), "GPU matmul") == {2: slow}

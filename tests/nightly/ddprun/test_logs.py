@@ -2,9 +2,14 @@
 
 import os
 
+import pytest
+
 from ddprun.output.console import Console
 from ddprun.output.logs import RankLogs
+from ddprun.output.rank_errors import last_error
 from ddprun.settings import node_config, options
+from ddpwire import names
+from ddpwire.run_files import rank_error, rank_log, write_error
 
 
 def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, monkeypatch):
@@ -20,3 +25,44 @@ def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, mo
         logs.catch_up(0)  # raised EBADF for a descriptor that the thread had just closed
         assert path.read_bytes() == b"last words\n"
         logs.close_attempt(restarting=True)
+
+
+def test_a_traceback_is_no_cause_of_another_exit_code(tmp_path):
+    (tmp_path / rank_log(3)).write_text("Traceback (most recent call last):\n  File x\nKeyError: 3\n")
+    assert (last_error(tmp_path, 3, 3), last_error(tmp_path, 3, 1)) == ("", "KeyError: 3")
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        (
+            "usage: x.py [-h]\nx.py: error: unrecognized arguments: --foo\n",
+            "x.py: error: unrecognized arguments: --foo",
+        ),
+        ("Usage: x.py\n\nError: No such option: --foo\n\n", "Error: No such option: --foo"),
+        ("x.py: error: an earlier line\nepoch 1\n", ""),
+        ("Traceback (most recent call last):\n  File x\nKeyError: 3\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_line_of_a_parser_of_arguments_is_the_error_of_exit_code_2(tmp_path, log, error):
+    (tmp_path / rank_log(3)).write_text(log)
+    assert last_error(tmp_path, 3, 2) == error
+
+
+def test_an_error_of_distributed_checkpoints_names_the_error_of_the_rank(tmp_path):
+    error = "dcp.api.CheckpointException: CheckpointException ranks:dict_keys([0])\n"
+    error += "Traceback (most recent call last): (RANK 0)\n  File x\nRuntimeError: Missing key in state_dict: b.\n\n"
+    (tmp_path / rank_log(3)).write_text(f"Traceback (most recent call last):\n  File y\n{error}")
+    in_log = last_error(tmp_path, 3, 1)
+    write_error(error, {names.ERROR_FILE: str(tmp_path / rank_error(3))})
+    in_file = last_error(tmp_path, 3, 1)
+    assert [text.endswith(": RuntimeError: Missing key in state_dict: b.") for text in (in_log, in_file)] == [True] * 2
+
+
+def test_a_traceback_of_an_earlier_attempt_is_no_cause(tmp_path):
+    old = "Traceback (most recent call last):\n  File x\nKeyError: 3\n"
+    (tmp_path / rank_log(3)).write_text(f"{old}epoch 1\n")
+    assert last_error(tmp_path, 3, 1, start=len(old)) == ""
+    (tmp_path / rank_log(3)).write_text(old * 2)
+    assert last_error(tmp_path, 3, 1, start=len(old)) == "KeyError: 3"

@@ -4,8 +4,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pytest
+from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
+from tests.unit.ddptrain.test_image_folder import options, refused
+
+from ddptrain.data import image_folder
 
 
 def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[..., list], tmp_path: Path) -> None:
@@ -18,3 +24,53 @@ def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[...
     assert_names(ended[0].err.rpartition(": ")[0], "pictures/class2/3.png")
     assert (ended[0].err.count("\n"), ended[1].err) == (1, "")
     assert took_s < 60  # on a busy machine; docs/benchmarks.md has it on a quiet one
+
+
+def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pictures(tmp_path)
+    image_folder.prepare_image_folder(options(tmp_path))
+    assert capsys.readouterr().err == ""
+    for name in ("labels.csv", "class0/a.gif", "class0/b.gif", "class1/.hidden", "class1/deep/x.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    image_folder.prepare_image_folder(options(tmp_path))
+    warning = capsys.readouterr().err
+    assert "labels.csv, class0/a.gif, class0/b.gif and 1 more\n" in warning
+    assert_names(warning, "labels.csv", "class0/a.gif", "class0/b.gif", "1")
+
+
+def test_a_changed_folder_is_decoded_again(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    image_folder.prepare_image_folder(options(tmp_path))
+    Image.new("RGB", (64, 64), (255, 255, 255)).save(tmp_path / "class1" / "new.png")
+    image_folder.prepare_image_folder(options(tmp_path))
+    assert len(image_folder.load_image_folder(options(tmp_path), 0).train) == 23
+
+
+def test_a_torn_picture_is_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    torn = tmp_path / "class1" / "0.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(torn)
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
+    error = refused(options(tmp_path))
+    assert (error.code, "image file is truncated" in str(error)) == (65, True)
+    assert_names(str(error).partition(": ")[0], "0.jpg")
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+    error = refused(options(tmp_path / "none"))
+    assert error.code == 66
+    assert_names(error, "--data-dir", "none", "CLASS/*.png")
+    (tmp_path / "class0").mkdir()
+    error = refused(options(tmp_path))
+    assert error.code == 66
+    assert_names(error, "--data-dir", "0", "1")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pictures")
+    (tmp_path / "file").touch()
+    error = refused(options(tmp_path / "pictures", f"--cache-dir={tmp_path / 'file'}"))
+    assert error.code == 73
+    assert_names(error, "file", "--cache-dir")

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from tests import forks
+from tests.messages import assert_names
 from tests.ranks import Ended, Start
-from tests.unit.ddptrain.test_sharding import OPTIONS
+from tests.unit.ddptrain.test_sharding import OPTIONS, write_shards
 
+from ddptrain.checkpoint import (
+    load_checkpoint,
+)
+from ddptrain.config import parse_options
+from ddptrain.distributed import RankInfo, check_strategy
+from ddptrain.errors import TrainError
 from ddptrain.memory_estimate import TrainingSize
 
 STEPS = 8
@@ -168,3 +175,21 @@ def test_batch_normalization_in_bf16_has_the_losses_of_ddp(model: str, train: Ca
         assert [rank.code for rank in ended] == [0, 0], ended[0].err
         losses += map(float, re.findall(r"loss ([\d.]+)", ended[0].out))
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_rows_of_several_shards_are_read_together(tmp_path: Path) -> None:
+    weight = load_checkpoint(write_shards(tmp_path, 8)).parts["model"]["weight"]
+    complete = torch.arange(10.0).view(10, 1) + 8
+    for first in range(11):
+        for last in range(first, 11):
+            rows = complete[first:last]
+            assert torch.equal(weight.copy_to(torch.full_like(rows, torch.nan), first), rows)
+
+
+@pytest.mark.parametrize("given", ["--compile=default", "--compress=bf16", "--static-graph", "--sync-bn"])
+def test_what_does_not_go_with_shards_is_refused(given: str) -> None:
+    options = parse_options(["--strategy=fsdp", given], {})
+    with pytest.raises(TrainError) as refused:
+        check_strategy(options, RankInfo(rank=0, size=4))
+    assert refused.value.code == 78
+    assert_names(refused.value, "--strategy")

@@ -4,7 +4,6 @@ import json
 import sys
 import types
 
-import pynvml
 import pytest
 
 from ddpcheck import gpu_checks
@@ -115,42 +114,6 @@ def test_what_is_wrong_with_a_gpu_is_a_finding(monkeypatch, answers, check, stat
     findings, _ = look()
     assert (findings[check].status, value in findings[check].value) == (status, True)
     assert {name for name, finding in findings.items() if finding.status == "bad"} - {"Xid", "DCGM"} <= {check}
-
-
-@pytest.mark.parametrize(
-    ("code", "extra", "why", "kinds"),
-    [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, {}, "no GPU: NVML Shared Library Not Found", {"GPUs": "none"}),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, {}, "no GPU: Driver Not Loaded", {"GPUs": "none"}),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, {"GPUs": "bad"}, "NVML cannot be used: RM has detected an", {}),
-        (None, {}, "NVML cannot be used: import of pynvml", {}),  # it is not installed
-    ],
-)
-def test_without_nvml_every_check_is_said_not_to_be_made(monkeypatch, code, extra, why, kinds):
-    def fail():
-        raise pynvml.NVMLError(code)
-
-    monkeypatch.setitem(sys.modules, "pynvml", code and types.SimpleNamespace(nvmlInit=fail))
-    findings, inventory = gpu_checks.look()
-    assert {finding.check: finding.status for finding in findings} == dict.fromkeys(
-        gpu_checks.GPU_CHECKS, "not looked at"
-    ) | extra
-    assert all(finding.value.startswith(why) for finding in findings)
-    assert inventory == kinds
-
-
-@pytest.mark.parametrize(
-    ("xid", "age_s", "status"),
-    [(79, 60, "bad"), (79, 200_000, "warning"), (63, 60, "warning"), (13, 60, "ok"), (None, 60, "ok")],
-)
-def test_xids_of_the_kernel_log(monkeypatch, tmp_path, xid, age_s, status):
-    now = 300_000.0
-    monkeypatch.setattr(gpu_checks.time, "clock_gettime", lambda _: now)
-    at = int((now - age_s) * 1e6)
-    line = f"3,1204,{at},-;NVRM: Xid (PCI:0000:3b:00): {xid}, pid=1, name=python, GPU has fallen off the bus.\n"
-    (tmp_path / "kmsg").write_text(f"6,1,2,-;eth0: link up\n{line if xid else ''}")
-    assert gpu_checks.check_kernel_log(str(tmp_path / "kmsg")).status == status
-    assert gpu_checks.check_kernel_log(str(tmp_path / "absent")).status == "not looked at"
 
 
 def test_answers_of_dcgm_are_findings(monkeypatch, tmp_path):

@@ -52,7 +52,7 @@ def cluster(answers: Mapping[str, Answer] | None = None) -> dict[str, Answer]:
 
 def plan_of(job: JobSpec = JOB, run: str = "digits-otter", uid: str = "") -> Plan:
     folder = f"/state/{run}"
-    return Plan(run=run, job=job, cwd="/project", run_dir=folder, checkpoint_dir=f"{folder}/checkpoints", uid=uid)
+    return Plan(name=run, job=job, cwd="/project", folder=folder, checkpoint_dir=f"{folder}/checkpoints", uid=uid)
 
 
 def draft_of(job: JobSpec = JOB, options: KubernetesOptions | None = None, **rest: Any) -> Draft:

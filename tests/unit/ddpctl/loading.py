@@ -5,23 +5,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from annotated_types import Ge
 
 from ddpctl.job import config
-from ddpctl.job.spec import Doc
+from ddpctl.job.values import Options, Words, between
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Options):
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ssh:
-    hosts: Annotated[tuple[str, ...], Doc("Where.")]
-    user: Annotated[str | None, Doc("Who; null: you.")] = None
-    check: Annotated[bool, Doc("Whether to look first.")] = True
-    tries: Annotated[int, Doc("How often."), Ge(1)] = 1
+class Ssh(Options):
+    hosts: Words
+    """Where."""
+    user: str | None = None
+    """Who; null: you."""
+    check: bool = True
+    """Whether to look first."""
+    tries: Annotated[int, between(1)] = 1
+    """How
+    often."""
 
 
 KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
@@ -29,12 +33,12 @@ KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
 
 def load(
     text: str | bytes | None = None, *, profile: str | None = None, target: str | None = None, **flags: Any
-) -> config.Settings:
+) -> config.Request:
     file = None
     if text is not None:
         file = Path("ddpctl.yaml")
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return config.load(file=file, profile=profile, target=target, overrides=flags, kinds=KINDS)
+    return config.load(file=file, profile=profile, target=target, flags=flags, kinds=KINDS)
 
 
 def read_cases(path: Path) -> list[Any]:

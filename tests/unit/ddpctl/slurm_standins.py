@@ -131,7 +131,7 @@ class StandIns:
 
     def plan(self, job: JobSpec) -> Plan:
         """As ddpctl render has it."""
-        return Plan(run=job.name, job=job, cwd=".", run_dir=".", checkpoint_dir="checkpoints")
+        return Plan(name=job.name, job=job, cwd=".", folder=".", checkpoint_dir="checkpoints")
 
     def run(self, job: JobSpec, options: SlurmOptions, /, plan: Plan | None = None, **env: str) -> Done:
         """Run the job's script to its end."""

@@ -19,7 +19,7 @@ HOSTS = (SshHost(address="box1", peer="10.0.0.1"), SshHost(address="box2", user=
 OPTIONS = SshOptions(hosts=HOSTS)
 BARE = SshOptions(hosts=HOSTS, runtime="none", python="~/venv/bin/python")
 JOB = JobSpec(name="digits", nodes="2", gpus=2, env={"A": "b c"}, image="ddpctl:1", mounts=("/data:/data:ro",))
-PLAN = Plan(run="night", job=JOB, cwd="/project", run_dir="/s/night", checkpoint_dir="/s/night/checkpoints")
+PLAN = Plan(name="night", job=JOB, cwd="/project", folder="/s/night", checkpoint_dir="/s/night/checkpoints")
 ID = "sha256:" + "a" * 64
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
 RUN = Run(

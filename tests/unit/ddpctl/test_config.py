@@ -1,4 +1,4 @@
-"""ddpctl.yaml and flags → Settings: every error has its place, and each value is read as it is written."""
+"""ddpctl.yaml and flags → Request: every error has its place, and each value is read as it is written."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_read_is_named_on_one_line(name: str, reason: str,
     (folder / "folder.yaml").mkdir()
     os.mkfifo(folder / "pipe.yaml")
     with pytest.raises(NoInputError) as raised:
-        config.load(file=Path(name), profile=None, target=None, overrides={}, kinds=KINDS)
+        config.load(file=Path(name), kinds=KINDS)
     assert raised.value.code == 66
     assert str(raised.value).startswith(f"{repr(name)[1:-1]}: ")
     assert reason in str(raised.value)
@@ -93,7 +93,7 @@ def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> N
     "text", [None, "", "# nothing\n", "job:\n", "---\n", "null\n", "\ufeff", "{}", "job: {}\ntargets: ~\n"]
 )
 def test_an_empty_file_gives_the_defaults(text: str | None) -> None:
-    assert load(text) == config.Settings(
+    assert load(text) == config.Request(
         job=JobSpec(),
         target="local",
         kind="local",
@@ -142,7 +142,7 @@ profiles:
 
 
 def test_flag_over_profile_over_file_over_default() -> None:
-    settings = load(FILE, profile="quick", nodes="3", port=None, command=["x.py"], env={"C": "flag"})
+    settings = load(FILE, profile="quick", nodes="3", command=["x.py"], env={"C": "flag"})
     assert settings.job == JobSpec(gpus=1, nodes="3", command=("x.py",), env={"A": "file", "B": "profile", "C": "flag"})
     assert job(FILE).gpus == 2
     assert job(FILE, gpus=4).gpus == 4

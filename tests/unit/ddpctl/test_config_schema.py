@@ -1,21 +1,12 @@
-"""What describes the keys of a ddpctl.yaml: the fields' documentation, and the JSON schema for editors."""
+"""What describes the keys of a ddpctl.yaml: the JSON schema for editors, with the fields' documentation."""
 
 import jsonschema
 import pytest
 import yaml
-from tests.unit.ddpctl.loading import KINDS, Ssh
+from tests.unit.ddpctl.loading import KINDS
 
 from ddpctl.job.schema import json_schema
-from ddpctl.job.spec import JobSpec, fields_of
-
-
-def test_a_field_has_its_type_default_and_documentation() -> None:
-    assert [(field.name, field.type_words, field.default, field.doc) for field in fields_of(Ssh).values()] == [
-        ("hosts", "list of strings", None, "Where."),
-        ("user", "text or null", None, "Who; null: you."),
-        ("check", "true or false", True, "Whether to look first."),
-        ("tries", "whole number, at least 1", 1, "How often."),
-    ]
+from ddpctl.job.spec import JobSpec
 
 
 def test_the_schema_has_the_fields_types_limits_and_defaults() -> None:
@@ -35,9 +26,7 @@ def test_the_schema_has_the_fields_types_limits_and_defaults() -> None:
         },
     }
     job_fields = schema["properties"]["job"]["properties"]
-    assert {name: job_fields[name]["description"] for name in job_fields} == {
-        field.name: field.doc for field in fields_of(JobSpec).values()
-    }
+    assert [name for name, field in job_fields.items() if field.get("description")] == [*vars(JobSpec())]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
 
 from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.job.config import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, doctor, launcher
 from ddpctl.operations.check_job import CheckRun, NoResultError
-from ddpctl.operations.launcher import Request
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget

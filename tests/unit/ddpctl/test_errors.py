@@ -11,11 +11,12 @@ from ddpctl import targets
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
 from ddpctl.execution.executor import Executor
+from ddpctl.job.config import Request
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError
 from ddpctl.operations import launcher
-from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.targets.local import LocalOptions
 from ddpwire.exits import Exit

@@ -23,11 +23,23 @@ from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
 GUIDE = Path(__file__).parents[3] / "docs/explain.md"
+
+
 NOW = 1_800_000_000.0
+
+
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
+
+
 IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "<module>"]]
+
+
 IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/home/me/train.py", 11, "<module>"]]
+
+
 IN_SCRIPT = [["/home/me/dataset.py", 88, "read"], ["/home/me/train.py", 10, "<module>"]]
+
+
 IN_WORKER = [["/home/me/dataset.py", 40, "decode"], [f"{TORCH}utils/data/_utils/fetch.py", 54, "fetch"]]
 
 
@@ -68,6 +80,8 @@ def facts(explanation: Explanation) -> tuple[str, int | None, bool]:
 
 
 BEFORE = [entered(seq, NOW - 60 + seq * 0.1) for seq in range(1, 8)]
+
+
 WAITS = [*BEFORE, entered(8, NOW - 40, done=False)]
 
 
@@ -134,12 +148,6 @@ def test_ranks_of_which_one_computes_on_one_line_may_not_advance():
     assert facts(explained(rank(0, BEFORE, IN_SCRIPT), unseen)) == ("unknown", None, False)
 
 
-def test_collectives_may_have_other_sizes_on_each_rank():
-    every = [[*BEFORE, entered(8, NOW - 40, op="all_to_all", size=size, done=False)] for size in (6, 9)]
-    explanation = explained(rank(0, every[0]), rank(1, every[1]), rank(2, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep"))
-    assert facts(explanation) == ("missing", 2, True)
-
-
 def test_a_rank_that_is_seen_in_the_collective_is_not_missing():
     silent = rank(1, []) | {"unknown": "no answer within 1 s"}
     explanation = explained(rank(0, WAITS), silent, rank(2, WAITS), rank(3, WAITS))
@@ -155,13 +163,6 @@ def test_without_its_clock_a_late_node_is_no_fault():
     unsure = explained(*ranks, clocks=(0.0, None))
     assert (unsure.cause, unsure.node, unsure.fault) == ("straggler", 1, False)
     assert "clock of node 1" in unsure.unknown[0]
-
-
-def test_a_rank_that_is_last_and_delays_nobody_is_not_called_slow():
-    early, late = ([entered(seq, NOW - 6 + 0.1 * seq + lag) for seq in range(1, 61)] for lag in (0.0, 0.01))
-    explanation = explained(rank(0, early, IN_SCRIPT, state="R"), rank(1, late, IN_SCRIPT, state="R"))
-    assert facts(explanation) == ("none", None, False)
-    check_names(explanation, "rank 1", "60 of 60", "dataset.py:88 (read)")
 
 
 def test_a_rank_that_computes_is_missing_and_no_fault():
@@ -183,25 +184,11 @@ def test_a_mismatch_names_the_rank_that_differs_and_both_calls(other, call):
     check_names(explanation, "rank 1 (node 0)", call, "3 ranks", "all_reduce #8 with Float [13]", "train.py:12")
 
 
-def test_sizes_that_differed_before_the_collective_that_hangs_are_a_mismatch():
-    """One rank has a batch more: its last bucket meets the other's metric, and the barrier after that hangs."""
-    fewer = [*BEFORE, entered(8, NOW - 59.2, size=1), entered(9, NOW - 59.1, op="barrier", done=False)]
-    explanation = explained(rank(0, [*BEFORE, entered(8, NOW - 59.2, size=5)], IN_SCRIPT), rank(1, fewer))
-    assert (explanation.cause, explanation.fault) == ("mismatch", True)
-    check_names(explanation, "all_reduce #8", "Float [5]", "Float [1]", "rank 0", "rank 1", "batches")
-
-
 def test_ranks_that_call_groups_in_different_orders_are_named():
     pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
     explanation = explained(rank(0, [*WAITS, entered(0, NOW - 59, group="1")]), rank(1, pair))
     assert (explanation.cause, explanation.fault) == ("order", True)
     check_names(explanation, "rank 0 (node 0)", "all_reduce #8", "rank 1", "all_reduce #1 of group 1", "40 s")
-
-
-def test_the_root_of_a_chain_of_waits_is_named():
-    pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
-    root = [*BEFORE, entered(0, NOW - 59, group="1")]
-    assert facts(explained(rank(0, WAITS), rank(1, pair), rank(2, root, IN_SCRIPT))) == ("missing", 2, True)
 
 
 def test_each_cause_has_a_row_in_the_guide_to_which_the_sentence_leads():
@@ -251,11 +238,6 @@ def test_a_straggler_is_named_with_its_lag():
     check_names(explanation, "rank 2 (node 1)", "29 of 29", "99 ms", "dataset.py:88 (read)")
 
 
-def test_clocks_that_differ_make_no_straggler():
-    ranks = (rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0, clock_s=0.1)), rank(3, steps(0, clock_s=0.1)))
-    assert facts(explained(*ranks, clocks=(0.0, 0.1)))[0] == "unknown"
-
-
 def linked(view: Any, *links: list[Any]) -> Any:
     return view | {"samples": [sample | {"links": [*links]} for sample in view["samples"]]}
 
@@ -287,64 +269,6 @@ def test_a_link_that_is_down_is_named_and_no_rank():
     assert facts(explained(*ranks)) == ("network", None, False)
     joining = (linked(rank(0, []), to_1), rank(1, []), linked(rank(2, []), to_0), rank(3, []))
     assert facts(explained(*joining)) == ("network", None, True)
-
-
-def test_a_link_that_is_slow_is_named():
-    now = [*BEFORE, entered(8, NOW - 0.5, done=False)]
-    ranks = [linked(rank(0, now), ["0A", "0B", 90, 1]), rank(1, now), linked(rank(2, now), ["0B", "0A", 0, 0])]
-    explanation = explained(*ranks, rank(3, now))
-    assert facts(explanation) == ("network", None, False)
-    check_names(explanation, "node 0 and node 1", "ddpctl bench")
-    assert facts(explained(linked(ranks[0], ["0A", "0B", 0, 0]), *ranks[1:], rank(3, now)))[0] != "network"
-
-
-def test_a_rank_that_is_not_blocked_is_a_wait_and_no_fault():
-    evaluates = rank(1, BEFORE, IN_SCRIPT, state="R")
-    evaluates["samples"][0]["threads"] = [[["/home/me/dataset.py", 91, "read"], *IN_SCRIPT[1:]]]
-    explanation = explained(rank(0, WAITS), evaluates)
-    assert facts(explanation) == ("missing", 1, False)
-    check_names(explanation, "rank 1 (node 0)", "all_reduce #8", "40 s", "dataset.py:88 (read)")
-    wakes = rank(1, BEFORE, IN_SCRIPT)
-    for number, sample in enumerate(wakes["samples"]):
-        sample["switches"] = 100 * number
-    assert facts(explained(rank(0, WAITS), wakes)) == ("missing", 1, False)
-    polls = rank(1, BEFORE, IN_LOADER)  # a stalled loader wakes up now and then
-    polls["samples"][0]["threads"] = [[["/usr/lib/python3.11/selectors.py", 4, "select"], *IN_LOADER]]
-    assert facts(explained(rank(0, WAITS), polls)) == ("data_loader", 1, True)
-
-
-def test_a_rank_outside_of_send_and_recv_is_named_only_if_it_is_the_only_one():
-    def receives(number: int) -> Any:
-        return rank(number, BEFORE, [[f"{TORCH}distributed/distributed_c10d.py", 9, "recv"], *IN_SCRIPT])
-
-    explanation = explained(*map(receives, range(4)))
-    assert facts(explanation) == ("send_recv", None, False)
-    check_names(explanation, "send", "recv")
-    sender = rank(1, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep")
-    explanation = explained(receives(0), sender, receives(2), receives(3))
-    assert facts(explanation) == ("missing", 1, False)
-    check_names(explanation, "rank 1 (node 0)", "dataset.py:88 (read)")
-    assert explained(receives(0), sender, sender | {"rank": 2}, receives(3)).rank is None
-
-
-def test_a_slow_node_is_named_if_its_ranks_are_last_by_turns():
-    def late(even: bool) -> list[dict[str, Any]]:
-        return [entered(seq, NOW - 60 + seq * 0.2 + (0.1 if even == (seq % 2 == 0) else 0.05)) for seq in range(1, 30)]
-
-    slow = (rank(2, late(True), IN_SCRIPT), rank(3, late(False), IN_SCRIPT))
-    explanation = explained(rank(0, steps(0)), rank(1, steps(0.001)), *slow)
-    assert (facts(explanation), explanation.node) == (("straggler", None, True), 1)
-    check_names(explanation, "node 1", "29 of 29", "99 ms", "dataset.py:88 (read)")
-
-
-def test_ranks_that_sleep_do_not_wait_for_the_last_one():
-    def steps(late_s: float) -> list[dict[str, Any]]:
-        return [entered(seq, NOW - 60 + seq * 0.2 + late_s) for seq in range(1, 30)]
-
-    late = rank(1, steps(0.1), IN_SCRIPT)
-    assert facts(explained(rank(0, steps(0)), late)) == ("straggler", 1, True)
-    asleep = rank(0, steps(0), IN_SCRIPT, wchan="hrtimer_nanosleep")
-    assert facts(explained(asleep, late))[1:] == (None, False)
 
 
 def test_the_first_rank_and_step_with_a_nan_are_named():
@@ -400,24 +324,6 @@ def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Pat
     assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == why.message
 
 
-@pytest.mark.parametrize(("printed", "evidence"), [("", "no traceback"), ("epoch 1\n", "epoch 1")])
-def test_a_harmless_warning_of_torch_is_no_evidence(printed: str, evidence: str, tmp_path: Path) -> None:
-    node = Path(make(tmp_path / "runs", "night", NOW).folder) / "node-0"
-    node.mkdir()
-    Outcome(code=7, cause="error", message="rank 1 exited with 7", node=0, rank=1).write(node)
-    warning = (
-        "[W1125 10:31:07.123456789 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. "
-        "err=-3\n"
-    )
-    (node / "rank-1.log").write_text(f"{warning}{printed}[rank1]:{warning}")
-    explanation = json.loads(ddpctl("explain", "night", "--json").stdout)
-    assert (explanation["cause"], explanation["rank"], len(explanation["evidence"])) == ("failed", 1, 1)
-    assert evidence in explanation["evidence"][0]
-    assert "hostname" not in explanation["evidence"][0]
-    (node / "rank-1.log").unlink()
-    assert json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"] == [], "nothing is known of its log"
-
-
 def test_after_a_timeout_the_ranks_that_were_in_no_collective_are_named():
     message = "rank 1 on node 0 exited with 1: RuntimeError: Timed out waiting 12000ms for recv operation to complete"
     outcome = Outcome(code=1, cause="error", message=message, node=0, rank=1)
@@ -459,42 +365,6 @@ def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():
     assert facts(explain_outcome(lost, (), "", exits[1:], 4)) == ("failed", 0, True)
     done = Outcome(code=0, cause="ok", message="every rank exited with 0")
     assert facts(explain_outcome(done, (), "", (), 4)) == ("none", None, False)
-
-
-FRAMES = """\
-Traceback (most recent call last):
-  File "/run/train.py", line 15, in <module>
-    for batch in loader:
-  File "/lib/torch/utils/data/dataloader.py", line 1306, in _try_get_data
-    raise RuntimeError(
-"""
-IN_TRANSIT = """\
-  File "/lib/torch/multiprocessing/reductions.py", line 543, in rebuild_storage_fd
-    fd = df.detach()
-  File "/lib/python3.11/multiprocessing/connection.py", line 395, in _recv
-    raise EOFError
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    [
-        (f"{FRAMES}RuntimeError: DataLoader worker (pid(s) 9370, 9371) exited unexpectedly\n", "data_loader"),
-        (
-            f"{FRAMES}RuntimeError: DataLoader worker (pid 8714) exited unexpectedly with exit code 3. Details\n",
-            "data_loader",
-        ),
-        (f"{FRAMES}RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. \n", "data_loader"),
-        (f"{FRAMES}{IN_TRANSIT}ConnectionResetError: [Errno 104] Connection reset by peer\n", "data_loader"),
-        (f"{FRAMES}{IN_TRANSIT}FileNotFoundError: [Errno 2] No such file or directory\n", "data_loader"),
-        (f"{FRAMES}{IN_TRANSIT}EOFError\n", "data_loader"),
-        (f"{FRAMES}FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.\n", "failed"),
-    ],
-)
-def test_a_worker_of_a_data_loader_that_has_ended_is_not_taken_for_a_lost_rank(log: str, cause: str) -> None:
-    error = log.splitlines()[-1]
-    failed = Outcome(code=1, cause="error", message=f"rank 0 on node 0 exited with 1: {error}", node=0, rank=0)
-    assert facts(explain_outcome(failed, (), log, (), 2)) == (cause, 0, True)
 
 
 def test_a_hang_that_was_killed_is_explained_by_the_saved_evidence():

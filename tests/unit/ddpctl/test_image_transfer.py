@@ -6,13 +6,17 @@ import pytest
 from tests.unit.ddpctl.answers import perform
 
 from ddpctl.command import FilePart, Host, Output, shell_line
-from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.errors import UnavailableError
 from ddpctl.files.images import Image
 from ddpctl.operations import image_transfer
 from ddpctl.operations.image_transfer import Blob, Survey
 
 BOX1, BOX2 = Host(address="box1"), Host(address="box2", user="alice", port=2222)
+
+
 LOW, HIGH, CONFIG = "1" * 64, "2" * 64, "c" * 64
+
+
 IMAGE = Image(
     reference="me/train:1",
     id=f"sha256:{CONFIG}",
@@ -25,6 +29,8 @@ IMAGE = Image(
     entrypoint=(),
     labels={},
 )
+
+
 INSPECTED = json.dumps(
     [
         {
@@ -54,12 +60,6 @@ def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
     assert asked[1].argv == ("docker", "image", "inspect", "me/train:1")
 
 
-@pytest.mark.parametrize(("here", "there", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
-def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, there: bool, codec: str) -> None:
-    surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=there))
-    assert perform(image_transfer.choose_codec(surveys), {"zstd": Output(returncode=here)})[1] == codec
-
-
 def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     manifest = json.dumps([{"Config": f"{CONFIG}.json", "Layers": ["a/layer.tar", "b/layer.tar", "link/layer.tar"]}])
     verb = image_transfer.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
@@ -76,19 +76,6 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
         ("/cache/ship-1/image.tar", "a/layer.tar", f"/cache/{LOW}.tar.zst", "zstd -q -T0 -3"),
         ("find", "/cache", "-maxdepth", "1", "-type", "f", "-mtime", "+30", "-delete"),
     ]
-
-
-def test_a_newer_dockers_archive_is_read_as_well() -> None:
-    text = json.dumps([{"Config": f"blobs/sha256/{CONFIG}", "Layers": [f"blobs/sha256/{LOW}"]}])
-    assert image_transfer.read_manifest(text) == (f"blobs/sha256/{CONFIG}", (f"blobs/sha256/{LOW}",))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '[{"Config": "x"}]'], ids=["nothing", "no list", "no image", "no layers"]
-)
-def test_a_manifest_that_is_not_one_is_refused(text: str) -> None:
-    with pytest.raises(DdpctlError, match="manifest"):
-        image_transfer.read_manifest(text)
 
 
 def test_a_piece_of_a_blob_goes_over_stdin() -> None:

@@ -65,7 +65,7 @@ def read_env(path: Path) -> Env:
 
 
 def plan_of(job: JobSpec, folder: Path) -> Plan:
-    return Plan(run="r", job=job, cwd=str(folder), run_dir=f"{folder}/r", checkpoint_dir=f"{folder}/r/checkpoints")
+    return Plan(name="r", job=job, cwd=str(folder), folder=f"{folder}/r", checkpoint_dir=f"{folder}/r/checkpoints")
 
 
 def through_local(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list[Env]]:

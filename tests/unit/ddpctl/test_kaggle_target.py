@@ -4,18 +4,14 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 
-from ddpctl import targets
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
-from ddpctl.job import config
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
@@ -28,20 +24,38 @@ from ddpctl.targets.kaggle.target import _PRINT, _WRITE, KaggleTarget
 from ddpwire.version import __version__
 
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
-PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints")
+PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
 KERNEL = "ann/ddpctl-night"
+
+
 URL = f"https://www.kaggle.com/code/{KERNEL}"
+
+
 RUN = Run(
     name="night", created=1000.0, target="kaggle", kind="kaggle", options={}, job=JOB, cwd="/p", folder="/r/night",
     checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", version="0",
     handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
 )  # fmt: skip
+
+
 STATUS = Command(argv=("kaggle", "kernels", "status", KERNEL), timeout_s=60)
+
+
 LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
+
+
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
+
+
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
+
+
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
+
+
 WHEEL, VIEW, PUSH, CAT = "ddpctl.files.own_wheel", "kaggle config view", "kernels push", "cat "
+
+
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
     WHEEL: Output(returncode=0, stdout="d2hlZWw=\n"),
@@ -50,6 +64,8 @@ ANSWERS: Mapping[str, Answer] = {
     "cat train.py": Output(returncode=0, stdout="import model\n"),
     "cat model.py": Output(returncode=0, stdout="LAYERS = 3\n"),
 }
+
+
 SCRIPT = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
 
 
@@ -115,11 +131,6 @@ def test_files_of_an_unknown_owner_have_a_placeholder_that_the_note_explains(nob
     assert all(fact in note for fact in ("your-name", "kernel-metadata.json", "`owner`"))
 
 
-def test_files_of_the_clients_user_need_no_note() -> None:
-    _, (files, note) = perform(KaggleTarget(KaggleOptions()).files(PLAN), ANSWERS)
-    assert (json.loads(files["kernel-metadata.json"])["id"], note) == (KERNEL, "")
-
-
 def test_a_dry_run_pushes_nothing_and_shows_what_it_would_push() -> None:
     plan = replace(SCRIPT, job=replace(SCRIPT.job, time_limit="2h"))
     options = KaggleOptions(owner="ben", files=("model.py",), datasets=("a/b", "c/d"), notebooks=("e/f",))
@@ -131,28 +142,6 @@ def test_a_dry_run_pushes_nothing_and_shows_what_it_would_push() -> None:
     assert all(fact in notebook for fact in ("night.ipynb", "train.py", "model.py", "1 node x 2 ranks"))
     facts = ("kernel-metadata.json", "ben/ddpctl-night", "NvidiaTeslaT4", "a/b, c/d", "e/f")
     assert all(fact in metadata for fact in facts)
-
-
-def test_a_dry_run_without_a_client_fails_as_a_launch() -> None:
-    with pytest.raises(UnavailableError):
-        perform(KaggleTarget(KaggleOptions(owner="ben")).dry_run(PLAN), {**ANSWERS, VIEW: NO_CLIENT})
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        pytest.param("targets: {k: {kind: kaggle}}", 2, id="by default"),
-        pytest.param("targets: {k: {kind: kaggle, accelerator: NvidiaTeslaP100}}", 1, id="another accelerator"),
-        pytest.param("targets: {k: {kind: kaggle}}\njob: {gpus: 1}", 1, id="the file's own"),
-    ],
-)
-def test_both_t4s_are_used_by_default(text: str, gpus: int, tmp_path: Path) -> None:
-    file = tmp_path / "ddpctl.yaml"
-    file.write_text(f"target: k\n{text}\n")
-    load = partial(config.load, file=file, profile=None, target=None, kinds=targets.kinds())
-    assert load(overrides={}).job.gpus == gpus
-    assert load(overrides={"gpus": "1"}).job.gpus == 1
-    assert config.load(file=None, profile=None, target="local", overrides={}, kinds=targets.kinds()).job.gpus == 1
 
 
 def test_a_script_and_its_files_travel_in_cells() -> None:
@@ -179,15 +168,8 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_is_pushed(output: Outpu
     assert "/p" in str(error.value)
 
 
-@pytest.mark.parametrize("files", [("model.py",), ()])
-def test_a_notebook_without_its_files_is_not_rendered(files: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as error:
-        KaggleTarget(KaggleOptions(owner="ann", files=files)).render(SCRIPT)
-    assert all(fact in str(error.value) for fact in ("train.py", *files, "ddpctl render --target kaggle --out FOLDER"))
-
-
 def test_a_resumed_run_has_the_former_notebooks_output_among_its_inputs() -> None:
-    plan = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
+    plan = replace(PLAN, name="night-2", folder="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
     asked, submission = push(plan=plan)
     assert '"kernel_sources": [\n  "ann/ddpctl-night"\n ]' in written(asked, "kernel-metadata.json")
     assert r"args=args, name='night-2', resume=True)" in written(asked, "night-2.ipynb")
@@ -200,32 +182,6 @@ def test_a_refused_push_has_its_type_and_what_to_do(line: str) -> None:
     reason = refusal_of(answer(f"push-{name}"))
     assert type(reason).__name__ == kind
     assert [fact for fact in [KERNEL, *facts] if fact not in str(reason)] == []
-
-
-@pytest.mark.parametrize(
-    ("output", "fact"),
-    [
-        pytest.param("Phone verification is required to use GPUs.", "https://www.kaggle.com/settings", id="phone"),
-        pytest.param("Maximum batch CPU sessions reached", "simultaneous sessions", id="sessions"),
-        pytest.param("Something new", "Something new", id="unknown"),
-    ],
-)
-def test_a_refusal_that_was_not_recorded(output: str, fact: str) -> None:
-    assert fact in str(refusal_of(Output(returncode=0, stdout=f"Kernel push error: {output}\n")))
-
-
-@pytest.mark.parametrize(
-    ("output", "fact"),
-    [
-        (NO_CLIENT, "pip install kaggle six"),
-        (Output(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'six'\n"), "pip install six"),
-    ],
-    ids=["no client", "no module"],
-)
-def test_a_push_without_a_working_client_starts_nothing(output: Output, fact: str) -> None:
-    reason = refusal_of(output)
-    assert type(reason) is UnavailableError
-    assert fact in str(reason)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +222,6 @@ def test_a_client_that_is_not_logged_in_starts_nothing() -> None:
     assert isinstance(error.value.reason, UnavailableError)
 
 
-def test_an_input_that_kaggle_does_not_know_is_named_since_the_push_succeeds() -> None:
-    _, submission = push(answer("push-invalid-dataset"))
-    (line,) = submission.table
-    assert "'ann/no-such'" in line
-
-
 def status(session: str, log: Output | None = None) -> RunStatus:
     answers = {"kernels status": answer(f"status-{session}"), "kernels logs": log or OK}
     asked, (state,) = perform(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
@@ -296,6 +246,8 @@ def test_a_session_that_goes_on_or_was_cancelled_has_its_state(session: str, sta
 
 
 LINE = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
+
+
 STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "time": 1.0, "data": LINE}]))
 
 
@@ -344,16 +296,6 @@ def test_followed_logs_wait_for_the_beginning_and_the_end_of_the_session() -> No
     assert asked == [STATUS, SLEEP, STATUS, stream, STATUS, SLEEP, STATUS, LOG]
 
 
-def test_followed_logs_of_a_session_that_has_ended_are_printed_once() -> None:
-    assert follow(LogQuery(follow=True, ranks=(1,)), "complete")[-1].argv[-1] == "--rank=1"
-
-
-def test_followed_logs_of_some_nodes_are_refused_while_the_session_goes_on() -> None:
-    with pytest.raises(ConfigError) as error:
-        follow(LogQuery(follow=True, nodes=(0,)), "running")
-    assert all(fact in str(error.value) for fact in ("night", "-f", "--rank", "--node"))
-
-
 def test_logs_of_a_rank_are_chosen_from_the_whole_log() -> None:
     target = KaggleTarget(KaggleOptions())
     argv_ = ("sh", "-c", _PRINT, sys.executable, KERNEL, "--tail=5", "--rank=1")
@@ -369,11 +311,6 @@ def test_stop_runs_nothing_and_names_the_page_on_which_to_cancel(signal: Any) ->
     with pytest.raises(UnavailableError, match=URL):
         perform(KaggleTarget(KaggleOptions()).stop(RUN, signal=signal), {}, asked)
     assert asked == []
-
-
-def test_stop_of_a_run_that_was_not_pushed_has_nothing_to_stop() -> None:
-    verb = KaggleTarget(KaggleOptions()).stop(replace(RUN, handle={}), signal="KILL")
-    assert perform(verb, {}) == ([], True)
 
 
 def test_pull_downloads_the_output() -> None:

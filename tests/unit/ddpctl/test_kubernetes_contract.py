@@ -1,13 +1,13 @@
 """What ddprun reads in every pod of every shape, after the operator has added its variables: each node has its rank.
 
-tests/cluster/test_operator_environment.py starts the same pods for real.
+tests/nightly/kubernetes/test_operator_environment.py starts the same pods for real.
 """
 
 from dataclasses import replace
 
 import pytest
-from tests.cluster.operator_environment import Pod, pods_of
 from tests.unit.ddpctl.kubernetes_lab import draft_of
+from tests.unit.ddpctl.operator_environment import Pod, pods_of
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions

@@ -12,7 +12,11 @@ from tests.in_process import ddpctl
 from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 
 ROOT = Path(__file__).parents[3]
+
+
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
+
+
 OTHERS = {
     "Kustomization",
     "Component",
@@ -20,7 +24,11 @@ OTHERS = {
     "PodMonitor",
     "PrometheusRule",
 }  # kustomize's, kind's, the Prometheus Operator's
+
+
 OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
+
+
 FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
 
 
@@ -64,16 +72,6 @@ def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
     assert "PyTorchJob" in CRDS
 
 
-@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")
-def test_the_runtime_of_a_train_job_comes_first_with_the_order_that_the_page_names(tmp_path: Path) -> None:
-    (advice,) = re.findall(r"`(sortOptions: \{.*?\})`", (ROOT / "k8s/README.md").read_text())
-    shutil.copy(ROOT / "k8s/trainjob.yaml", tmp_path)
-    (tmp_path / "kustomization.yaml").write_text(f"resources: [trainjob.yaml]\n{advice}\n")
-    done = subprocess.run([str(KUBECTL), "kustomize", tmp_path], capture_output=True, text=True, timeout=60, check=True)
-    kinds = [thing["kind"] for thing in yaml.safe_load_all(done.stdout)]
-    assert kinds.index("TrainingRuntime") < kinds.index("TrainJob")
-
-
 def test_the_role_allows_what_the_verbs_do() -> None:
     """The resources and verbs of every kubectl command that the target may give."""
     role, binding = yaml.safe_load_all((ROOT / "k8s/rbac.yaml").read_text())
@@ -98,16 +96,9 @@ def test_secrets_are_a_role_of_their_own() -> None:
     assert (role["kind"], binding["roleRef"]["name"]) == ("Role", role["metadata"]["name"])
 
 
-def test_the_policy_of_the_namespace_is_for_our_pods_alone() -> None:
-    policy = yaml.safe_load((ROOT / "k8s/networkpolicy.yaml").read_text())
-    pod = yaml.safe_load((ROOT / "k8s/indexed-job.yaml").read_text().split("\n---\n")[2])["spec"]["template"]
-    wanted = policy["spec"]["podSelector"]["matchLabels"]
-    assert wanted
-    assert wanted.items() <= pod["metadata"]["labels"].items()
-    assert policy["spec"]["policyTypes"] == ["Ingress"]
-
-
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
+
+
 SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
 
 

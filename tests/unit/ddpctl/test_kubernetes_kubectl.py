@@ -44,10 +44,14 @@ def test_an_error_of_the_cluster_has_its_type_and_names_what_it_concerns(name: s
 
 
 REFUSED = "The connection to the server {} was refused - did you specify the right host or port?\n"
+
+
 QUOTA = (
     'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
     "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
 )
+
+
 SECRETS = (
     'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
     'resource "secrets" in API group "" in the namespace "ml"'
@@ -134,12 +138,6 @@ def test_a_recorded_run_has_its_state_and_its_message_names_the_reason(name: str
     assert [fact for fact in named if fact not in status.message] == []
 
 
-def test_a_pod_that_outlives_its_grace_names_its_machine() -> None:
-    status = status_of("terminating", now=RECORDED + 3600)
-    assert status.state == "rendezvous"
-    assert all(fact in status.message for fact in ("terminating-worker-1", "machine node-1", "--replace-lost"))
-
-
 def test_a_deleted_job_is_stopping_while_it_has_pods() -> None:
     status = status_of("running", job=None)
     assert (status.state, status.ended, status.code) == ("stopping", False, None)
@@ -155,47 +153,3 @@ def test_a_run_whose_pods_have_succeeded_is_stopping_until_its_job_has_ended(don
     status = status_of("succeeded", job=running, pods=pods)
     assert (status.state, status.ended) == ("stopping", False)
     assert status.message.startswith(f"{counted} ")
-
-
-def test_a_job_that_is_being_suspended_does_not_replace_its_pods() -> None:
-    job, *_ = states()["terminating"]
-    job["spec"]["runPolicy"]["suspend"] = True
-    status = status_of("terminating", job=job)
-    assert (status.state, "replaced" in status.message) == ("stopping", False)
-
-
-PULLING = 'failed to pull and unpack image "reg:5000/t:1": failed to resolve reference "reg:5000/t:1": '
-
-
-@pytest.mark.parametrize(
-    ("cause", "fact"),
-    [
-        ('failed to do request: Head "https://reg:5000/v2/t": dial tcp 10.0.0.1:5000: i/o timeout',
-         "dial tcp 10.0.0.1:5000: i/o timeout"),
-        ("unexpected status from HEAD request: 500 Internal Server Error",
-         "unexpected status from HEAD request: 500 Internal Server Error"),
-        ("reg:5000/t:1: not found", "no such image or tag"),
-    ],
-)  # fmt: skip
-def test_why_an_image_cannot_be_pulled_is_the_same_line_in_each_state_of_the_pull(cause: str, fact: str) -> None:
-    """Whether the kubelet tries, waits, or (before 1.31) has the cause in an event alone."""
-    _, pods, _ = states()["imagepullbackoff"]
-    failed = {
-        "reason": "Failed",
-        "message": f'Failed to pull image "reg:5000/t:1": rpc error: code = Unknown desc = {PULLING}{cause}',
-    }
-    messages = set()
-    for reason, message, events in (
-        ("ErrImagePull", f"{PULLING}{cause}", []),
-        ("ErrImagePull", f"rpc error: code = NotFound desc = {PULLING}{cause}", []),
-        ("ImagePullBackOff", f'Back-off pulling image "reg:5000/t:1": ErrImagePull: {PULLING}{cause}', []),
-        ("ImagePullBackOff", 'Back-off pulling image "reg:5000/t:1"', [failed]),
-    ):
-        for pod in pods:
-            container = pod["status"]["containerStatuses"][0]
-            container["state"], container["image"] = {"waiting": {"reason": reason, "message": message}}, "reg:5000/t:1"
-        of_pod = [{**event, "involvedObject": {"name": pods[0]["metadata"]["name"]}} for event in events]
-        messages.add(status_of("imagepullbackoff", pods=pods, events=of_pod).message)
-    (message,) = messages
-    assert "reg:5000/t:1" in message
-    assert message.endswith(fact)

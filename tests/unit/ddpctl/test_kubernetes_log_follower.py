@@ -1,6 +1,5 @@
 """The program that follows the logs of pods, also of replaced ones, with a kubectl that answers from a folder."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -145,37 +144,6 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     assert printed(cluster) == lines
 
 
-def test_the_logs_of_every_pod_and_of_its_replacement_are_printed_once(cluster: Cluster) -> None:
-    follower = start(cluster)
-    try:
-        cluster.emit("running-worker-0", "[node0 rank0] a")
-        cluster.emit("running-worker-1", "[node1 rank1] b")
-        cluster.pods(pod(0, "x"), pod(1, "y", state="waiting"))
-        wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
-        cluster.pods(pod(0, "x"), pod(1, "y"))
-        wait_for(lambda: len(printed(cluster)) == 2)
-        (cluster.folder / "running-worker-1.done").touch()
-        (cluster.folder / "running-worker-1").write_text("[node1 rank1] new\n")
-        (cluster.folder / "running-worker-1.previous").write_text("[node1 rank1] last words\n")
-        cluster.pods(pod(0, "x"), pod(1, "yy", restarts=1))
-        wait_for(lambda: "[node1 rank1] new" in printed(cluster))
-        cluster.emit("running-worker-0", "[node0 rank0] the end")
-        (cluster.folder / "running-worker-0.done").touch()
-        cluster.job("succeeded")
-        _, stderr = follower.communicate(timeout=60)
-    finally:
-        follower.kill()
-    assert follower.returncode == 0
-    assert printed(cluster) == [
-        "[node0 rank0] a",
-        "[node0 rank0] the end",
-        "[node1 rank1] b",
-        "[node1 rank1] last words",
-        "[node1 rank1] new",
-    ]
-    assert any(line.startswith("[running] ") and "2 of 2 pods" in line for line in stderr.splitlines())
-
-
 def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(cluster: Cluster) -> None:
     events = EventLog(cluster.folder / "there" / EVENTS, node=1)
     (cluster.folder / "there").mkdir()
@@ -195,27 +163,6 @@ def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(clust
     assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
 
 
-def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None:
-    cluster.emit("running-worker-0", "[node0 rank0] a")
-    cluster.pods(pod(0, "x"))
-    follower = start(cluster)
-    wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
-    mine = f"CLUSTER={cluster.folder}".encode()
-
-    def alive() -> list[str]:
-        pids = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mine in (folder / "environ").read_bytes().split(b"\0"):
-                    pids.append(folder.name)
-        return pids
-
-    assert len(alive()) >= 2
-    follower.kill()
-    follower.communicate()
-    wait_for(lambda: not alive())
-
-
 def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:
     lost, ending = pod(0, "x"), pod(1, "y")
     lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
@@ -233,20 +180,6 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
     finally:
         follower.kill()
     assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
-
-
-@pytest.mark.parametrize("labels", [None, {"ddpctl.uid": "f00dfeed0000"}])
-def test_a_job_that_is_gone_ends_the_follower_even_if_another_has_its_name(
-    cluster: Cluster, labels: dict[str, str] | None
-) -> None:
-    job: dict[str, Any] = json.loads((DATA / "jobs/running.json").read_text())
-    job["metadata"]["labels"] = labels
-    job = job if labels else {"kind": "List"}
-    cluster.answer("pytorchjobs.kubeflow.org", job)
-    follower = start(cluster, uid="4c1f5a1e2b3d")
-    follower.communicate(timeout=60)
-    assert follower.returncode == 0
-    assert "pods --selector ddpctl.run=running,ddpctl.uid=4c1f5a1e2b3d" in (cluster.folder / "asked").read_text()
 
 
 def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:

@@ -21,16 +21,30 @@ from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 ABSENT = recorded("misc/raw-apis-missing")
+
+
 UNREACHABLE = recorded("bad/api-unreachable-get")
+
+
 DRY_RUN, CREATE, OF_JOB = "create --dry-run=server", "create --validate=strict", "jsonpath={.metadata.uid}"
+
+
 NO_SECRETS = Output(
     returncode=1,
     stderr='Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
     'resource "secrets" in API group "" in the namespace "ml"\n',
 )
+
+
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
+
+
 CANARY = Output(returncode=0, stdout="c4nary\n")
+
+
 UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
+
+
 SIZED = replace(JOB, cpus=4, memory="16Gi")
 
 
@@ -143,22 +157,6 @@ def test_a_train_job_is_not_validated_before_its_runtime_exists() -> None:
     assert kinds(matching(asked, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", "TrainJob"]
 
 
-@pytest.mark.parametrize("refusals", [2, 5])
-def test_a_train_job_whose_runtime_is_not_seen_yet_is_created_again_up_to_four_times(refusals: int) -> None:
-    unseen = Output(returncode=1, stderr='admission webhook "v" denied the request: specified trainingRuntime must be '
-                    "created before the TrainJob is created")  # fmt: skip
-    outputs = iter([unseen] * refusals + [UID])
-    answers: dict[str, Answer] = {"--raw": OK, OF_JOB: lambda _: next(outputs)}
-    if refusals > 4:
-        asked, error = error_of(answers, workload="trainjob")
-        assert type(error) is ConfigError
-    else:
-        asked, submission = submit(answers, workload="trainjob")
-        assert submission.handle["workload"] == "trainjob"
-    assert lines(matching(asked, "sleep")) == ["sleep 1", "sleep 2", "sleep 4", "sleep 8"][:refusals]
-    assert kinds(matching(asked, OF_JOB)) == ["TrainJob"] * min(refusals + 1, 5)
-
-
 def test_a_secret_goes_through_stdin_alone() -> None:
     asked, _ = submit({"printenv TOKEN": CANARY}, job=SECRET, workload="pytorchjob")
     assert [command for command in asked if "c4nary" in shell_line(command)] == []
@@ -255,26 +253,10 @@ def test_a_script_that_does_not_go_along_is_missed_before_anything_is_created() 
     assert "/project" in str(error)
 
 
-def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named() -> None:
-    """In a dry run, nothing else shows it; a launch ends at its next command."""
-    _, submission = submit({"--raw": UNREACHABLE}, workload="pytorchjob")
-    assert "127.0.0.1:16999" in submission.note
-
-
 def test_a_workload_that_the_cluster_does_not_serve_is_refused() -> None:
     asked, error = error_of({}, workload="trainjob")
     assert (type(error), matching(asked, "create")) == (ConfigError, [])
     assert "TrainJob" in str(error)
-
-
-@pytest.mark.parametrize(("contexts", "known"), [("lab\nprod\n", "lab, prod"), ("", "none")])
-def test_a_context_that_does_not_exist_is_refused_with_those_that_do(contexts: str, known: str) -> None:
-    missing = Output(returncode=1, stderr="error: cannot locate context prodd\n")
-    answers = {"config view": missing, "get-contexts": Output(returncode=0, stdout=contexts)}
-    _, error = error_of(answers, context="prodd")
-    assert type(error) is ConfigError
-    assert "'prodd'" in str(error)
-    assert str(error).endswith(f": {known}")
 
 
 @pytest.mark.parametrize(
@@ -310,12 +292,3 @@ def test_a_job_that_cannot_be_created_takes_back_what_it_needs_and_only_that(lab
     assert lines(matching(asked, " delete ")) == [delete] * is_deleted
     assert type(error) is ConfigError
     assert "'running'" in str(error)
-
-
-def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it() -> None:
-    target, plan = KubernetesTarget(KubernetesOptions(workload="pytorchjob")), plan_of(run="a" * 55)
-    asked: list[Command] = []
-    with pytest.raises(NotStartedError) as error:
-        perform(target.submit(plan, attached=True), cluster(), asked)
-    assert (type(error.value.reason), matching(asked, "create")) == (ConfigError, [])
-    assert all(fact in str(error.value) for fact in ("--name", plan.run, "55", "54"))

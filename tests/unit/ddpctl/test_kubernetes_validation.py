@@ -15,10 +15,10 @@ from ddpctl.errors import FileError, UsageError
 from ddpctl.job import config
 
 
-def load(tmp_path: Path, text: str, **rest: Any) -> config.Settings:
+def load(tmp_path: Path, text: str, **rest: Any) -> config.Request:
     path = tmp_path / "ddpctl.yaml"
     path.write_text(text)
-    return config.load(file=path, kinds=targets.kinds(), **{"profile": None, "target": None, "overrides": {}, **rest})
+    return config.load(file=path, kinds=targets.kinds(), **rest)
 
 
 @pytest.mark.parametrize(("text", "errors"), read_cases(DATA / "refusals.txt"))
@@ -28,16 +28,16 @@ def test_a_bad_file_is_refused_at_the_place_of_each_error(tmp_path: Path, text: 
     check_errors(str(raised.value).replace(f"{tmp_path}/", ""), errors)
 
 
-KIND = {"--kind": ("workload", "job")}
+KIND = {"workload": "job"}
 GOOD = "job: {name: digits, nodes: 2}\ntarget: lab\ntargets:\n  lab: {kind: kubernetes}\n"
 
 
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [
-        ({"overrides": {"port": 9500}}, ["--port: 9500", "metrics_port"]),
-        ({"target_flags": {"--kind": ("workload", "jbo")}}, ["--kind: 'jbo'", "auto, pytorchjob, trainjob, job"]),
-        ({"target_flags": KIND, "target": "local"}, ["--kind", "local", "kubernetes"]),
+        ({"flags": {"port": 9500}}, ["--port: 9500", "metrics_port"]),
+        ({"flags": {"workload": "jbo"}}, ["--kind: 'jbo'", "auto, pytorchjob, trainjob, job"]),
+        ({"flags": KIND, "target": "local"}, ["--kind", "local", "kubernetes"]),
     ],
     ids=["port", "kind", "kind of another target"],
 )
@@ -49,7 +49,7 @@ def test_a_bad_flag_is_refused_by_its_name(tmp_path: Path, flags: dict[str, obje
 
 
 def test_the_kind_of_workload_is_a_flag(tmp_path: Path) -> None:
-    assert load(tmp_path, GOOD, target_flags=KIND).options.workload == "job"
+    assert load(tmp_path, GOOD, flags=KIND).options.workload == "job"
 
 
 def test_only_the_chosen_target_is_checked_against_the_job(tmp_path: Path) -> None:

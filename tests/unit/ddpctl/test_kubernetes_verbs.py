@@ -1,10 +1,8 @@
 """The other verbs of the target kubernetes: whole command lines, and what it reports of a real cluster's answers."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +18,33 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.status import report
 from ddpctl.targets.kubernetes.target import KubernetesTarget
-from ddpwire.run_files import Outcome, read_outcome, termination_message
+from ddpwire.run_files import Outcome, termination_message
 
 TARGET = KubernetesTarget(KubernetesOptions())
+
+
 RUN = run_of()
+
+
 UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
+
+
 UNREACHABLE = recorded("bad/api-unreachable-get")
+
+
 UNSERVED = Output(returncode=1, stderr="error: the server doesn't have a resource type")
+
+
 GET_JOB, GET_PODS, GET_EVENTS, OF_LABEL = "get pytorchjobs", "get pods", "get events", "labels.ddpctl"
+
+
 RESTARTED = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
+
+
 RUNNING = as_run("pods/running", "digits-otter", "running")
+
+
 KEPT = replace(RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints")
 
 
@@ -93,16 +106,6 @@ def test_the_cause_of_a_failed_job_is_its_outcome_even_while_pods_are_deleted() 
     _, state = status({GET_JOB: job, GET_PODS: with_outcomes(pods, outcome, **deleted)})
     assert (state.state, state.code, state.outcome) == ("failed", 137, outcome)
     assert_names(state.message, "rank 1 on node 0", "2 GiB")
-
-
-def test_a_termination_message_has_room_for_a_long_outcome() -> None:
-    long = Outcome(code=75, cause="gave_up", message='the Wörter "x\\y" ' * 500, node=1, rank=3, step=7)
-    text = termination_message(long)
-    assert len(text.encode()) <= 4096
-    outcome = read_outcome(text)
-    assert (outcome.code, outcome.rank, outcome.step) == (75, 3, 7)
-    assert long.message.startswith(outcome.message)
-    assert len(outcome.message) > 1000
 
 
 @pytest.mark.parametrize(
@@ -179,26 +182,18 @@ def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[s
     assert fact in str(error.value)
 
 
-def test_followed_logs_are_a_program_of_their_own() -> None:
-    (follow,), _ = perform(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), {})
-    assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
-    assert (follow.mode, follow.timeout_s) == ("stream", None)
-    assert json.loads(follow.argv[4]) == {
-        "only": r"^([^ []+ )?.?\[node[0-9]+ rank(3)\] ",
-        "only_nodes": [1],
-        "tail": None,
-        "folder": "/state/digits-otter",
-        "replace_lost": False,
-        "timestamps": False,
-        "poll_s": 2.0,
-        "unreachable_s": 120.0,
-    }
-
-
 NAMED = "digits-otter --ignore-not-found --wait=false"
+
+
 DELETE_JOB = f"{KUBECTL} delete pytorchjobs.kubeflow.org {NAMED} --cascade=foreground"
+
+
 DELETE_REST = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {NAMED}"
+
+
 LIST_PODS = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
+
+
 AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
 
 
@@ -235,14 +230,6 @@ def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_
     assert saved["nodes"]["1"] == {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"}
 
 
-def test_stop_reports_the_logs_that_are_lost() -> None:
-    lost = Output(returncode=1, stderr='Error from server: Get "https://10.0.0.7:10250": dial tcp: i/o timeout\n')
-    answers = {GET_PODS: RUNNING, "logs digits-otter-worker-1": lost}
-    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
-    assert_names(asked[-1].say, "node 1", "i/o timeout")
-    assert "node 0" not in asked[-1].say
-
-
 def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
     path = "/state/digits-otter/node-1/node.log"
     asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {"ls ": Output(returncode=2, stdout=f"{path}\n")})
@@ -254,13 +241,6 @@ def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> N
     with pytest.raises(ConfigError) as error:
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
     assert "k8s/rbac.yaml" in str(error.value)
-
-
-def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
-    asked, _ = perform(TARGET.stop(run_of(workload="trainjob"), signal="TERM"), {})
-    job, _, runtime = lines(matching(asked, " delete "))
-    assert job == f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {NAMED} --cascade=background"
-    assert runtime == f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {NAMED}"
 
 
 def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
@@ -279,26 +259,24 @@ def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
     assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 
 
-def test_stop_of_an_interrupted_launch_looks_for_all_that_it_may_have_created() -> None:
-    answers = {"trainjobs.trainer": UNSERVED, "trainingruntimes": UNSERVED}
-    asked, gone = perform(TARGET.stop(replace(RUN, handle={}), signal="KILL"), cluster(answers))
-    assert [command.argv[7].split(",")[0] for command in matching(asked, " delete ")] == [
-        "pytorchjobs.kubeflow.org",
-        "trainjobs.trainer.kubeflow.org",
-        "jobs.batch",
-        "pods",
-        "configmaps",
-        "trainingruntimes.trainer.kubeflow.org",
-    ]
-    assert gone
-
-
 INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
+
+
 SELECTOR = f"ddpctl.run=digits-otter,ddpctl.uid={UID.stdout}"
+
+
 DELETE_PODS = f"{KUBECTL} delete pods --selector {SELECTOR} --ignore-not-found --wait=false --grace-period=1"
+
+
 NO_RIGHT = Output(returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""')
+
+
 KINDS = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
+
+
 KINDS += ("trainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org")
+
+
 KINDS += ("trainjobs.trainer.kubeflow.org", "jobs.batch")
 
 
@@ -370,19 +348,6 @@ def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
     assert (shell_line(command), command.mode, code) == (line, "tty" if tty else "stream", 3)
 
 
-def test_exec_on_a_node_without_a_pod_names_the_nodes() -> None:
-    with pytest.raises(NoInputError) as error:
-        perform(TARGET.execute(RUN, node=2, argv=("ls",), tty=False), {GET_PODS: RUNNING})
-    assert all(fact in str(error.value) for fact in ("digits-otter", "node 2", "0 to 1"))
-
-
-def test_a_master_is_node_0() -> None:
-    target = KubernetesTarget(KubernetesOptions(master=True))
-    pods = as_run("pods/running-master-worker", "digits-otter", "running-a")
-    asked, _ = perform(target.execute(RUN, node=1, argv=("ls",), tty=False), {GET_PODS: pods})
-    assert only(asked, EXEC).argv[6] == "digits-otter-worker-0"
-
-
 @pytest.mark.parametrize(
     ("workload", "again", "resource", "patch"),
     [
@@ -426,41 +391,6 @@ def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
     assert status({GET_JOB: job})[1].state == "suspended"
     asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
     assert len(matching(asked, " patch ")) == 1
-
-
-@pytest.mark.parametrize(
-    ("counts", "after_s", "fact"),
-    [
-        ((0, 0), 3, "in 7 s"),
-        ((1, 2), 3, "in 77 s"),
-        ((40, 0), 3, "in 597 s"),
-        ((0, 0), 60, "is replacing"),
-        ((), 3, ""),
-    ],
-)
-def test_status_shows_when_the_job_controller_replaces_a_pod(
-    counts: tuple[int, ...], after_s: float, fact: str
-) -> None:
-    names = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
-    pod = {
-        "metadata": {
-            "name": "night-1-x",
-            "annotations": dict(zip(names, map(str, counts), strict=False)),
-            "deletionTimestamp": "2026-11-20T09:01:00Z",
-        },
-        "status": {
-            "phase": "Failed",
-            "containerStatuses": [
-                {"name": "main", "state": {"terminated": {"exitCode": 143, "finishedAt": "2026-11-20T09:00:00Z"}}}
-            ],
-        },
-    }
-    now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
-    words = report(pod, "main", now=now).words
-    assert (fact in words) if fact else "replac" not in words
-    del pod["metadata"]["deletionTimestamp"]
-    words = report(pod, "main", now=now).words
-    assert (fact in words) if fact else "replac" not in words
 
 
 def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:

@@ -1,15 +1,15 @@
 """Each flag of launch, given once as a user types it, on a target that has it."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import typer
+from tests.in_process import ddpctl
 
-from ddpctl.commands.launch import Flags, request_of_flags, with_flags
-from ddpctl.operations.launcher import Request
+from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
+from ddpctl.job.config import Request
 
 FILE = """\
 profiles: {long: {time_limit: 9h}}
@@ -19,7 +19,7 @@ targets:
   lab: {kind: kubernetes}
 """
 # The flag, the arguments, and which value of the request they set.
-FLAGS = [
+ROWS = [
     ("nodes", "--nodes 2:4", "job.nodes", "2:4"),
     ("nodes", "-n 3", "job.nodes", "3"),
     ("gpus", "--gpus 4", "job.gpus", 4),
@@ -35,13 +35,13 @@ FLAGS = [
     ("max_restarts", "--max-restarts 3", "job.max_restarts", 3),
     ("cpus", "--cpus 6", "job.cpus", 6),
     ("memory", "--memory 64Gi", "job.memory", "64Gi"),
-    ("mount", "-t lab --mount pvc=a:/runs --mount /data:/data:ro", "job.mounts", ("pvc=a:/runs", "/data:/data:ro")),
+    ("mounts", "-t lab --mount pvc=a:/runs --mount /data:/data:ro", "job.mounts", ("pvc=a:/runs", "/data:/data:ro")),
     ("image", "--image r/i:1 -t boxes", "job.image", "r/i:1"),
     ("workload", "-t lab --kind trainjob", "options.workload", "trainjob"),
     ("replace_lost", "-t lab --replace-lost", "options.replace_lost", True),
     ("array", "-t hpc --array 0-3%2", "options.array", "0-3%2"),
     ("exclude", "-t boxes --exclude b1", "options.exclude", ("b1",)),
-    ("program", "-- train.py --lr 0.1", "job.command", ("train.py", "--lr", "0.1")),
+    ("command", "-- train.py --lr 0.1", "job.command", ("train.py", "--lr", "0.1")),
 ]
 
 
@@ -68,10 +68,22 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 
 def test_each_flag_has_a_row() -> None:
-    assert {flag for flag, *_ in FLAGS} == {field.name for field in fields(Flags)}
+    assert {flag for flag, *_ in ROWS} == FLAGS.keys()
 
 
-@pytest.mark.parametrize(("flag", "arguments", "place", "value"), FLAGS, ids=[row[1] for row in FLAGS])
+def test_the_help_of_a_flag_is_the_documentation_of_its_field() -> None:
+    done = ddpctl("launch", "--help")
+    text = " ".join(done.stdout.split())
+    for fact in (
+        "Ranks per node, a divisor of gpus",
+        "default: until three attempts",
+        "Only for slurm: Run the job as",
+    ):
+        assert fact in text
+    assert "null" not in text
+
+
+@pytest.mark.parametrize(("flag", "arguments", "place", "value"), ROWS, ids=[row[1] for row in ROWS])
 def test_a_flag_sets_its_value(
     request_of: Callable[[str], Request], flag: str, arguments: str, place: str, value: object
 ) -> None:

@@ -55,7 +55,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         max_restarts=1,
         checkpoint_copies=2,
     )
-    plan = Plan(run="digits-otter", job=job, cwd="/p", run_dir="/r", checkpoint_dir="/r/checkpoints")
+    plan = Plan(name="digits-otter", job=job, cwd="/p", folder="/r", checkpoint_dir="/r/checkpoints")
     assert plan.job.world_size == 12
     assert contract(plan, node=2, addr="10.0.0.1", port="40001") == {
         "PET_NNODES": "2:3",

@@ -10,17 +10,19 @@ import pytest
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import CHECK_PYTHON, Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
-from ddpctl.targets.local import LocalOptions, LocalTarget, share_gpus
+from ddpctl.targets.local import LocalOptions, LocalTarget
 
 TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
+
+
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
-PLAN = Plan(run="digits-otter", job=JOB, cwd="/project", run_dir="/runs/digits-otter", checkpoint_dir="/ckpt")
+PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
 RUN = Run(
     name="digits-otter",
     created=1000.0,
@@ -33,12 +35,26 @@ RUN = Run(
     checkpoint_dir="/ckpt",
     version="0.1.0",
 )
+
+
 NONE = Output(returncode=127)
+
+
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
+
+
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
+
+
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
+
+
 START = "-m ddprun --grace"  # a part of the command that starts a node
+
+
 CHECK = "find_spec"  # of the check of the interpreter
+
+
 ANSWERS: dict[str, Answer] = {
     "printenv CUDA_VISIBLE_DEVICES": NONE,
     "nvidia-smi": NONE,
@@ -62,7 +78,7 @@ def test_submit_checks_the_machine_and_starts_every_node() -> None:
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",
     }
-    assert only(asked, "urandom").argv[-1] == PLAN.run_dir
+    assert only(asked, "urandom").argv[-1] == PLAN.folder
     nodes = matching(asked, START)
     assert [shell_line(command) for command in nodes] == [
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
@@ -98,40 +114,6 @@ def test_the_only_rank_of_an_attached_launch_has_its_stdin(
     assert {command.stdin_inherited for command in matching(asked, START)} == {inherited}
 
 
-def test_each_node_has_its_own_gpus() -> None:
-    asked, submission = submit({"nvidia-smi": EIGHT_GPUS})
-    nodes = matching(asked, START)
-    assert [command.env["CUDA_VISIBLE_DEVICES"] for command in nodes] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
-    assert {command.env["DDP_DEVICE"] for command in nodes} == {"cuda"}
-    assert submission.note == ""
-
-
-def test_device_cpu_asks_for_no_gpu() -> None:
-    asked, _ = submit(plan=replace(PLAN, job=replace(JOB, device="cpu")))
-    assert matching(asked, "nvidia-smi") == []
-    assert {command.env["DDP_DEVICE"] for command in matching(asked, START)} == {"cpu"}
-
-
-@pytest.mark.parametrize("stdout", ["", "Loading module cuda/12\n", '{"alive": false}\n', "[1]\n"])
-def test_an_answer_that_is_not_the_state_of_the_nodes_is_an_error(stdout: str) -> None:
-    with pytest.raises(UnavailableError):
-        perform(TARGET.status((RUN,), now=0.0), {"": Output(returncode=0, stdout=stdout)})
-
-
-@pytest.mark.parametrize(
-    ("job", "gpus"),
-    [
-        pytest.param(JOB, 3, id="three-of-four"),
-        pytest.param(replace(JOB, device="cuda", nodes="1", gpus=1), 0, id="none-of-one"),
-    ],
-)
-def test_too_few_gpus_are_counted(job: JobSpec, gpus: int) -> None:
-    with pytest.raises(ConfigError) as error:
-        share_gpus(job, tuple("abcdefgh")[:gpus])
-    assert "--device cpu" in str(error.value)
-    assert error.value.fields == {"gpus_needed": job.max_nodes * job.gpus, "gpus_found": gpus}
-
-
 @pytest.mark.parametrize(
     ("answers", "kind", "cause"),
     [
@@ -157,6 +139,8 @@ def test_submit_refuses_a_machine_that_cannot_run_the_job(
 
 
 OUTCOME = {"code": 3, "cause": "error", "message": "rank 2 on node 1 exited with 3", "node": 1, "rank": 2}
+
+
 NODE = {"run": "digits-otter", "node": 0, "pid": 7, "state": "training", "started": 1001.0, "metrics": "http://x"}
 
 

@@ -10,7 +10,7 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
-PLAN = Plan(run="digits-otter", job=JOB, cwd="/project", run_dir="/runs/digits-otter", checkpoint_dir="/ckpt")
+PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
 
 
 def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) -> None:

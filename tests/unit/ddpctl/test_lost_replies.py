@@ -16,9 +16,10 @@ from ddpctl import targets
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.execution.executor import Executor
+from ddpctl.job.config import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher, lost_replies
-from ddpctl.operations.launcher import AppContext, Request
+from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run

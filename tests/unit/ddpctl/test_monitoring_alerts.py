@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 
-from ddpctl.errors import UsageError
-from ddpctl.job.spec import fields_of
-from ddpctl.monitoring.alerts import Limits, parse_limits, prometheus_rule, rule_groups
+from ddpctl.monitoring.alerts import Limits, prometheus_rule, rule_groups
 
 ROOT = Path(__file__).parents[3]
+
+
 PROMTOOL = shutil.which("promtool")
+
+
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
 
 
@@ -82,28 +84,3 @@ def test_the_operators_rule_is_the_same() -> None:
     body = prometheus_rule(Limits()).split("\nspec:\n")[1]
     plain = rule_groups(Limits()).split("\n", 1)[1]
     assert "\n".join(line.removeprefix("  ") for line in body.split("\n")) == plain
-
-
-def test_limits_reach_the_conditions() -> None:
-    text = rule_groups(parse_limits(["checkpoint_age=7200", "hold=5"]))
-    assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
-    assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
-    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0.5"])))) == {"500ms"}
-    assert set(re.findall(r"    for: (\w+)", rule_groups(parse_limits(["hold=0"])))) == {"0s"}
-
-
-@pytest.mark.parametrize("name", fields_of(Limits))
-def test_a_limit_that_no_rule_reads_is_noticed(name: str) -> None:
-    other = 0.5 if fields_of(Limits)[name].low < 1 else 77
-    assert rule_groups(parse_limits([f"{name}={other}"])) != rule_groups(Limits())
-
-
-@pytest.mark.parametrize(
-    ("setting", "allowed"),
-    [("skew", "1 to 100"), ("data_share=2", "0 to 1"), ("ettr=nan", "0 to 1"), ("restarts=inf", "1 to 1000"),
-     ("hold=soon", "0 to 86400"), ("checkpoint_agee=1", "checkpoint_age'")],
-)  # fmt: skip
-def test_an_invalid_limit_is_refused_with_what_is_allowed(setting: str, allowed: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_limits([setting])
-    assert (setting.partition("=")[0] in str(raised.value), allowed in str(raised.value)) == (True, True)

@@ -28,38 +28,6 @@ def test_config_is_what_a_prometheus_and_a_grafana_read(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "cause"),
-    [
-        ("config --exporter ddp=9100", 2, "--exporter: 'ddp'"),
-        ("config --exporter dcgm=94000", 2, "--exporter dcgm: '94000'"),
-        ("config --limit skew=0", 2, "--limit skew: '0'"),
-        ("config --interval nan", 2, "--interval: nan"),
-        ("config t.py", 2, "t.py"),
-        ("config --targets t.py", 2, "--targets: t.py"),
-        ("up --retention long", 2, "--retention: 'long'"),
-        ("up", 69, "docker compose"),
-        ("status", 69, "--url"),
-        ("status --url http://127.0.0.1:1", 69, "'http://127.0.0.1:1'"),
-        ("status --url here", 69, "'here'"),
-        ("config /proc/no", 73, "/proc/no/prometheus.yml"),
-    ],
-)
-def test_an_error_of_monitor_is_one_line_that_names_its_cause(
-    command: str, code: int, cause: str, tmp_path: Path
-) -> None:
-    (tmp_path / "t.py").touch()
-    done = ddpctl("monitor", *command.split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
-    assert cause in done.stderr
-    assert written(tmp_path) == {"t.py": ""}
-
-
-def test_monitor_down_without_a_monitor_is_no_error() -> None:
-    done = ddpctl("monitor", "down")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
-
-
 @pytest.fixture
 def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A docker whose compose takes every command, and writes down which."""

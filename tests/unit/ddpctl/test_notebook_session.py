@@ -115,29 +115,3 @@ def test_the_arguments_of_launch_become_a_job() -> None:
         env={"LR": "1"},
         time_limit="2h",
     )
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("gpus", 0),
-        ("gpus", 2.5),
-        ("gpus", True),
-        ("ranks", 3),
-        ("ranks", -1),
-        ("device", "tpu"),
-        ("env", {"A B": "1"}),
-        ("env", {"RANK": "1"}),
-        ("env", {"LR": 0.1}),
-        ("env", {"LR": "\0"}),
-        ("time_limit", "soon"),
-        ("grace", "soon"),
-        ("grace", float("nan")),
-        ("hang_timeout", -1),
-        ("max_restarts", 1.5),
-    ],
-)
-def test_an_invalid_argument_of_launch_is_refused_by_its_name(field: str, value: object) -> None:
-    with pytest.raises(UsageError) as refused:
-        session._job("train.py", (), {}, {**FIELDS, field: value})
-    assert field in str(refused.value)

@@ -1,27 +1,16 @@
 """ddpctl provision: the inventory out of a configuration, the lines, what a first look decides. Starts no Ansible."""
 
 import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from tests.e2e.driver import ROOT
-from tests.in_process import ddpctl
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
 from ddpctl.operations.provision import HostResult, PlaybookRun, Site, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
-SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
 WISH = PlaybookRun(ansible="/v/ansible-playbook", folder="/p", inventory="/s/boxes.yaml", recap="/s/recap.json")
-FILE = """\
-job: {name: digits, nodes: 2}
-targets:
-  boxes: {kind: ssh, runtime: none, hosts: [ddp@box1, "ddp@10.0.0.2:2222"]}
-  here: {kind: local}
-"""
 
 
 def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str], dict[str, HostResult]]:
@@ -64,10 +53,6 @@ def test_an_inventory_has_the_hosts_and_values_of_the_configuration(snapshot: Ca
     snapshot(inventory_text(SshOptions(hosts=hosts), site))
 
 
-def options(*texts: str) -> SshOptions:
-    return SshOptions(hosts=tuple(SshHost.from_text(text) for text in texts))
-
-
 def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
     looked = {"box1": fared(7), "box2": fared(3, "its disk is full"), "box3": fared(7)}
     lines, result = play(provision(WISH), looked, {"box1": fared(7), "box3": fared(0, "lost")})
@@ -85,22 +70,3 @@ def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
 def test_an_ansible_that_reached_no_machine_is_an_error() -> None:
     with pytest.raises(UnavailableError, match="ansible-playbook"):
         play(provision(WISH), None)
-
-
-def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
-    (tmp_path / "ddpctl.yaml").write_text(FILE)
-    (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
-    done = ddpctl("provision", "-t", "boxes", "--login", "root", "--public-key", "me.pub", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    state = tmp_path / "runs" / ".provision"
-    assert (done.stderr, state.exists()) == ("", False)
-    environ = f"ANSIBLE_CONFIG={ROOT}/ansible/ansible.cfg DDPCTL_RECAP={state}/recap.json LC_ALL=C.UTF-8"
-    lines = [line for line in done.stdout.splitlines() if "ansible-playbook" in line]
-    assert [re.sub(r" \S+/ansible-playbook ", " ansible-playbook ", line) for line in lines] == [
-        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml --check",
-        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml",
-    ]
-    options = SshOptions(hosts=(SshHost.from_text("ddp@box1"), SshHost.from_text("ddp@10.0.0.2:2222")), runtime="none")
-    first, _, rest = done.stdout.partition("\n")
-    assert f"{state}/boxes.yaml" in first
-    assert rest.startswith(f"{inventory_text(options, SITE)}\n")

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cluster.operator_environment import pods_of
 from tests.unit.ddpctl import loading, ssh_answers
 from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
+from tests.unit.ddpctl.operator_environment import pods_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError
@@ -32,7 +32,7 @@ Asked = tuple[int | str, list[str]]  # the ranks of each node, and the GPUs that
 
 
 def plan_of(job: JobSpec) -> Plan:
-    return Plan(run="night", job=job, cwd="/project", run_dir="/runs/night", checkpoint_dir="/runs/night/checkpoints")
+    return Plan(name="night", job=job, cwd="/project", folder="/runs/night", checkpoint_dir="/runs/night/checkpoints")
 
 
 def ranks_of(values: list[str]) -> int | str:

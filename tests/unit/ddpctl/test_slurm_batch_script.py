@@ -15,17 +15,24 @@ import pytest
 from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 
 from ddpctl.job.spec import JobSpec
-from ddpctl.targets.slurm.batch_script import directives, render_script
+from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import Runtime, SlurmOptions
 from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
-from ddpwire.exits import Exit
 from ddpwire.run_files import read_starts
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
+
+
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
+
+
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
+
+
 CARRIED = json.dumps(JOB.env)
+
+
 RETRY = '{"code": 143, "cause": "stopped", "message": "saved", "retry": true}'
 
 
@@ -111,16 +118,6 @@ def test_variables_of_the_job_that_submitted_this_one_are_not_used(stand_ins: St
     assert (task["DDP_RUN_DIR"], task["SLURM_ARRAY_TASK_ID"]) == (str(runs / "train-4700/task-3"), "3")
 
 
-def test_an_allocation_has_as_many_ranks_as_its_nodes_have_gpus(stand_ins: StandIns) -> None:
-    done = stand_ins.run(JOB, SlurmOptions(), ENVIRONMENT="", SLURM_GPUS_ON_NODE="", SLURM_GPUS_PER_NODE="a100:4")
-    assert done.of("ddprun")[-1].env["PET_NPROC_PER_NODE"] == "4"
-
-
-def test_a_name_with_special_characters_is_no_path_and_no_list_of_mounts(stand_ins: StandIns) -> None:
-    done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NAME="a/b:c,d")
-    assert done.of("ddprun")[-1].env["DDP_RUN_DIR"] == f"{stand_ins.folder}/runs/a_b_c_d-4711"
-
-
 def test_a_script_outside_of_a_job_and_a_folder_that_cannot_be_made_are_refused(stand_ins: StandIns) -> None:
     outside = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_ID="")
     assert (outside.code, outside.of("srun"), "SLURM_JOB_ID" in outside.output) == (69, (), True)
@@ -129,20 +126,6 @@ def test_a_script_outside_of_a_job_and_a_folder_that_cannot_be_made_are_refused(
         (stand_ins.folder / folder / ".targets").touch()
     full = stand_ins.run(JOB, SlurmOptions())
     assert (full.code, full.of("srun")) == (73, ())
-
-
-def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
-    job = replace(JOB, nodes="2:4", device="cpu")
-    assert directives(job, SlurmOptions()) == (
-        "--job-name=train", "--nodes=2-4", "--ntasks-per-node=1", "--cpus-per-task=2", "--no-kill",
-        "--signal=B:USR1@90", "--requeue", "--open-mode=append",
-    )  # fmt: skip
-    many = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="3").of("ddprun")
-    one = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="1").of("ddprun")
-    assert [many[-1].env["PET_NNODES"], one[-1].env["PET_NNODES"]] == ["2:3", "1:1"]
-    read = [config(call) for call in (many[-1], one[-1])]
-    assert [(one.min_nodes, one.max_nodes, one.node_rank) for one in read] == [(2, 3, 2), (1, 1, 0)]
-    assert many[-1].env["DDP_DEVICE"] == "cpu"
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
@@ -244,18 +227,6 @@ def test_no_requeue_beyond_the_cap_or_outside_of_a_batch_job(stand_ins: StandIns
     assert (inside.code, len(inside.of("scontrol"))) == (143, 3)
 
 
-@pytest.mark.parametrize("code", [0, 1, 75, 130, 137, 139, 142, 143, 144])
-def test_a_containers_exit_code_decides_on_a_requeue(stand_ins: StandIns, code: int) -> None:
-    done = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code))
-    requeued = code in {exit_code for exit_code in Exit if exit_code.retry}
-    assert done.code == code
-    assert [call.argv for call in done.of("scontrol")[3:]] == [("requeue", "4711")] * requeued
-    assert ("slurm: requeued\n" in done.output) == requeued
-    capped = stand_ins.run(JOB, SlurmOptions(runtime="pyxis", requeues=1), CODE=str(code), SLURM_RESTART_COUNT="1")
-    inside = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code), ENVIRONMENT="")
-    assert [len(done.of("scontrol")) for done in (capped, inside)] == [3, 3]
-
-
 @contextlib.contextmanager
 def start(stand_ins: StandIns, options: SlurmOptions) -> Iterator["subprocess.Popen[bytes]"]:
     """A job of one node, whose srun or ddprun a test has replaced; what scancel is asked is in the file ``told``."""
@@ -337,24 +308,3 @@ def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: st
         assert job.wait(30) == 143
     assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
     assert was_requeued(stand_ins) == requeued
-
-
-@pytest.mark.parametrize("step", [None, ""], ids=["no-file", "empty-file"])
-def test_a_warning_before_the_container_has_a_step_waits_for_the_step(stand_ins: StandIns, step: str | None) -> None:
-    folder, run_dir = stand_ins.folder, stand_ins.folder / "runs/train-4711"
-    wait = f"touch {folder}/started\nwhile [[ ! -e {folder}/go ]]; do /bin/sleep 0.05; done\nexit 143\n"
-    (folder / "bin" / "ddprun").write_text(f"#!/bin/bash\n{wait}")
-    (folder / "bin" / "sleep").write_text(f"#!/bin/bash\ntouch {folder}/waits\n/bin/sleep 0.05\n")
-    (folder / "bin" / "sleep").chmod(0o755)
-    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
-        until((folder / "started").exists)
-        if step is not None:
-            (run_dir / "step").write_text(step)
-        job.send_signal(signal.SIGUSR1)
-        until(lambda: (folder / "waits").exists() or (folder / "told").exists() or job.poll() is not None)
-        (run_dir / "step").write_text("1")
-        until(lambda: (folder / "told").exists() or job.poll() is not None)
-        (folder / "go").touch()
-        assert job.wait(30) == 143
-    assert (folder / "told").read_text().splitlines() == ["--signal=TERM 4711.1"]
-    assert was_requeued(stand_ins)

@@ -1,28 +1,29 @@
 """The verbs of the target slurm: their command lines, and what they make of the answers."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.answers import Answer, only, perform
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_store import Run
-from ddpctl.targets import LogQuery, StopSignal, Submission, default_kind
+from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
 UID = "1f2a3b4c5d6e"
+
+
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
-PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
+PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
 RUN = Run(
     name="night",
     created=1000.0,
@@ -36,15 +37,29 @@ RUN = Run(
     version="0.1.0",
     handle={"job": "7", "dir": "/r/night", "workdir": "/p"},
 )
+
+
 DEFAULTS = SlurmOptions()
+
+
 NONE, GONE = Output(returncode=1), Output(returncode=127)
+
+
 FAILED = "sbatch: error: Batch job submission failed: "
+
+
 SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p")
+
+
 TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
 )
+
+
 SENT = Output(returncode=0, stdout="7\n")
+
+
 ANSWERS: dict[str, Answer] = {
     "printenv SLURM_JOB_ID": NONE,
     "printenv HOME": Output(returncode=0, stdout="/home/me\n"),
@@ -89,7 +104,7 @@ def test_a_login_node_has_folders_of_its_own() -> None:
     )  # fmt: skip
     run_dir = "/home/me/.local/state/ddpctl/runs/night"
     assert submission.handle == {"job": "7", "dir": run_dir, "workdir": "/home/me", "logs": f"hpc:{run_dir}"}
-    resumed = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir="/r/night/checkpoints")
+    resumed = replace(PLAN, name="night-2", folder="/r/night-2", checkpoint_dir="/r/night/checkpoints")
     _, submission = submit(options=options, plan=resumed)
     assert submission.checkpoint_dir == f"{run_dir}/checkpoints"
 
@@ -105,39 +120,6 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     asked, _ = submit(value, plan=plan, options=SlurmOptions(array="0-1"))
     paths = [command.argv[-1] for command in asked if command.secret]
     assert paths == ["/r/night/task-0/secrets", "/r/night/task-1/secrets"]
-
-
-def test_an_array_after_another_run_depends_on_its_job() -> None:
-    day = json.dumps(asdict(replace(RUN, handle={"job": "5", "dir": "/r/day"})))
-    record: dict[str, Answer] = {
-        "cat /r/day/run.json": Output(returncode=0, stdout=day),
-        "--parsable": lambda command: (
-            Output(returncode=0, stdout="==> squeue <==\n5|N/A|RUNNING||N/A|\n") if queue.ASK in command.argv else SENT
-        ),
-    }
-    asked, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
-    assert only(asked, "cat /r/day") == Command(argv=("cat", "/r/day/run.json"), probe=True)
-    assert only(asked, "--parsable /r").argv == (
-        "sbatch", "--job-name=night", "--output=/r/night/job-%a.log", "--chdir=/p", "--dependency=afterok:5",
-        "--kill-on-invalid-dep=yes", "--parsable", "/r/night/job.sh", UID,
-    )  # fmt: skip
-    assert submission.handle["tasks"] == ["0", "1", "2"]
-
-
-def test_inside_of_an_allocation_its_nodes_are_used() -> None:
-    asked, submission = submit(
-        {"printenv SLURM_JOB_ID": Output(returncode=0, stdout="99\n"), "bash ": Output(returncode=0, stdout="1234\n")}
-    )
-    assert matching(asked, "sbatch --job") == []
-    assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
-    assert only(asked, "bash /r/night/job.sh") == Command(
-        argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>",
-        starts=True,
-    )  # fmt: skip
-    assert submission.handle == {"job": "99", "pid": "1234", "dir": "/r/night", "workdir": "/p"}
-    assert "job 99" in submission.note
-    (kind, why), (outside, _) = default_kind({"SLURM_JOB_ID": "99"}), default_kind({})
-    assert (kind, "job 99" in why, outside) == ("slurm", True, "local")
 
 
 @pytest.mark.parametrize(
@@ -202,19 +184,6 @@ def test_stop_signals_the_job_and_says_whether_it_has_ended(
     asked, ended = perform(SlurmTarget(DEFAULTS).stop(RUN, signal=signal, wait=wait), {"": Output(returncode=code)})
     assert only(asked).argv[2:] == (queue.STOP, "ddpctl", "7", signal, wait_s, "/r/night")
     assert ended is gone
-
-
-def test_a_command_runs_beside_the_ranks_of_a_node() -> None:
-    target = SlurmTarget(DEFAULTS)
-    asked, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
-    command = only(asked)
-    assert (command.argv[4:], command.mode, code) == (("7", "1", "/p", "--", "nvidia-smi"), "stream", 3)
-    docker = SlurmTarget(SlurmOptions(runtime="docker"))
-    command = only(perform(docker.execute(RUN, node=1, argv=(), tty=True), {})[0])
-    assert command.argv[4:] == ("7", "1", "/p", "--pty", "--", "docker", "exec", "-it", "ddpctl-7-1", "bash")
-    assert command.mode == "tty"
-    with pytest.raises(NoInputError, match="node 2"):
-        perform(target.execute(RUN, node=2, argv=(), tty=True), {})
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
     assert 'mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /nfs/ckpt/night || exit 73\n' in text
     assert "--volume=/nfs/ckpt/night:/checkpoints " in text
     assert "DDP_CHECKPOINT_DIR=/checkpoints\n" in text
-    again = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
+    again = replace(PLAN, name="night-2", folder="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
     asked, submission = submit(facts(1), facts(2), plan=again)
     assert submission.checkpoint_dir == RUN.checkpoint_dir
     text = matching(asked, START)[0].stdin or ""

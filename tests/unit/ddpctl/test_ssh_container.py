@@ -13,7 +13,7 @@ from ddpctl.targets.ssh.options import SshOptions
 from ddpctl.targets.ssh.scripts import NodeContainer, env_file, launch_container, run_args
 
 JOB = JobSpec(command=("train.py",), cpus=8, memory="2Gi", shm="1Gi", time_limit="1h", mounts=("/data:/data:ro",))
-PLAN = Plan(run="night", job=JOB, cwd="/here", run_dir="/runs/night", checkpoint_dir="/checkpoints")
+PLAN = Plan(name="night", job=JOB, cwd="/here", folder="/runs/night", checkpoint_dir="/checkpoints")
 
 
 def test_podman_with_all_that_a_job_may_ask_for() -> None:

@@ -53,7 +53,7 @@ def test_a_dead_host_is_passed_over() -> None:
     assert choice.numbers == (1, 3)
 
 
-AGAIN = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
+AGAIN = replace(PLAN, name="night-2", folder="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
 COPIES = {
     "box2": facts(2, checkpoint="z.pt", copy='{"step": 30}'),
     "box4": facts(4, checkpoint="a.pt", copy='{"step": 40}'),
@@ -144,7 +144,7 @@ STATE = "node.json"  # a part of the script that shows the state of a node
 
 def test_a_lost_node_starts_on_a_spare() -> None:
     states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": facts(4)}
-    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), {FACTS: spares, **ANSWERS, STATE: states})
+    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
     assert (moved.nodes, moved.handle["hosts"], moved.handle["lost_hosts"]) == ((1,), [0, 3], [1])
     start = only(asked, START)
     assert start.host == BOXES[3].host
@@ -162,5 +162,5 @@ def test_a_lost_node_starts_on_a_spare() -> None:
 )
 def test_no_node_moves_unless_node_0_waits_for_it(first: Output, second: Output) -> None:
     answers = {FACTS: facts(4), **ANSWERS, STATE: by_host(first, second)}
-    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO, PLAN), answers)
+    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), answers)
     assert (moved.nodes, matching(asked, START)) == ((), [])

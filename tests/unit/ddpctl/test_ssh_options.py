@@ -14,10 +14,10 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
 
 
-def load(text: str, tmp_path: Path) -> config.Settings:
+def load(text: str, tmp_path: Path) -> config.Request:
     (tmp_path / "ddpctl.yaml").write_text(HEAD + text)
     kinds = targets.kinds()
-    return config.load(file=tmp_path / "ddpctl.yaml", profile=None, target="boxes", overrides={}, kinds=kinds)
+    return config.load(file=tmp_path / "ddpctl.yaml", target="boxes", kinds=kinds)
 
 
 WHOLE = """\

@@ -1,6 +1,5 @@
 """What is shown of a transfer, and where its bytes go; what a host may name in a pull."""
 
-import io
 import os
 import subprocess
 from pathlib import Path
@@ -9,34 +8,8 @@ import pytest
 
 from ddpctl.command import Command, FilePart, Output, Transfer
 from ddpctl.errors import DdpctlError
-from ddpctl.execution.transfers import Display, pump
+from ddpctl.execution.transfers import pump
 from ddpctl.files.pull import Place, finish, pull_places, survey
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    transfers = [Transfer(num_bytes=100_000_000, num_files=2000)] * 4
-    display = Display(transfers, Terminal())
-    display.update(0, 50_000_000, 800)
-    display.end(1, whole=True)
-    line = display.line(2.0, 79)
-    assert len(line) <= 79
-    assert line == "  [###----] 150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
-    assert display.line(2.0, 40) == "  150.0/400.0 MB, 2,800/8,000 files,..."
-    assert display.line(2.0, 0) == "   38%  150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
-    out, plain = Terminal(), io.StringIO()
-    for stream in (out, plain):
-        single = Display(transfers[:1], stream)
-        single.end(0, whole=True)
-        single.close()
-    assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
-    assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
-    assert plain.getvalue() == ""  # it was over before a line was due
 
 
 def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:

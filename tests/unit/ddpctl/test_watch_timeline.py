@@ -1,6 +1,5 @@
 """Where a run's time went, from its nodes' events; and how it is drawn."""
 
-from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
 
@@ -14,7 +13,6 @@ from ddpctl.watch.timeline import (
     Timeline,
     describe_event,
     phase_spans,
-    phase_totals,
 )
 from ddpwire.events import Event
 from ddpwire.history import Row
@@ -128,34 +126,6 @@ def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) ->
     )
 
 
-def test_each_phase_has_a_bar_and_its_share_of_the_time() -> None:
-    failed = event(140, "failed", message="rank 1 on node 0 was killed (SIGKILL)")
-    events = [*START, failed, event(150, "recovered", seconds=10.0, steps_lost=4)]
-    spans = (
-        Span(phase="start", begin=100, end=110),
-        Span(phase="import", begin=110, end=120),
-        Span(phase="training", begin=120, end=140),
-        Span(phase="lost", begin=140, end=150),
-        Span(phase="training", begin=150, end=200),
-    )
-    status = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
-    assert phase_totals(spans) == {"start": 10, "import": 10, "training": 70, "lost": 10}
-    title, *bars, first, second = lines(timeline(events, spans, status), 78, plain=True)
-    assert bars == [
-        "",
-        "start         10 s   10 %  #####",
-        "import        10 s   10 %       #####",
-        "training      70 s   70 %            ##########     #########################",
-        "lost          10 s   10 %                      #####",
-        "",
-    ]
-    assert ("training" in title, "100 s" in title) == (True, True)
-    assert (first.split()[:2], "rank 1 on node 0 was killed (SIGKILL)" in first) == (["40", "s"], True)
-    assert (second.split()[:2], "10.0 s" in second, "4 steps" in second) == (["50", "s"], True, True)
-    without_steps = tuple(replace(span, phase="running") if span.phase == "training" else span for span in spans)
-    assert lines(timeline(events, without_steps, status), 78, plain=True)[-1].startswith("unknown: ")
-
-
 def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
     failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
     status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
@@ -164,10 +134,3 @@ def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
     assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
     for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
         assert line.isprintable()
-
-
-def test_a_run_that_left_no_events() -> None:
-    status = RunStatus(run="night", state="lost", message="it was killed", code=137)
-    first, second = lines(timeline([], (), status), 80, plain=True)
-    assert [fact in first for fact in ("lost", "exit code 137", "it was killed")] == [True] * 3
-    assert second

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, options
 from ddprun.system import machine as ddprun_machine
 from ddprun.system.errors import NodeError
@@ -75,11 +74,6 @@ def test_ranks_are_bound_to_cores_near_their_gpus(plan, mode, bound):
     assert plan(mode, 3, gpus=(2, 0, 2)) == bound
 
 
-def test_a_mask_that_somebody_has_set_is_never_left(plan):
-    assert plan("node", 2, gpus=(0, 1), allowed=(1, 2, 5, 17)) == ["1-2,17", "5"]
-    assert plan("exclusive", 2, gpus=(0, 0), allowed=(1, 2, 17)) == ["1,17", "2"]
-
-
 @pytest.mark.parametrize(
     ("mode", "given"),
     [
@@ -95,35 +89,12 @@ def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
     assert plan(mode, **given) == []
 
 
-def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, monkeypatch):
-    gpus = machine(tmp_path, (0,))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(NUM_CORES)})
-    monkeypatch.setattr(rank_environment, "usable_cores", lambda: NUM_CORES)
-    monkeypatch.setattr(ddprun_machine, "pci_addresses", lambda: gpus)
-
-    def shared(*argv, **environ):
-        return rank_environment.allocate_resources(
-            node_config.read_config(options.parse([*argv, "train.py"]), environ, lambda _: 1), environ, tmp_path
-        )
-
-    assert shared().threads == 8
-    assert shared(DDP_DEVICE="cpu") == rank_environment.ResourceAllocation(threads=NUM_CORES, bound=())
-    assert shared("--numa-binding", "core-complex").threads == 4
-    assert shared("--numa-binding", "node", DDP_NODES_HERE="2") == rank_environment.ResourceAllocation(
-        threads=NUM_CORES // 2, bound=()
-    )
-
-
 @pytest.mark.parametrize(
     ("ranges", "cores"), [("0-2,5", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("0,2-3,9-12", {0, 2, 3, *range(9, 13)})]
 )
 def test_a_list_as_the_kernel_writes_it(ranges, cores):
     assert ddprun_machine.parse_cpu_list(ranges) == cores
     assert format_ranges(cores) == ranges
-
-
-def test_a_gpu_s_address_as_the_kernel_writes_it():
-    assert ddprun_machine.pci_address("00000000:3B:00.0") == "0000:3b:00.0"
 
 
 def test_an_unknown_mode_is_refused():

@@ -4,22 +4,28 @@ from dataclasses import asdict
 
 import pytest
 
-from ddprun.settings import launchers, node_config, options
+from ddprun.settings import node_config, options
 from ddprun.system.errors import NodeError
 from ddpwire import kaggle
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000"}
+
+
 SLURM = {
     "SLURM_JOB_ID": "4537", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "1",
     "SLURM_NODELIST": "gpu[07-08]", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     "SLURM_GPUS_ON_NODE": "4",
 }  # fmt: skip
+
+
 PYTORCHJOB = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1", "PYTHONUNBUFFERED": "1",
     "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "MASTER_ADDR": "bert-master-0", "MASTER_PORT": "23456",
     "PET_MASTER_ADDR": "bert-master-0", "PET_MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1",
     "PET_NODE_RANK": "1",
 }  # fmt: skip
+
+
 ELASTIC = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-2",
     "PET_RDZV_ENDPOINT": "bert-worker-0:23456", "PET_RDZV_BACKEND": "c10d", "PET_NNODES": "1:3",
@@ -34,7 +40,11 @@ def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **othe
 
 
 ALONE_ON_SLURM = {"slurm_job": "4537", "slurm_step": "0", "by_hand": False}
+
+
 ON_SLURM = place("gpu07", 61001, join_timeout_s=300.0, local_world_size=4, node_rank=1, **ALONE_ON_SLURM)
+
+
 POD = {"join_timeout_s": 600.0, "retries_network": True, "by_hand": False}
 
 
@@ -119,22 +129,3 @@ def test_every_slurm_task_but_the_first_of_a_node_ends_with_0():
     with pytest.raises(NodeError) as caught:
         read([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "1"})
     assert (caught.value.outcome.code, caught.value.outcome.cause) == (0, "ok")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("gpu07", "gpu07"),
-        ("gpu07,gpu08", "gpu07"),
-        ("gpu[07-09,12],x1", "gpu07"),
-        ("gpu[12,07-09]", "gpu12"),
-        ("rack[1-2]n[05,07].site", "rack1n05.site"),
-        ("a-b[3]", "a-b3"),
-    ],
-)
-def test_the_first_host_of_slurms_list(nodes, first):
-    assert launchers.first_host(nodes) == first
-
-
-def test_the_tasks_of_slurms_nodes():
-    assert launchers.slurm_tasks("2(x3),1,4(x2)") == (2, 2, 2, 1, 4, 4)

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -36,16 +35,6 @@ def test_each_error_that_means_no_locks_is_recognized(number, tmp_path, monkeypa
     monkeypatch.setattr(fcntl, "flock", fail)
     with (tmp_path / "a").open("w") as file:
         assert locks.lock(file.fileno(), tmp_path / "a") is Lock.UNSUPPORTED
-
-
-def test_another_error_of_a_lock_names_its_file(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    with (tmp_path / "a").open("w") as file, pytest.raises(OSError, match="a") as raised:
-        locks.lock(file.fileno(), tmp_path / "a")
-    assert raised.value.filename == str(tmp_path / "a")
 
 
 def test_a_lock_is_busy_until_its_file_is_closed(tmp_path):
@@ -90,15 +79,3 @@ def test_an_owner_on_another_machine_is_alive_if_it_writes(tmp_path):
     writer.join()
     assert owner is not None
     assert owner.host == "other"
-
-
-def test_a_checkpoint_folder_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch, capfd):
-    from ddptrain.checkpoint_directory import CheckpointDirectory
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "fcntl", fail)
-    monkeypatch.setattr(fcntl, "lockf", fail)
-    CheckpointDirectory(tmp_path)
-    assert "lock" in capfd.readouterr().err

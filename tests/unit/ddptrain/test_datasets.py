@@ -1,9 +1,6 @@
 """The readers, on small files in the real formats."""
 
-import gzip
 import hashlib
-import importlib.util
-import re
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +28,6 @@ def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
     assert held_out.hexdigest()[:16] == "8d1c8edc3122f776"
     images = torch.cat([data.train.images_NHWC, data.test.images_NHWC]).flatten(1)
     assert len(images.unique(dim=0)) == 1797  # none is in both
-
-
-def test_digits_that_are_corrupt(tmp_path: Path) -> None:
-    spec = importlib.util.find_spec("sklearn")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    whole = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz").read_bytes()
-    path = tmp_path / "digits.csv.gz"
-    for content in (whole[:1000], b"not gzip", gzip.compress(b"1,2\n3\n"), gzip.compress(b""), gzip.compress(b"a,b\n")):
-        path.write_bytes(content)
-        with pytest.raises(TrainError) as error:
-            datasets.read_digits(path)
-        assert error.value.code == 65
-        assert "\n" not in str(error.value)
-        assert_names(str(error.value).partition(" (")[0], "digits.csv.gz")
 
 
 def test_mnist_is_read(tmp_path: Path) -> None:
@@ -99,17 +81,6 @@ def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (data.augmentation.shift_px, data.augmentation.flip) == (4, True)
 
 
-def test_cifar100_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, labels = write_cifar(tmp_path, "cifar100", monkeypatch)
-    given = options(tmp_path, "--data=cifar100")
-    source = SOURCES["cifar100"]
-    assert source.prepare is not None
-    source.prepare(given)
-    data = source.load(given, 0)
-    assert np.array_equal(data.test.images_NHWC.numpy(), rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    assert (data.train.labels_N.tolist(), data.classes, data.name) == (labels, 100, "cifar100")
-
-
 def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
     write_cifar(tmp_path, "cifar10", monkeypatch)
     given = options(tmp_path, "--data=cifar10")
@@ -134,16 +105,6 @@ def test_without_a_network_the_error_names_the_files(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_file_in_the_folders_place(tmp_path: Path, no_network: None) -> None:
-    (tmp_path / "file").touch()
-    prepare = SOURCES["mnist"].prepare
-    assert prepare is not None
-    with pytest.raises(TrainError) as error:
-        prepare(options(tmp_path / "file", "--data=mnist"))
-    assert error.value.code == 73
-    assert_names(error.value, "raw")
-
-
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     arguments = ("--synthetic-samples", "80", "--synthetic-shape", "3x12x12", "--synthetic-classes", "4")
     one, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
@@ -157,21 +118,6 @@ def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     )  # other parts, other draws: checkpoints would not be gone on with alike
 
 
-def test_synthetic_images_that_do_not_fit_into_the_memory(tmp_path: Path) -> None:
-    with pytest.raises(TrainError) as error:
-        SOURCES["synthetic"].load(options(tmp_path, "--synthetic-samples=1000000000000"), 0)
-    assert error.value.code == 78
-    assert "900,000.0 GB" in str(error.value)
-    assert_names(
-        re.sub(r"[0-9.,]+ [GM]B are", "N GB are", str(error.value)),
-        "1,125,000,000,000",
-        "1x28x28",
-        "900,000.0",
-        "--synthetic-samples",
-        "--synthetic-shape",
-    )
-
-
 def test_normalised_images_have_mean_0_and_deviation_1() -> None:
     images = torch.randint(0, 200, (100, 8, 8, 3), dtype=torch.uint8)
     images[..., 2] = 7  # a channel of one colour
@@ -179,11 +125,3 @@ def test_normalised_images_have_mean_0_and_deviation_1() -> None:
     assert normalised.shape == (100, 3, 8, 8)
     assert torch.allclose(normalised.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(normalised.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
-
-
-def test_imagenets_normalisation_is_torchvisions() -> None:
-    from torchvision.transforms.v2.functional import normalize
-
-    images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
-    theirs = normalize(images.permute(0, 3, 1, 2) / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    assert torch.allclose(augment.normalisation_of_imagenet(3)(images), theirs, atol=1e-5)

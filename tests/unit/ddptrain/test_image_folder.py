@@ -30,19 +30,6 @@ def refused(given: DataOptions) -> TrainError:
     return error.value
 
 
-def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_pictures(tmp_path)
-    image_folder.prepare_image_folder(options(tmp_path))
-    assert capsys.readouterr().err == ""
-    for name in ("labels.csv", "class0/a.gif", "class0/b.gif", "class1/.hidden", "class1/deep/x.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    image_folder.prepare_image_folder(options(tmp_path))
-    warning = capsys.readouterr().err
-    assert "labels.csv, class0/a.gif, class0/b.gif and 1 more\n" in warning
-    assert_names(warning, "labels.csv", "class0/a.gif", "class0/b.gif", "1")
-
-
 def test_pictures_become_squares_once(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     given = options(tmp_path)
@@ -59,14 +46,6 @@ def test_pictures_become_squares_once(tmp_path: Path) -> None:
     assert data.train.file in files
     red = data.train.images_NHWC[:, 16, 16, 0].float() / 80  # JPEG is not exact
     assert torch.equal(red.round().long(), data.train.labels_N)
-
-
-def test_a_changed_folder_is_decoded_again(tmp_path: Path) -> None:
-    write_pictures(tmp_path)
-    image_folder.prepare_image_folder(options(tmp_path))
-    Image.new("RGB", (64, 64), (255, 255, 255)).save(tmp_path / "class1" / "new.png")
-    image_folder.prepare_image_folder(options(tmp_path))
-    assert len(image_folder.load_image_folder(options(tmp_path), 0).train) == 23
 
 
 def test_train_and_val_are_kept_apart(tmp_path: Path) -> None:
@@ -106,32 +85,3 @@ def test_a_corrupt_picture_is_named(tmp_path: Path, content: bytes) -> None:
     assert str(tmp_path / "class2/3.png") in str(error)
     assert_names(re.sub(": .*; ", ": REASON; ", str(error)), "3.png")
     assert list((tmp_path / ".ddptrain").iterdir()) == []  # nothing half done
-
-
-def test_a_torn_picture_is_named(tmp_path: Path) -> None:
-    write_pictures(tmp_path)
-    torn = tmp_path / "class1" / "0.jpg"
-    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(torn)
-    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
-    error = refused(options(tmp_path))
-    assert (error.code, "image file is truncated" in str(error)) == (65, True)
-    assert_names(str(error).partition(": ")[0], "0.jpg")
-
-
-def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
-    error = refused(options(tmp_path / "none"))
-    assert error.code == 66
-    assert_names(error, "--data-dir", "none", "CLASS/*.png")
-    (tmp_path / "class0").mkdir()
-    error = refused(options(tmp_path))
-    assert error.code == 66
-    assert_names(error, "--data-dir", "0", "1")
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "pictures")
-    (tmp_path / "file").touch()
-    error = refused(options(tmp_path / "pictures", f"--cache-dir={tmp_path / 'file'}"))
-    assert error.code == 73
-    assert_names(error, "file", "--cache-dir")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddptrain.config import OptimizerOptions, parse_options
-from ddptrain.optimizer import build_optimizer, learning_rate, match_strides
+from ddptrain.optimizer import build_optimizer, learning_rate
 
 HOW = dataclasses.replace(parse_options([], {}).optimizer, lr=0.5)
 
@@ -56,30 +56,6 @@ def test_a_rate_scaled_by_the_ranks_is_warmed_up_from_the_plain_one() -> None:
     assert short[4] == max(short) == 2.0  # after a quarter of them
     assert rates("cosine", ranks=4, epochs=8, scale_lr=True, warmup=0.0)[0] == 2.0
     assert max(rates("one-cycle", ranks=4, scale_lr=True)) == 2.0
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("fused", [True, False])
-def test_moments_of_the_other_memory_format_belong_to_their_weights(name: str, fused: bool) -> None:
-    """A checkpoint of --channels-last in a training of --no-channels-last: the fused step would mix the elements up."""
-
-    def step(moments: torch.memory_format, *, fused: bool) -> torch.Tensor:
-        weight = torch.arange(120.0).reshape(2, 3, 4, 5).clone().requires_grad_()
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
-        if name == "sgd":
-            optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=fused)
-        weight.grad = torch.arange(120.0).reshape(2, 3, 4, 5)
-        optimizer.step()
-        saved = optimizer.state_dict()
-        for state in saved["state"].values():
-            state.update({key: one.to(memory_format=moments) for key, one in state.items() if one.dim() == 4})
-        optimizer.load_state_dict(saved)
-        match_strides(optimizer)
-        weight.grad = weight.grad.flip(0)
-        optimizer.step()
-        return weight.detach()
-
-    assert torch.allclose(step(torch.channels_last, fused=fused), step(torch.contiguous_format, fused=False))
 
 
 def small_model(memory_format: torch.memory_format = torch.contiguous_format) -> nn.Module:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.messages import assert_names
 
 from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (
@@ -25,9 +24,6 @@ from ddptrain.checkpoint import (
     write_checkpoint,
 )
 from ddptrain.checkpoint_directory import CheckpointDirectory
-from ddptrain.config import parse_options
-from ddptrain.distributed import RankInfo, check_strategy
-from ddptrain.errors import TrainError
 from ddptrain.export import choose_checkpoint
 
 NUM_SHARDS = 4
@@ -83,15 +79,6 @@ def test_a_tensor_in_shards_is_read_whole(tmp_path: Path) -> None:
     assert torch.equal(found["weight"], torch.arange(10.0).view(10, 1) + 8)
     assert int(found["count"]) == 8
     assert {choose_checkpoint(file, best=False)[0] for file in (*data_files(path), manifest_path(path))} == {path}
-
-
-def test_rows_of_several_shards_are_read_together(tmp_path: Path) -> None:
-    weight = load_checkpoint(write_shards(tmp_path, 8)).parts["model"]["weight"]
-    complete = torch.arange(10.0).view(10, 1) + 8
-    for first in range(11):
-        for last in range(first, 11):
-            rows = complete[first:last]
-            assert torch.equal(weight.copy_to(torch.full_like(rows, torch.nan), first), rows)
 
 
 def test_a_rank_can_tell_rank_0_that_a_shard_is_corrupt() -> None:
@@ -176,12 +163,3 @@ def test_old_and_corrupt_ones_go_with_all_their_shards(tmp_path: Path) -> None:
         + [f"step-00000008.{end}.bad" for end in ("json", "pt", *shards)]
     )
     assert directory.num_bad() == 1
-
-
-@pytest.mark.parametrize("given", ["--compile=default", "--compress=bf16", "--static-graph", "--sync-bn"])
-def test_what_does_not_go_with_shards_is_refused(given: str) -> None:
-    options = parse_options(["--strategy=fsdp", given], {})
-    with pytest.raises(TrainError) as refused:
-        check_strategy(options, RankInfo(rank=0, size=4))
-    assert refused.value.code == 78
-    assert_names(refused.value, "--strategy")

@@ -4,6 +4,7 @@ says; ``make specs`` writes them again. The tests that a page names exist.
 
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -17,7 +18,6 @@ from ddpctl.monitoring import alerts, stack
 from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
 from ddpctl.operations import launcher
-from ddpctl.operations.launcher import Request
 from ddpwire.events import KINDS
 from ddpwire.metrics import CATALOGUE, Metric
 from ddpwire.series import LoopSeries
@@ -27,35 +27,18 @@ KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle
 
 
 def render(file: str, target: str, workload: str | None = None) -> str:
-    settings = config.load(
-        file=ROOT / file,
-        profile=None,
-        target=target,
-        overrides={},
-        kinds=targets.kinds(),
-        target_flags={"--kind": ("workload", workload)},
-    )
-    request = Request(
-        job=settings.job,
-        target=settings.target,
-        kind=settings.kind,
-        options=settings.options,
-        why=settings.why,
-        cwd=".",
-    )
-    plan = launcher.plan_of(request, settings.job.name, Path())
-    return targets.make(settings.kind, settings.options).render(plan)
+    flags = {"workload": workload} if workload else {}
+    request = config.load(file=ROOT / file, target=target, kinds=targets.kinds(), flags=flags)
+    plan = launcher.plan_of(replace(request, cwd="."), request.job.name, Path())
+    return targets.make(request.kind, request.options).render(plan)
 
 
 def kaggle(profile: str, number: int) -> str:
     """One of the files that ``ddpctl render --out`` writes: 0 the notebook, 1 its metadata."""
     file = ROOT / "examples/kaggle/ddpctl.yaml"
-    settings = config.load(file=file, profile=profile, target=None, overrides={}, kinds=targets.kinds())
-    request = Request(
-        job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why="", cwd="."
-    )
-    target = targets.make(settings.kind, settings.options)
-    files, _ = Executor({}).perform(target.files(launcher.plan_of(request, settings.job.name, Path())))
+    request = replace(config.load(file=file, profile=profile, kinds=targets.kinds()), cwd=".")
+    target = targets.make(request.kind, request.options)
+    files, _ = Executor({}).perform(target.files(launcher.plan_of(request, request.job.name, Path())))
     return list(files.values())[number]
 
 

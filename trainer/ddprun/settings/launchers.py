@@ -7,7 +7,7 @@ counts: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexe
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ddprun.system.errors import config_error, node_error
 from ddprun.system.network import FREE_PORT_RANGE
@@ -15,32 +15,20 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 Setting = Literal[
-    "nnodes",
-    "local_world_size",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "run_id",
-    "max_restarts",
-    "local_addr",
-    "join_timeout",
-    "backend",
-    "is_host",
-]
+    "nnodes", "local_world_size", "node_rank", "master_addr", "master_port", "run_id", "max_restarts", "local_addr",
+    "join_timeout", "backend", "is_host", "role", "redirects", "tee", "local_ranks_filter", "virtual_local_rank",
+    "run_path", "no_python", "module",
+]  # fmt: skip
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
 
 # torchrun's name of each setting that has its own flag and variable, such as --node-rank and PET_NODE_RANK.
 TORCHRUN_NAMES: dict[Setting, str] = {
-    "nnodes": "nnodes",
-    "local_world_size": "nproc_per_node",
-    "node_rank": "node_rank",
-    "master_addr": "master_addr",
-    "master_port": "master_port",
-    "run_id": "rdzv_id",
-    "max_restarts": "max_restarts",
-    "local_addr": "local_addr",
-    "backend": "rdzv_backend",
-}
+    "nnodes": "nnodes", "local_world_size": "nproc_per_node", "node_rank": "node_rank", "master_addr": "master_addr",
+    "master_port": "master_port", "run_id": "rdzv_id", "max_restarts": "max_restarts", "local_addr": "local_addr",
+    "backend": "rdzv_backend", "role": "role", "redirects": "redirects", "tee": "tee",
+    "local_ranks_filter": "local_ranks_filter", "virtual_local_rank": "virtual_local_rank", "run_path": "run_path",
+    "no_python": "no_python", "module": "module",
+}  # fmt: skip
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 ONLY_ONE = "give only one of these two settings"
 C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
@@ -71,7 +59,7 @@ def from_pet(environ: Mapping[str, str]) -> Settings:
     return settings | ({"run_id": (names.RUN_ID, environ[names.RUN_ID])} if environ.get(names.RUN_ID) else {})
 
 
-def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
+def _from_torchrun(lookup: Callable[[str], tuple[str, Any]]) -> Settings:
     settings: Settings = {}
     source, endpoint = lookup("rdzv_endpoint")
     if endpoint:
@@ -84,7 +72,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
     for setting, name in TORCHRUN_NAMES.items():
         source, text = lookup(name)
         if text:
-            settings[setting] = (source, text)
+            settings[setting] = (source, "1" if text is True else text)  # a switch is True
     settings = _from_rdzv_conf(*lookup("rdzv_conf"), settings) | settings
     source, alone = lookup("standalone")
     if alone and alone != "0":

@@ -212,7 +212,7 @@ def read_config(
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
     targets_dir, lifeline = environ.get(names.TARGETS_DIR), environ.get(names.LIFELINE_FD)
     nodes_here = environ.get(names.NODES_HERE) or "1"
-    command = _command(options, environ)
+    command = _command(options, settings)
     return NodeConfig(
         command=command,
         # Programs other than Python are executed. So are all ranks on macOS, whose libraries fail after a fork.
@@ -255,11 +255,11 @@ def read_config(
         one_port=environ.get(names.ONE_PORT) == "1" and max_nodes > 1,
         check_only=options.check_only,
         numa_binding=_numa_binding(options.numa_binding),
-        shown_local_ranks=_shown_local_ranks(options, environ, local_world_size),
+        shown_local_ranks=_shown_local_ranks(settings, local_world_size),
         no_prefix=options.no_prefix,
         debug_rank=debug_rank,
-        role=_torchruns(options, environ, "role")[1] or "default",
-        virtual_local_rank=_virtual_local_rank(options, environ, local_world_size),
+        role=settings.get("role", ("", "default"))[1],
+        virtual_local_rank=_virtual_local_rank(settings, environ, local_world_size),
     )
 
 
@@ -310,13 +310,10 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
 
 def _nnodes(settings: Settings) -> tuple[int, int]:
     source, text = settings.get("nnodes", ("", "1"))
-    least, _, most = text.partition(":")
-    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", text):
-        raise config_error(f"{source} is {text!r}: expected a number of nodes or MIN:MAX, such as 2 or 1:4")
-    min_nodes, max_nodes = int(least), int(most or least)
-    if not 1 <= min_nodes <= max_nodes:
-        raise config_error(f"{source} is {text!r}: expected at least 1 node, and MIN not above MAX")
-    return min_nodes, max_nodes
+    try:
+        return names.node_range(text)
+    except ValueError as error:
+        raise config_error(f"{source} is {text!r}: {error}") from None
 
 
 def _node_rank(settings: Settings, max_nodes: int) -> int:
@@ -364,29 +361,12 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
     return num_ranks
 
 
-def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the name and the value of torchrun's flag, or of its variable if there is no flag.
-
-    An unset value is empty.
-    """
-    given = getattr(options, name)
-    if given is not None:
-        return f"--{name.replace('_', '-')}", given
-    return f"PET_{name.upper()}", environ.get(f"PET_{name.upper()}") or ""
-
-
-def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> bool:
-    return bool(getattr(options, name)) or environ.get(f"PET_{name.upper()}") == "1"
-
-
-def _shown_local_ranks(
-    options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
-) -> frozenset[int] | None:
+def _shown_local_ranks(settings: Settings, local_world_size: int) -> frozenset[int] | None:
     """Return the local ranks whose output the console shows, or None for all of them."""
-    redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
-    copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
+    redirected = _streams(*settings.get("redirects", ("", "")), local_world_size)
+    copied = _streams(*settings.get("tee", ("", "")), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}
-    shown = _local_ranks(*_torchruns(options, environ, "local_ranks_filter"), local_world_size)
+    shown = _local_ranks(*settings.get("local_ranks_filter", ("", "")), local_world_size)
     return frozenset(range(local_world_size) if shown is None else shown) - hidden if hidden else shown
 
 
@@ -403,16 +383,18 @@ def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
     return {int(rank): streams for rank, streams in (pair.split(":") for pair in text.split(","))}
 
 
-def _virtual_local_rank(options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int) -> bool:
-    given = _torchruns_switch(options, environ, "virtual_local_rank")
+def _virtual_local_rank(settings: Settings, environ: Mapping[str, str], local_world_size: int) -> bool:
+    given = _is_on(settings, "virtual_local_rank")
     visible = environ.get(CUDA_VISIBLE_DEVICES)
-    if given and visible and len(visible.split(",")) < local_world_size:
-        hint = "start fewer ranks, or name more GPUs"
+    if given and visible and (number := len(visible.split(","))) < local_world_size:
         message = f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own"
-        number = len(visible.split(","))
         why = f"{CUDA_VISIBLE_DEVICES}={visible} names only {number} GPU{'s' * (number > 1)}"
-        raise config_error(f"{message}, but {why}", hint=hint)
+        raise config_error(f"{message}, but {why}", hint="start fewer ranks, or name more GPUs")
     return given
+
+
+def _is_on(settings: Settings, switch: Setting) -> bool:
+    return settings.get(switch, ("", ""))[1] == "1"
 
 
 def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int] | None:
@@ -487,11 +469,10 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
     return seconds
 
 
-def _command(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
-    arguments = options.script_args
-    if _torchruns_switch(options, environ, "run_path"):
-        return (sys.executable, *RUN_PATH, options.script, *arguments)
-    if _torchruns_switch(options, environ, "no_python"):
-        return (options.script, *arguments)
-    is_module = _torchruns_switch(options, environ, "module")
-    return (sys.executable, *(("-m",) if is_module else ()), options.script, *arguments)
+def _command(options: argparse.Namespace, settings: Settings) -> tuple[str, ...]:
+    program = (options.script, *options.script_args)
+    if _is_on(settings, "run_path"):
+        return (sys.executable, *RUN_PATH, *program)
+    if _is_on(settings, "no_python"):
+        return program
+    return (sys.executable, *(("-m",) if _is_on(settings, "module") else ()), *program)

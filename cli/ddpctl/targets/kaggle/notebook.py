@@ -55,9 +55,9 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
     datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
     former = former_kernel(plan)
     values = {
-        "id": f"{owner}/{slug_of(plan.run)}",
-        "title": slug_of(plan.run),
-        "code_file": notebook_file(plan.run),
+        "id": f"{owner}/{slug_of(plan.name)}",
+        "title": slug_of(plan.name),
+        "code_file": notebook_file(plan.name),
         "language": "python",
         "kernel_type": "notebook",
         "is_private": True,
@@ -75,7 +75,7 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
 
 def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
     """Return two lines for a dry run: one about the notebook and one about its metadata."""
-    book, about = (json.loads(texts[name]) for name in (notebook_file(plan.run), METADATA))
+    book, about = (json.loads(texts[name]) for name in (notebook_file(plan.name), METADATA))
     sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
     files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]
     within = [*(["ddpctl's wheel"] if any(source.startswith("WHEEL") for source in sources) else []), *files]
@@ -87,9 +87,9 @@ def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
         about["machine_shape"] or "no GPU",
         "internet" if about["enable_internet"] else "no internet",
     ]
-    size, inside = len(texts[notebook_file(plan.run)]) / 1000, either(tuple(within), "and") if within else ""
+    size, inside = len(texts[notebook_file(plan.name)]) / 1000, either(tuple(within), "and") if within else ""
     return (
-        f"  {notebook_file(plan.run)}: runs {title(plan.job)}{f'; contains {inside}' if inside else ''}; "
+        f"  {notebook_file(plan.name)}: runs {title(plan.job)}{f'; contains {inside}' if inside else ''}; "
         f"{size:,.0f} kB (at most {MAX_KB:,} kB are allowed)",
         f"  {METADATA}: {', '.join(parts)}{''.join(text for text in inputs if not text.endswith(': '))}",
     )
@@ -128,7 +128,7 @@ def notebook(plan: Plan, cargo: Cargo) -> str:
 def _about(plan: Plan) -> str:
     what = title(plan.job).removeprefix("1 node x ")
     return (
-        f"# {plan.run}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): each rank is a "
+        f"# {plan.name}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): each rank is a "
         "separate process, and this notebook's kernel uses no GPU. Rendered by ddpctl render. The notebook runs "
         "unchanged on Kaggle, in Colab and in Jupyter, with or without GPUs."
     )
@@ -172,7 +172,7 @@ def _launch(plan: Plan) -> str:
     what = "ddptrain" if words[:2] == TRAINER else words[0]
     given = {key: getattr(job, key) for key in ("ranks", "device", "env", "max_restarts", "hang_timeout", "grace")}
     given = {key: value for key, value in given.items() if value != getattr(JobSpec(), key)}
-    given = {"name": plan.run} | given | ({"resume": True} if former_kernel(plan) else {})
+    given = {"name": plan.name} | given | ({"resume": True} if former_kernel(plan) else {})
     lines = ["from ddpctl.notebook import launch", ""]
     if job.time_limit_s is not None:
         limit = f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # the session's time limit"

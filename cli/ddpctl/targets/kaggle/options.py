@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from ddpctl.job.launch_plan import TRAINER, program
 from ddpctl.job.secrets import exposed
-from ddpctl.job.spec import Doc, JobSpec, matching
+from ddpctl.job.spec import JobSpec
+from ddpctl.job.values import Options, Words, matching
 from ddpwire import kaggle
 
 INSIDE, NONE = "inside", "none"
@@ -16,52 +17,40 @@ GPUS = {T4: 2}  # how many GPUs a session gets; not known for other accelerators
 SLUG = "[A-Za-z0-9][A-Za-z0-9_-]*"
 SOURCE = f"{SLUG}/{SLUG}(/[0-9]+)?"
 FILE = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"
+OWNER = matching(SLUG, "a user's name as it stands in the address of their page: kaggle.com/NAME")
+ACCELERATOR = matching(
+    "[A-Za-z0-9]+", "letters and digits, as kaggle kernels push --accelerator takes it: NvidiaTeslaT4"
+)
+COMPETITIONS = matching(SLUG, "'{}' is not a competition's name as in the address of its page")
+FILES = matching(
+    rf"(?!(.*/)?\.\.(/|$)){FILE}",
+    "'{}' is not a file below the project's folder whose name has only letters, digits and _ . - /",
+)
+WHEEL = matching(f"{INSIDE}|{NONE}|{SOURCE}", "inside, none, or OWNER/NAME of a data set that holds ddpctl's wheel")
 SOURCES = matching(SOURCE, "'{}' is not OWNER/NAME or OWNER/NAME/VERSION, as in the address of its page")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KaggleOptions:
+class KaggleOptions(Options):
     """The options of a target of kind kaggle."""
 
-    owner: Annotated[
-        str | None,
-        Doc("The notebook's owner. null: the user as whom the client is logged in."),
-        matching(SLUG, "a user's name as it stands in the address of their page: kaggle.com/NAME"),
-    ] = None
-    accelerator: Annotated[
-        str,
-        Doc(
-            "The session's accelerator, as the client names it. NvidiaTeslaT4 means two T4s; a job uses both by "
-            "default."
-        ),
-        matching("[A-Za-z0-9]+", "letters and digits, as kaggle kernels push --accelerator takes it: NvidiaTeslaT4"),
-    ] = T4
-    datasets: Annotated[tuple[str, ...], Doc("Data sets to attach to the session, each as OWNER/NAME."), SOURCES] = ()
-    competitions: Annotated[
-        tuple[str, ...],
-        Doc("Competitions whose data to attach; you must have accepted their rules."),
-        matching(SLUG, "'{}' is not a competition's name as in the address of its page"),
-    ] = ()
-    notebooks: Annotated[tuple[str, ...], Doc("Notebooks whose output to attach, each as OWNER/NAME."), SOURCES] = ()
-    files: Annotated[
-        tuple[str, ...],
-        Doc("More text files of the project to include in the notebook."),
-        matching(
-            rf"(?!(.*/)?\.\.(/|$)){FILE}",
-            "'{}' is not a file below the project's folder whose name has only letters, digits and _ . - /",
-        ),
-    ] = ()
-    internet: Annotated[
-        bool, Doc("Whether the session may use the internet, which requires a verified phone number.")
-    ] = False
-    wheel: Annotated[
-        str,
-        Doc(
-            "Where the session gets ddpctl from. inside: the notebook contains it; OWNER/NAME: a data set with "
-            "its wheel; none: PyPI, which needs internet."
-        ),
-        matching(f"{INSIDE}|{NONE}|{SOURCE}", "inside, none, or OWNER/NAME of a data set that holds ddpctl's wheel"),
-    ] = INSIDE
+    owner: Annotated[str, OWNER] | None = None
+    """The notebook's owner. null: the user as whom the client is logged in."""
+    accelerator: Annotated[str, ACCELERATOR] = T4
+    """The session's accelerator, as the client names it. NvidiaTeslaT4 means two T4s; a job uses both by default."""
+    datasets: Annotated[Words, SOURCES] = ()
+    """Data sets to attach to the session, each as OWNER/NAME."""
+    competitions: Annotated[Words, COMPETITIONS] = ()
+    """Competitions whose data to attach; you must have accepted their rules."""
+    notebooks: Annotated[Words, SOURCES] = ()
+    """Notebooks whose output to attach, each as OWNER/NAME."""
+    files: Annotated[Words, FILES] = ()
+    """More text files of the project to include in the notebook."""
+    internet: bool = False
+    """Whether the session may use the internet, which requires a verified phone number."""
+    wheel: Annotated[str, WHEEL] = INSIDE
+    """Where the session gets ddpctl from. inside: the notebook contains it; OWNER/NAME: a data set with its wheel;
+    none: PyPI, which needs internet."""
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:

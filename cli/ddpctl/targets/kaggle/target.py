@@ -81,7 +81,7 @@ class KaggleTarget(Target):
     def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
         cargo = yield from self._load(plan)
         return {
-            kaggle_notebook.notebook_file(plan.run): kaggle_notebook.notebook(plan, cargo),
+            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, cargo),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
@@ -107,7 +107,7 @@ class KaggleTarget(Target):
         for output in written:
             if output.returncode:
                 raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a message')}")
-        kernel = f"{owner}/{kaggle_notebook.slug_of(plan.run)}"
+        kernel = f"{owner}/{kaggle_notebook.slug_of(plan.name)}"
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
             if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
@@ -124,7 +124,7 @@ class KaggleTarget(Target):
                 f"Kaggle does not know these {what}, so they were left out of the notebook's inputs: {names}"
                 for what, names in _INVALID.findall(pushed.stdout)
             ),
-            checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
+            checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.name}/{run_files.CHECKPOINTS}",
         )
 
     def locate(self, run: Run) -> Verb[Lookup]:
@@ -262,7 +262,7 @@ class KaggleTarget(Target):
 
 
 def _folder(plan: Plan) -> str:
-    return str(PurePath(plan.run_dir) / "kaggle")
+    return str(PurePath(plan.folder) / "kaggle")
 
 
 def _push(plan: Plan) -> Command:

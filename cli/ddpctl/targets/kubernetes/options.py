@@ -7,22 +7,19 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
-
-from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, check_time, matching, size_bytes
+from ddpctl.job.spec import MAX_PORT, JobSpec, check_size, check_time, size_bytes
+from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # RFC 1123
-OBJECT_NAME = matching(  # of a Secret, a PriorityClass or another object
-    rf"(?=.{{1,253}}$){_SUBDOMAIN}", "lower-case letters, digits, '-' and '.', as Kubernetes names its objects"
-)
+_OBJECT_NAME = rf"(?=.{{1,253}}$){_SUBDOMAIN}"  # of a Secret, a PriorityClass or another object
+OBJECT_NAME = matching(_OBJECT_NAME, "lower-case letters, digits, '-' and '.', as Kubernetes names its objects")
 NAMESPACE = matching(
     r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', a letter first, at most 63 characters"
 )
-KEY = matching(  # of a label, or the name of a resource
-    rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}", "NAME or DOMAIN/NAME, as nvidia.com/gpu"
-)
+_KEY = rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}"  # of a label, or the name of a resource
+KEY = matching(_KEY, "NAME or DOMAIN/NAME, as nvidia.com/gpu")
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
 DEFAULT_PROJECT = ("*.py",)
 RUNS = "/runs"  # contains the run's folder
@@ -38,7 +35,7 @@ _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run
 
 def is_object_name(name: str) -> bool:
     """Return whether this is a valid name of a Kubernetes object: a DNS subdomain (RFC 1123)."""
-    return re.fullmatch(OBJECT_NAME.pattern, name) is not None
+    return re.fullmatch(_OBJECT_NAME, name) is not None
 
 
 def check_text(text: str) -> str:
@@ -51,7 +48,7 @@ def check_text(text: str) -> str:
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Check that these are valid labels of Kubernetes. Raises ValueError."""
     for key, value in labels.items():
-        if not re.fullmatch(KEY.pattern, key):
+        if not re.fullmatch(_KEY, key):
             raise ValueError(f"'{key}' is not a label key: NAME or DOMAIN/NAME")
         if value and not re.fullmatch(_LABEL_NAME, value):
             raise ValueError(f"the value of {key}: letters, digits, '-', '_' and '.', at most 63 characters")
@@ -84,111 +81,65 @@ def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KubernetesOptions:
+class KubernetesOptions(Options):
     """The options of a target of kind kubernetes."""
 
-    workload: Annotated[
-        Workload,
-        Doc("The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer "
-            "2.2 and later), job (a plain Indexed Job); auto: the first of these that the cluster supports. "
-            "--kind sets it too."),
-    ] = "auto"  # fmt: skip
-    context: Annotated[str | None, Doc("The kubectl context. null: the current context."), Rule(check_text)] = None
-    namespace: Annotated[str | None, Doc("The namespace. null: the context's namespace, else default."), NAMESPACE] = (
-        None
-    )
-    master: Annotated[
-        bool,
-        Doc(
-            "For pytorchjob: whether node 0 is a Master replica, as in Kubeflow's examples, instead of the first "
-            "Worker."
-        ),
-    ] = False
-    restart: Annotated[
-        Literal["auto", "OnFailure", "ExitCode", "Never"],
-        Doc("ExitCode: an exit code below 128 ends the job, any other replaces the pod; OnFailure: a failed "
-            "container restarts in its pod, even after an error of the script; Never: the first failure ends the "
-            "job; auto: ExitCode."),
-    ] = "auto"  # fmt: skip
-    failures: Annotated[
-        int, Doc("Number of failures per node after which the job fails (backoffLimit is this number times the number "
-            "of nodes)."),
-        Ge(1), Le(1000),
-    ] = 10  # fmt: skip
-    clean_pods: Annotated[
-        Literal["Running", "None", "All"],
-        Doc("For pytorchjob: which pods are deleted when the job has ended. None: running pods keep their GPUs; "
-            "All: the logs are deleted too."),
-    ] = "Running"  # fmt: skip
-    keep: Annotated[
-        str | None,
-        Doc("How long an ended job and its logs are kept, such as 30d. null: until ddpctl stop."),
-        Rule(partial(check_time, example="1d")),
-    ] = "7d"
-    scratch: Annotated[
-        str | None,
-        Doc("Largest amount that a pod may write to its machine's disk (/tmp, its logs, and /runs without a "
-            "mount); Kubernetes evicts a pod that writes more. null: no limit."),
-        Rule(check_size),
-    ] = "50Gi"  # fmt: skip
-    gpu_resource: Annotated[
-        str,
-        Doc("The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."),
-        KEY,
-    ] = "nvidia.com/gpu"
-    project: Annotated[
-        tuple[str, ...],
-        Doc("Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is "
-            "your own script (at most 900 KiB). A file that looks like a secret is sent only if it is named "
-            "exactly. Empty: the files are in the image."),
-        Rule(check_globs),
-    ] = DEFAULT_PROJECT  # fmt: skip
-    tolerations: Annotated[
-        tuple[str, ...],
-        Doc("Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."),
-        Rule(check_tolerations),
-    ] = ()
-    lost_node: Annotated[
-        int, Doc("Seconds after which the pods of an unreachable machine are deleted (the cluster's default is 300)."),
-        Ge(0), Le(86400),
-    ] = 60  # fmt: skip
-    replace_lost: Annotated[
-        bool,
-        Doc("Whether an attached launch deletes the pod of a machine that has been unreachable for lost_node plus "
-            "the pod's grace period, so that it is replaced. Use it only if such machines are really gone. "
-            "--replace-lost sets it too."),
-    ] = False  # fmt: skip
-    queue: Annotated[str | None, Doc("The queue for Kueue (as its label) and for the gang scheduler."), OBJECT_NAME] = (
-        None
-    )
-    gang: Annotated[
-        bool,
-        Doc("Schedule all pods at once or none. Needs an operator with a gang scheduler (--gang-scheduler-name); "
-            "without one this has no effect, and no message says so."),
-    ] = False  # fmt: skip
-    profile: Annotated[
-        Literal["restricted", "rdma"],
-        Doc("restricted: as Pod Security's level restricted requires; rdma: with an InfiniBand device, as root "
-            "with IPC_LOCK, which only a privileged namespace allows."),
-    ] = "restricted"  # fmt: skip
-    rdma_resource: Annotated[str, Doc("The cluster's resource name of an InfiniBand device."), KEY] = "rdma/hca"
-    metrics_port: Annotated[int, Doc("The port of each node's metrics."), Ge(1024), Le(MAX_PORT)] = 9500
-    network_policy: Annotated[
-        bool, Doc("Whether a NetworkPolicy allows only the run's pods and Prometheus to reach the run's ports.")
-    ] = True
-    monitoring_namespace: Annotated[
-        str, Doc("The namespace from which Prometheus may reach the metrics."), NAMESPACE
-    ] = "monitoring"
-    labels: Annotated[
-        Mapping[str, str],
-        Doc("More labels for the job and its pods, such as a team or a cost center."),
-        Rule(check_labels),
-    ] = field(default_factory=dict)
-    pod: Annotated[
-        Mapping[str, Any],
-        Doc("A strategic merge patch of the pod template, with metadata and spec, for whatever no other option sets: "
-            "annotations, nodeSelector, runtimeClassName, volumes. The container of the ranks is called main."),
-    ] = field(default_factory=dict)  # fmt: skip
+    workload: Workload = "auto"
+    """The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer 2.2 and
+    later), job (a plain Indexed Job); auto: the first of these that the cluster supports."""
+    context: Annotated[str, Rule(check_text)] | None = None
+    """The kubectl context. null: the current context."""
+    namespace: Annotated[str, NAMESPACE] | None = None
+    """The namespace. null: the context's namespace, else default."""
+    master: bool = False
+    """For pytorchjob: whether node 0 is a Master replica, as in Kubeflow's examples, instead of the first Worker."""
+    restart: Literal["auto", "OnFailure", "ExitCode", "Never"] = "auto"
+    """ExitCode: an exit code below 128 ends the job, any other replaces the pod; OnFailure: a failed container restarts
+    in its pod, even after an error of the script; Never: the first failure ends the job; auto: ExitCode."""
+    failures: Annotated[int, between(1, 1000)] = 10
+    """Number of failures per node after which the job fails (backoffLimit is this number times the number of nodes)."""
+    clean_pods: Literal["Running", "None", "All"] = "Running"
+    """For pytorchjob: which pods are deleted when the job has ended. None: running pods keep their GPUs; All: the logs
+    are deleted too."""
+    keep: Annotated[str, Rule(partial(check_time, example="1d"))] | None = "7d"
+    """How long an ended job and its logs are kept, such as 30d. null: until ddpctl stop."""
+    scratch: Annotated[str, Rule(check_size)] | None = "50Gi"
+    """Largest amount that a pod may write to its machine's disk (/tmp, its logs, and /runs without a mount); Kubernetes
+    evicts a pod that writes more. null: no limit."""
+    gpu_resource: Annotated[str, KEY] = "nvidia.com/gpu"
+    """The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."""
+    project: Annotated[Words, Rule(check_globs)] = DEFAULT_PROJECT
+    """Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is your own
+    script (at most 900 KiB). A file that looks like a secret is sent only if it is named exactly. Empty: the files are
+    in the image."""
+    tolerations: Annotated[Words, Rule(check_tolerations)] = ()
+    """Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."""
+    lost_node: Annotated[int, between(0, 86400)] = 60
+    """Seconds after which the pods of an unreachable machine are deleted (the cluster's default is 300)."""
+    replace_lost: bool = False
+    """Whether an attached launch deletes the pod of a machine that has been unreachable for lost_node plus the pod's
+    grace period, so that it is replaced. Use it only if such machines are really gone."""
+    queue: Annotated[str, OBJECT_NAME] | None = None
+    """The queue for Kueue (as its label) and for the gang scheduler."""
+    gang: bool = False
+    """Schedule all pods at once or none. Needs an operator with a gang scheduler (--gang-scheduler-name); without one
+    this has no effect, and no message says so."""
+    profile: Literal["restricted", "rdma"] = "restricted"
+    """restricted: as Pod Security's level restricted requires; rdma: with an InfiniBand device, as root with IPC_LOCK,
+    which only a privileged namespace allows."""
+    rdma_resource: Annotated[str, KEY] = "rdma/hca"
+    """The cluster's resource name of an InfiniBand device."""
+    metrics_port: Annotated[int, between(1024, MAX_PORT)] = 9500
+    """The port of each node's metrics."""
+    network_policy: bool = True
+    """Whether a NetworkPolicy allows only the run's pods and Prometheus to reach the run's ports."""
+    monitoring_namespace: Annotated[str, NAMESPACE] = "monitoring"
+    """The namespace from which Prometheus may reach the metrics."""
+    labels: Annotated[Table, Rule(check_labels)] = field(default_factory=dict)
+    """More labels for the job and its pods, such as a team or a cost center."""
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """A strategic merge patch of the pod template, with metadata and spec, for whatever no other option sets:
+    annotations, nodeSelector, runtimeClassName, volumes. The container of the ranks is called main."""
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """For each setting that would make the job fail, yield its key and an error message."""

@@ -95,7 +95,7 @@ class Draft:
     @property
     def name(self) -> str:
         """The name of the job and of every object that belongs to it."""
-        return self.plan.run
+        return self.plan.name
 
     @property
     def port(self) -> int:
@@ -133,7 +133,7 @@ def needs_project(job: JobSpec) -> bool:
 
 def checkpoint_dir(plan: Plan) -> str:
     """Return the folder of the checkpoints in the container. A resumed run uses the folder of the earlier run."""
-    run = PurePath(plan.checkpoint_dir).parent.name or plan.run
+    run = PurePath(plan.checkpoint_dir).parent.name or plan.name
     return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 
 

@@ -28,7 +28,7 @@ FACTS = '''scontrol --oneliner show job "${SLURM_JOB_ID:?run this with sbatch}" 
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
-    """Return the complete script. If ``plan.run_dir`` is relative, the script chooses its folders when it runs."""
+    """Return the complete script. If ``plan.folder`` is relative, the script chooses its folders when it runs."""
     runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
     start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
     settings = _settings(plan, options, runtime.setup if runtime else "")
@@ -41,7 +41,7 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
         where = "" if options.python else " (PYTHON=/path/to/venv/bin/python sbatch ...)"
         needs = f"{needs[:-1]}, and Python 3.11 with ddpctl[train] on each{where}.\n#"
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
-    if not PurePath(plan.run_dir).is_absolute():
+    if not PurePath(plan.folder).is_absolute():
         lines += "\n#SBATCH --output=%x-%j.log"
     return f"""\
 #!/usr/bin/env bash
@@ -54,14 +54,14 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
 
 def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     job = plan.job
-    rendered = PurePath(plan.run_dir).is_absolute()
+    rendered = PurePath(plan.folder).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
     if rendered:
-        name, run_dir = f"_ddp_run={plan.run}", f"_ddp_dir={shlex.quote(plan.run_dir)}"
+        name, run_dir = f"_ddp_run={plan.name}", f"_ddp_dir={shlex.quote(plan.folder)}"
     checkpoints = f"${names.RUN_DIR}/{CHECKPOINTS}"
-    if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's checkpoints
+    if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.folder):  # another run's checkpoints
         checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
     store = shlex.quote(job.checkpoint_dir or "") + ("" if rendered else "/$_ddp_run")

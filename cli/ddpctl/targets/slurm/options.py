@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-
 from ddpctl.command import Host
-from ddpctl.job.spec import Doc, JobSpec, Rule, RuntimeArgs, matching
+from ddpctl.job.spec import RUNTIME_ARGS, JobSpec
+from ddpctl.job.values import Options, Rule, Words, between, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
 
@@ -86,75 +85,54 @@ def check_login(login: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
+class SlurmOptions(Options):
     """The options of a target of kind slurm."""
 
-    login: Annotated[
-        str | None,
-        Doc("The login node, as [USER@]HOST[:PORT]. null: this machine is a login node."),
-        Rule(check_login),
-    ] = None
-    workdir: Annotated[
-        str | None,
-        Doc("The project's folder on the cluster. null: the current folder, or with login your home folder there."),
-        PATH,
-    ] = None
-    runs: Annotated[
-        str | None,
-        Doc(
-            "The folder of the runs, on a file system that all nodes share. null: the default folder of this "
-            "machine, or with login ~/.local/state/ddpctl/runs on the cluster."
-        ),
-        PATH,
-    ] = None
-    runtime: Annotated[
-        Runtime,
-        Doc("The container runtime of the nodes. none: no container, but a Python with ddpctl[train]."),
-    ] = "none"
-    python: Annotated[
-        str | None,
-        Doc(
-            "For runtime none: a Python that all nodes can read, such as that of a venv. null: $PYTHON, else "
-            "python3 on PATH."
-        ),
-        PATH,
-    ] = None
-    modules: Annotated[tuple[str, ...], Doc("Environment modules to load before the start."), MODULES] = ()
-    sif: Annotated[str | None, Doc("For runtime apptainer: a .sif file to use instead of the job's image."), PATH] = (
-        None
-    )
-    runtime_args: RuntimeArgs = ()
-    partition: Annotated[
-        str | None,
-        Doc("The partition, or several separated by commas: Slurm takes the one that can start first."),
-        WORD,
-    ] = None
-    account: Annotated[str | None, Doc("The account to charge."), WORD] = None
-    qos: Annotated[str | None, Doc("The quality of service."), WORD] = None
-    reservation: Annotated[str | None, Doc("The reservation to use."), WORD] = None
-    constraint: Annotated[str | None, Doc("Features that the nodes must have."), FEATURES] = None
-    exclusive: Annotated[bool, Doc("Whether the job gets whole nodes for itself.")] = False
-    gpu_type: Annotated[str | None, Doc("The type of GPU, as the cluster names it."), WORD] = None
-    gpu_request: Annotated[
-        Literal["gpus-per-node", "gres"], Doc("How GPUs are requested; gres for clusters that support nothing else.")
-    ] = "gpus-per-node"
-    array: Annotated[str | None, Doc("Run the job as an array, such as 0-3%2."), Rule(check_array)] = None
-    after: Annotated[str | None, Doc("A run that must succeed before this one starts."), WORD] = None
-    requeues: Annotated[
-        int,
-        Doc(
-            "Largest number of requeues after a time limit, a preemption or a lost node; 0: none. Three starts in "
-            "a row without a new checkpoint always end the run."
-        ),
-        Ge(0),
-        Le(1000),
-    ] = 20
-    prometheus: Annotated[
-        str | None,
-        Doc("A folder that Prometheus reads with file_sd: each job writes its metrics addresses there while it runs."),
-        PATH,
-    ] = None
-    extra: Annotated[tuple[str, ...], Doc("More options for sbatch, each as --NAME=VALUE."), Rule(check_extra)] = ()
+    login: Annotated[str, Rule(check_login)] | None = None
+    """The login node, as [USER@]HOST[:PORT]. null: this machine is a login node."""
+    workdir: Annotated[str, PATH] | None = None
+    """The project's folder on the cluster. null: the current folder, or with login your home folder there."""
+    runs: Annotated[str, PATH] | None = None
+    """The folder of the runs, on a file system that all nodes share. null: the default folder of this machine, or with
+    login ~/.local/state/ddpctl/runs on the cluster."""
+    runtime: Runtime = "none"
+    """The container runtime of the nodes. none: no container, but a Python with ddpctl[train]."""
+    python: Annotated[str, PATH] | None = None
+    """For runtime none: a Python that all nodes can read, such as that of a venv. null: $PYTHON, else python3 on
+    PATH."""
+    modules: Annotated[Words, MODULES] = ()
+    """Environment modules to load before the start."""
+    sif: Annotated[str, PATH] | None = None
+    """For runtime apptainer: a .sif file to use instead of the job's image."""
+    runtime_args: Annotated[Words, RUNTIME_ARGS] = ()
+    """More options for the container runtime, each as --NAME=VALUE."""
+    partition: Annotated[str, WORD] | None = None
+    """The partition, or several separated by commas: Slurm takes the one that can start first."""
+    account: Annotated[str, WORD] | None = None
+    """The account to charge."""
+    qos: Annotated[str, WORD] | None = None
+    """The quality of service."""
+    reservation: Annotated[str, WORD] | None = None
+    """The reservation to use."""
+    constraint: Annotated[str, FEATURES] | None = None
+    """Features that the nodes must have."""
+    exclusive: bool = False
+    """Whether the job gets whole nodes for itself."""
+    gpu_type: Annotated[str, WORD] | None = None
+    """The type of GPU, as the cluster names it."""
+    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    """How GPUs are requested; gres for clusters that support nothing else."""
+    array: Annotated[str, Rule(check_array)] | None = None
+    """Run the job as an array, such as 0-3%2."""
+    after: Annotated[str, WORD] | None = None
+    """A run that must succeed before this one starts."""
+    requeues: Annotated[int, between(0, 1000)] = 20
+    """Largest number of requeues after a time limit, a preemption or a lost node; 0: none. Three starts in a row
+    without a new checkpoint always end the run."""
+    prometheus: Annotated[str, PATH] | None = None
+    """A folder that Prometheus reads with file_sd: each job writes its metrics addresses there while it runs."""
+    extra: Annotated[Words, Rule(check_extra)] = ()
+    """More options for sbatch, each as --NAME=VALUE."""
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key of each setting that is impossible on Slurm, with an error message."""

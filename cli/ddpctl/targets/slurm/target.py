@@ -86,7 +86,7 @@ class SlurmTarget(Target):
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
-        records = str(PurePath(plan.run_dir).parent)
+        records = str(PurePath(plan.folder).parent)
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
             (found,) = yield commands
@@ -121,18 +121,18 @@ class SlurmTarget(Target):
             checkpoints = PurePath(plan.checkpoint_dir)
             if not checkpoints.is_relative_to(runs):
                 checkpoints = PurePath(runs) / checkpoints.parent.name / run_files.CHECKPOINTS
-            plan = replace(plan, run_dir=str(PurePath(runs) / plan.run), checkpoint_dir=str(checkpoints))
+            plan = replace(plan, folder=str(PurePath(runs) / plan.name), checkpoint_dir=str(checkpoints))
         return plan
 
     def _submit_to_sbatch(self, plan: Plan, secrets: Mapping[str, str], records: str) -> Verb[Submission]:
         """Submit the job. Before that, check it with sbatch --test-only, and create its folder and secrets."""
         options, host, script = self.options, self._host, render_script(plan, self.options)
         depends = yield from self._dependency(records)
-        log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
+        log = f"{plan.folder}/job{'-%a' if options.array else ''}.log"
         argv = (
             "sbatch",
-            f"--job-name={plan.run}",
-            f"--output={plan.run_dir.replace('%', '%%')}{log.removeprefix(plan.run_dir)}",
+            f"--job-name={plan.name}",
+            f"--output={plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}",
             f"--chdir={plan.cwd}",
             *depends,
         )
@@ -145,7 +145,7 @@ class SlurmTarget(Target):
         ignored = ignored_options(listing.stdout, directives(plan.job, options))
         tasks = expand(options.array) if options.array else ()
         yield from _write_secrets(plan, host, secrets, tasks)
-        path = f"{plan.run_dir}/job.sh"
+        path = f"{plan.folder}/job.sh"
         (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=script),)
         if made.returncode:
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
@@ -167,8 +167,8 @@ class SlurmTarget(Target):
 
     def locate(self, run: Run) -> Verb[Lookup]:
         """Find the job by the uid of its launch."""
-        plan = yield from self._plan_on_cluster(run.plan)
-        (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.run_dir, f"{run.created:.0f}"),)
+        plan = yield from self._plan_on_cluster(run)
+        (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.folder, f"{run.created:.0f}"),)
         if answer.returncode == 1:
             return Lookup(state="absent")
         if answer.returncode or not (match := re.fullmatch(r"(?:@(\d+):)?(\d+)\s*", answer.stdout)):
@@ -178,8 +178,8 @@ class SlurmTarget(Target):
 
     def _handle(self, plan: Plan) -> Mapping[str, object]:
         tasks = {"tasks": list(expand(self.options.array))} if self.options.array else {}
-        logs = {"logs": f"{self._host}:{plan.run_dir}"} if self._host else {}
-        return {"dir": plan.run_dir, "workdir": plan.cwd, **tasks, **logs}
+        logs = {"logs": f"{self._host}:{plan.folder}"} if self._host else {}
+        return {"dir": plan.folder, "workdir": plan.cwd, **tasks, **logs}
 
     def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
         """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""
@@ -204,15 +204,15 @@ class SlurmTarget(Target):
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
         yield from _write_secrets(plan, None, secrets)
-        path = f"{plan.run_dir}/job.sh"
+        path = f"{plan.folder}/job.sh"
         (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, self.options)),)
         if made.returncode:
             raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
-        log = f"{plan.run_dir}/job.log"
+        log = f"{plan.folder}/job.log"
         (started,) = yield (
             Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>", starts=True),
         )
-        handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
+        handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.folder, "workdir": plan.cwd}
         note = f"on all nodes of this shell's allocation (job {allocation})"
         return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
@@ -448,7 +448,7 @@ def _write_secrets(
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
-    places = [f"{plan.run_dir}/task-{task}/secrets" for task in tasks] or [f"{plan.run_dir}/secrets"]
+    places = [f"{plan.folder}/task-{task}/secrets" for task in tasks] or [f"{plan.folder}/secrets"]
     for path in places:
         (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=True),)
         if done.returncode:

@@ -40,7 +40,7 @@ class Choice:
 
 def is_resumed(plan: Plan) -> bool:
     """Return whether the run resumes from the checkpoints of an earlier run (``checkpoint_dir`` is ``HOST:PATH``)."""
-    return plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS)
+    return plan.checkpoint_dir != str(PurePath(plan.folder) / CHECKPOINTS)
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
     while waiting or len(tickets) < len(hosts):
         if not waiting:
             host = hosts[order[len(tickets)]]
-            text = claims.take_ticket(folder, plan.run, plan.uid)
+            text = claims.take_ticket(folder, plan.name, plan.uid)
             (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TAKE_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
                 raise UnavailableError(f"cannot join the queue of {host.address}: {took.last_line(NO_ERROR)}")

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-
 from ddpctl.command import Host
-from ddpctl.job.spec import MAX_PORT, Doc, JobSpec, Rule, RuntimeArgs, check_size, matching
+from ddpctl.job.spec import MAX_PORT, RUNTIME_ARGS, JobSpec, check_size
+from ddpctl.job.values import Options, Rule, Words, between, matching
 
 USER = re.compile(r"[\w.][\w.-]*")
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
@@ -37,25 +36,21 @@ def check_project(project: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshHost:
+class SshHost(Options):
     """A machine of the target."""
 
-    address: Annotated[str, Doc("As for ssh: a name in ~/.ssh/config, a host name or an IP address."), ADDRESS]
-    user: Annotated[
-        str | None, Doc("The user to log in as. null: as in ~/.ssh/config, else your user name."), Rule(check_user)
-    ] = None
-    port: Annotated[
-        int | None, Doc("The port of its sshd. null: as in ~/.ssh/config, else 22."), Ge(1), Le(MAX_PORT)
-    ] = None
-    key: Annotated[
-        str | None, Doc("Path of the private key on this machine. null: the keys of the agent and of ~/.ssh.")
-    ] = None
-    peer: Annotated[
-        str | None,
-        Doc("The address at which the other hosts reach it. null: the address that this machine uses."),
-        ADDRESS,
-    ] = None
-    gpus: Annotated[int | None, Doc("Number of its GPUs that a run may use. null: all."), Ge(0), Le(64)] = None
+    address: Annotated[str, ADDRESS]
+    """As for ssh: a name in ~/.ssh/config, a host name or an IP address."""
+    user: Annotated[str, Rule(check_user)] | None = None
+    """The user to log in as. null: as in ~/.ssh/config, else your user name."""
+    port: Annotated[int, between(1, MAX_PORT)] | None = None
+    """The port of its sshd. null: as in ~/.ssh/config, else 22."""
+    key: str | None = None
+    """Path of the private key on this machine. null: the keys of the agent and of ~/.ssh."""
+    peer: Annotated[str, ADDRESS] | None = None
+    """The address at which the other hosts reach it. null: the address that this machine uses."""
+    gpus: Annotated[int, between(0, 64)] | None = None
+    """Number of its GPUs that a run may use. null: all."""
 
     @classmethod
     def from_text(cls, text: str) -> "SshHost":
@@ -81,41 +76,31 @@ def check_hosts(hosts: tuple[SshHost, ...]) -> tuple[SshHost, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshOptions:
+class SshOptions(Options):
     """The options of a target of kind ssh."""
 
-    hosts: Annotated[
-        tuple[SshHost, ...],
-        Doc("The hosts in the order of their use, each as USER@HOST:PORT or with the keys address, user, port, "
-            "key, peer and gpus."),
-        Rule(check_hosts),
-    ]  # fmt: skip
-    runtime: Annotated[
-        Literal["docker", "podman", "none"],
-        Doc("How nodes run: docker or podman with the job's image, or none: the host's Python."),
-    ] = "docker"
-    runtime_args: RuntimeArgs = ()
-    python: Annotated[
-        str, Doc("For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH.")
-    ] = "python3"
-    project: Annotated[
-        str,
-        Doc("The ranks' code. none: what is in the image (with runtime none: the home folder); sync: this folder "
-            "is copied to every host; PATH: a folder that every host has."),
-        Rule(check_project),
-    ] = "none"  # fmt: skip
-    home: Annotated[str, Doc("The folder on the hosts that contains the runs."), Rule(check_path)] = "~/.ddpctl"
-    checkpoint_dir: Annotated[
-        str | None,
-        Doc("A folder shared by all hosts, for the checkpoints of all runs. null: the run's folder on the host of "
-            "node 0."),
-        Rule(check_path),
-    ] = None  # fmt: skip
-    network: Annotated[str, Doc("The containers' network: host, or one that can reach the other hosts."), NETWORK] = (
-        "host"
-    )
-    exclude: Annotated[tuple[str, ...], Doc("Addresses of hosts not to use, such as machines in repair.")] = ()
-    min_disk: Annotated[str, Doc("Free disk space that every host must have for runs."), Rule(check_size)] = "1Gi"
+    hosts: Annotated[tuple[SshHost, ...], Rule(check_hosts)]
+    """The hosts in the order of their use, each as USER@HOST:PORT or with the keys address, user, port, key, peer and
+    gpus."""
+    runtime: Literal["docker", "podman", "none"] = "docker"
+    """How nodes run: docker or podman with the job's image, or none: the host's Python."""
+    runtime_args: Annotated[Words, RUNTIME_ARGS] = ()
+    """More options for the container runtime, each as --NAME=VALUE."""
+    python: str = "python3"
+    """For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH."""
+    project: Annotated[str, Rule(check_project)] = "none"
+    """The ranks' code. none: what is in the image (with runtime none: the home folder); sync: this folder is copied to
+    every host; PATH: a folder that every host has."""
+    home: Annotated[str, Rule(check_path)] = "~/.ddpctl"
+    """The folder on the hosts that contains the runs."""
+    checkpoint_dir: Annotated[str, Rule(check_path)] | None = None
+    """A folder shared by all hosts, for the checkpoints of all runs. null: the run's folder on the host of node 0."""
+    network: Annotated[str, NETWORK] = "host"
+    """The containers' network: host, or one that can reach the other hosts."""
+    exclude: Words = ()
+    """Addresses of hosts not to use, such as machines in repair."""
+    min_disk: Annotated[str, Rule(check_size)] = "1Gi"
+    """Free disk space that every host must have for runs."""
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key of each setting that is impossible on this target, with an error message."""

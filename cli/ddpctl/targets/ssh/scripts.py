@@ -337,15 +337,15 @@ def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ..
         "--detach",
         "--rm",
         "--init",
-        f"--name={container_name(plan.run, node.node)}",
-        f"--label={RUN_LABEL}={plan.run}",
+        f"--name={container_name(plan.name, node.node)}",
+        f"--label={RUN_LABEL}={plan.name}",
         f"--label={NODE_LABEL}={node.node}",
         f"--network={node.network}",
         f"--user={node.user}",
         f"--env-file={env_file}",
         f"--shm-size={size_bytes(job.shm_size)}",
         *confined(),
-        f"--volume={node.run_dir}:{plan.run_dir}",
+        f"--volume={node.run_dir}:{plan.folder}",
     ]
     if node.checkpoints:
         options.append(f"--volume={node.checkpoints}:{plan.checkpoint_dir}")

@@ -63,7 +63,7 @@ class SshTarget(Target):
     def render(self, plan: Plan) -> str:
         """Raise UsageError, because the commands depend on the state of the hosts."""
         raise UsageError(
-            f"render: {plan.run} would run on SSH hosts, and the commands for them depend on their state: use "
+            f"render: {plan.name} would run on SSH hosts, and the commands for them depend on their state: use "
             "ddpctl launch --dry-run, which queries the hosts and prints the commands"
         )
 
@@ -120,11 +120,14 @@ class SshTarget(Target):
         if options.project == "sync":
             try:
                 places = [host.host for host in hosts]
-                yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.run, run_dir=plan.run_dir)
+                yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.name, run_dir=plan.folder)
             except DdpctlError as error:
                 raise NotStartedError(error) from None
         first, address = hosts[0].host, hosts[0].peer or facts[0].address or hosts[0].address
-        port, secret = yield port_command(options, first, job, facts[0], address), self._secret_command(plan.run, first)
+        port, secret = yield (
+            port_command(options, first, job, facts[0], address),
+            self._secret_command(plan.name, first),
+        )
         for output, missing in ((port, "no free port"), (secret, "no secret")):
             if output.returncode:
                 raise UnavailableError(f"{hosts[0].address}: {output.last_line(missing)}")
@@ -140,7 +143,7 @@ class SshTarget(Target):
             handle={
                 "port": number,
                 "address": address,
-                "logs": f"ddpctl logs {plan.run}",
+                "logs": f"ddpctl logs {plan.name}",
                 "hosts": choice.numbers,
                 "nodes": asked,
                 "device": "cuda" if choice.cuda else "cpu",
@@ -277,7 +280,7 @@ class SshTarget(Target):
         hosts = enumerate(self.options.hosts)
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
-    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+    def replace_lost(self, run: Run) -> Verb[Moved]:
         """If the host of a node does not answer, restart the node on a spare host.
 
         Nodes are restarted only if node 0 is alive and in rendezvous, which means that it waits for other nodes. Node 0
@@ -293,9 +296,9 @@ class SshTarget(Target):
             return nothing
         spares = self._spares(run)
         at = [self.options.hosts[number] for number in spares]
-        facts = (yield from self._probe(plan, at)) if at else ()
-        device = run.handle.get("device", plan.job.device)
-        found = judge(self.options, replace(plan, job=replace(plan.job, device=device)), at, facts)
+        facts = (yield from self._probe(run, at)) if at else ()
+        device = run.handle.get("device", run.job.device)
+        found = judge(self.options, replace(run, job=replace(run.job, device=device)), at, facts)
         ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
@@ -303,15 +306,15 @@ class SshTarget(Target):
             why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
             return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
         taken = [at[place] for place in ready]
-        secrets = yield from read_secrets(plan.job)
+        secrets = yield from read_secrets(run.job)
         if self.options.project == "sync":
             at_hosts = [host.host for host in taken]
-            yield from sync(at_hosts, cwd=plan.cwd, home=self.options.home, run=plan.run, run_dir=plan.run_dir)
+            yield from sync(at_hosts, cwd=run.cwd, home=self.options.home, run=run.name, run_dir=run.folder)
         (secret,) = yield (self._secret_command(run.name, hosts[0].host),)
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
         handle = run.handle
-        start = Start(plan=plan, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
+        start = Start(plan=run, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
                       store_secret=secret.stdout)  # fmt: skip
         if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
@@ -474,8 +477,8 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     if is_resumed(plan):
         return plan.checkpoint_dir.partition(":")[2]  # HOST:PATH
     if options.checkpoint_dir:
-        return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
-    return scripts.run_path(options.home, plan.run, CHECKPOINTS)
+        return f"{options.checkpoint_dir.rstrip('/')}/{plan.name}"
+    return scripts.run_path(options.home, plan.name, CHECKPOINTS)
 
 
 def _share(job: JobSpec, host: SshHost, fact: Facts) -> tuple[str, ...]:
@@ -490,18 +493,18 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
 
     plan, environment = start.plan, partial(contract, node=node, addr=start.address, port=start.port)
-    run_dir, checkpoints = there(run_path(options.home, plan.run)), there(checkpoint_folder(options, plan))
-    device, folder, owner = {names.DEVICE: "cuda" if start.cuda else "cpu"}, work_dir(options, plan.run), None
+    run_dir, checkpoints = there(run_path(options.home, plan.name)), there(checkpoint_folder(options, plan))
+    device, folder, owner = {names.DEVICE: "cuda" if start.cuda else "cpu"}, work_dir(options, plan.name), None
     if options.runtime == "none":
-        here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
+        here = replace(plan, folder=run_dir, checkpoint_dir=checkpoints)
         env = {**device, **environment(here), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         every = {**plan.job.env, **start.secrets}
         env |= job_env.pack({name: value for name, value in every.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
-        launch = scripts.launch_process(options, plan.run, node, argv, env, folder=folder)
+        launch = scripts.launch_process(options, plan.name, node, argv, env, folder=folder)
     else:
-        own, inside = checkpoints == f"{run_dir}/{CHECKPOINTS}", f"{scripts.RUNS}/{plan.run}"
-        plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
+        own, inside = checkpoints == f"{run_dir}/{CHECKPOINTS}", f"{scripts.RUNS}/{plan.name}"
+        plan = replace(plan, folder=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
         env = {**scripts.DEFAULTS, **start.secrets, **device, **environment(plan), names.IMAGE: fact.image_id}
         env |= job_env.pack(plan.job.env)
         owner = _OURS if fact.get("id").startswith(_ROOT) else None
@@ -518,9 +521,9 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
             checkpoints=None if own else checkpoints,
         )
         argv = scripts.run_args(plan, container, env_file="$_ddp_env")
-        launch = scripts.launch_container(options, plan.run, argv, scripts.env_file(env))
+        launch = scripts.launch_container(options, plan.name, argv, scripts.env_file(env))
     return scripts.start_node(
-        options, plan.run, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner,
+        options, plan.name, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner,
         uid=plan.uid,
     )  # fmt: skip
 

@@ -1,0 +1,67 @@
+"""Answers of engines, and how an image is shown."""
+
+import pytest
+from tests.unit.ddpctl.test_images import image
+
+from ddpctl.command import Output
+from ddpctl.errors import UnavailableError
+from ddpctl.files.images import Engine, build_line, human_size, pin, read_inspect, show
+from ddpctl.operations.image_transfer import inspect_image
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[{}]", "[1]", '[{"Id": 1}]'],
+    ids=["nothing", "no image", "no list", "an empty image", "a number", "an id alone"],
+)  # fmt: skip
+def test_an_answer_without_an_image_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="image inspect"):
+        read_inspect("x", text)
+
+
+def test_a_pin_is_the_registrys_digest_or_the_id() -> None:
+    assert pin(image()) == "sha256:" + "d" * 64
+    assert pin(image(RepoDigests=[])) == "sha256:" + "a" * 64
+
+
+def test_the_command_that_builds_an_image() -> None:
+    args = ("TORCH=2.11.0", "BASE=python:3.12-slim")
+    line = build_line("docker", tag="me/train:1", dockerfile="docker/Dockerfile", context=".", build_args=args)
+    assert " ".join(line) == (
+        "docker build --file docker/Dockerfile --tag me/train:1 "
+        "--build-arg TORCH=2.11.0 --build-arg BASE=python:3.12-slim ."
+    )
+
+
+def test_the_table_of_an_image() -> None:
+    assert show(image(), "python 3.11.7\ntorch 2.13.0\n") == [
+        "me/train:1  1.2 GB in 2 layers, linux/amd64",
+        f"  id           sha256:{'a' * 64}",
+        f"  digest       me/train@sha256:{'d' * 64}",
+        "  created      2026-11-20T12:00:00Z",
+        "  user         10001:0",
+        "  entry point  /usr/bin/tini -- ddprun",
+        "  inside       python 3.11.7, torch 2.13.0",
+    ]
+
+
+@pytest.mark.parametrize(("size", "text"), [(999, "999 B"), (1500, "1.5 kB"), (2_000_000, "2.0 MB"), (10**9, "1.0 GB")])
+def test_a_size_has_a_decimal_unit(size: int, text: str) -> None:
+    assert human_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("engine", "stderr", "is_missing"),
+    [
+        ("docker", "Error response from daemon: No such image: x:latest", True),
+        ("podman", "Error: x: image not known", True),
+        ("docker", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", False),
+    ],
+    ids=["docker", "podman", "no daemon"],
+)
+def test_only_an_image_that_is_missing_is_to_be_built_or_pulled(engine: Engine, stderr: str, is_missing: bool) -> None:
+    verb = inspect_image(engine, "x")
+    next(verb)
+    with pytest.raises(UnavailableError) as error:
+        verb.send((Output(returncode=1, stderr=stderr + "\n"),))
+    assert stderr in str(error.value)
+    assert (f"ddpctl image build or {engine} pull" in str(error.value)) == is_missing

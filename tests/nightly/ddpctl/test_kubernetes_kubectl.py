@@ -1,0 +1,54 @@
+"""States of pods that pass."""
+
+import pytest
+from tests.unit.ddpctl.test_kubernetes_kubectl import RECORDED, states, status_of
+
+
+def test_a_pod_that_outlives_its_grace_names_its_machine() -> None:
+    status = status_of("terminating", now=RECORDED + 3600)
+    assert status.state == "rendezvous"
+    assert all(fact in status.message for fact in ("terminating-worker-1", "machine node-1", "--replace-lost"))
+
+
+def test_a_job_that_is_being_suspended_does_not_replace_its_pods() -> None:
+    job, *_ = states()["terminating"]
+    job["spec"]["runPolicy"]["suspend"] = True
+    status = status_of("terminating", job=job)
+    assert (status.state, "replaced" in status.message) == ("stopping", False)
+
+
+PULLING = 'failed to pull and unpack image "reg:5000/t:1": failed to resolve reference "reg:5000/t:1": '
+
+
+@pytest.mark.parametrize(
+    ("cause", "fact"),
+    [
+        ('failed to do request: Head "https://reg:5000/v2/t": dial tcp 10.0.0.1:5000: i/o timeout',
+         "dial tcp 10.0.0.1:5000: i/o timeout"),
+        ("unexpected status from HEAD request: 500 Internal Server Error",
+         "unexpected status from HEAD request: 500 Internal Server Error"),
+        ("reg:5000/t:1: not found", "no such image or tag"),
+    ],
+)  # fmt: skip
+def test_why_an_image_cannot_be_pulled_is_the_same_line_in_each_state_of_the_pull(cause: str, fact: str) -> None:
+    """Whether the kubelet tries, waits, or (before 1.31) has the cause in an event alone."""
+    _, pods, _ = states()["imagepullbackoff"]
+    failed = {
+        "reason": "Failed",
+        "message": f'Failed to pull image "reg:5000/t:1": rpc error: code = Unknown desc = {PULLING}{cause}',
+    }
+    messages = set()
+    for reason, message, events in (
+        ("ErrImagePull", f"{PULLING}{cause}", []),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {PULLING}{cause}", []),
+        ("ImagePullBackOff", f'Back-off pulling image "reg:5000/t:1": ErrImagePull: {PULLING}{cause}', []),
+        ("ImagePullBackOff", 'Back-off pulling image "reg:5000/t:1"', [failed]),
+    ):
+        for pod in pods:
+            container = pod["status"]["containerStatuses"][0]
+            container["state"], container["image"] = {"waiting": {"reason": reason, "message": message}}, "reg:5000/t:1"
+        of_pod = [{**event, "involvedObject": {"name": pods[0]["metadata"]["name"]}} for event in events]
+        messages.add(status_of("imagepullbackoff", pods=pods, events=of_pod).message)
+    (message,) = messages
+    assert "reg:5000/t:1" in message
+    assert message.endswith(fact)

@@ -1,0 +1,52 @@
+"""Further refusals of a cluster at a launch."""
+
+import pytest
+from tests.unit.ddpctl.answers import Answer, matching, perform
+from tests.unit.ddpctl.kubernetes_lab import OK, cluster, lines, plan_of
+from tests.unit.ddpctl.test_kubernetes_submit import OF_JOB, UID, UNREACHABLE, error_of, kinds, submit
+
+from ddpctl.command import Command, Output
+from ddpctl.errors import ConfigError, NotStartedError
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.target import KubernetesTarget
+
+
+@pytest.mark.parametrize("refusals", [2, 5])
+def test_a_train_job_whose_runtime_is_not_seen_yet_is_created_again_up_to_four_times(refusals: int) -> None:
+    unseen = Output(returncode=1, stderr='admission webhook "v" denied the request: specified trainingRuntime must be '
+                    "created before the TrainJob is created")  # fmt: skip
+    outputs = iter([unseen] * refusals + [UID])
+    answers: dict[str, Answer] = {"--raw": OK, OF_JOB: lambda _: next(outputs)}
+    if refusals > 4:
+        asked, error = error_of(answers, workload="trainjob")
+        assert type(error) is ConfigError
+    else:
+        asked, submission = submit(answers, workload="trainjob")
+        assert submission.handle["workload"] == "trainjob"
+    assert lines(matching(asked, "sleep")) == ["sleep 1", "sleep 2", "sleep 4", "sleep 8"][:refusals]
+    assert kinds(matching(asked, OF_JOB)) == ["TrainJob"] * min(refusals + 1, 5)
+
+
+def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named() -> None:
+    """In a dry run, nothing else shows it; a launch ends at its next command."""
+    _, submission = submit({"--raw": UNREACHABLE}, workload="pytorchjob")
+    assert "127.0.0.1:16999" in submission.note
+
+
+@pytest.mark.parametrize(("contexts", "known"), [("lab\nprod\n", "lab, prod"), ("", "none")])
+def test_a_context_that_does_not_exist_is_refused_with_those_that_do(contexts: str, known: str) -> None:
+    missing = Output(returncode=1, stderr="error: cannot locate context prodd\n")
+    answers = {"config view": missing, "get-contexts": Output(returncode=0, stdout=contexts)}
+    _, error = error_of(answers, context="prodd")
+    assert type(error) is ConfigError
+    assert "'prodd'" in str(error)
+    assert str(error).endswith(f": {known}")
+
+
+def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it() -> None:
+    target, plan = KubernetesTarget(KubernetesOptions(workload="pytorchjob")), plan_of(run="a" * 55)
+    asked: list[Command] = []
+    with pytest.raises(NotStartedError) as error:
+        perform(target.submit(plan, attached=True), cluster(), asked)
+    assert (type(error.value.reason), matching(asked, "create")) == (ConfigError, [])
+    assert all(fact in str(error.value) for fact in ("--name", plan.name, "55", "54"))

@@ -1,0 +1,88 @@
+"""The single augmentations against their definitions, and the memory that laying out takes."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.ddptrain.test_augment import CPU
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddptrain.data import augment, sampling
+from ddptrain.data.augment import lay_out, make_mixing, mix_images, mixing_partners, num_bytes_laid_out
+from ddptrain.data.sampling import sample_hash
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that the tensors made within held at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        storage = result.untyped_storage()
+        self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.most = max(self.most, sum(size for one, size in self._made.values() if not one.expired()))
+        return result
+
+
+@pytest.mark.parametrize(("shift_px", "mirrored"), [(2, True), (0, True), (2, False), (0, False)])
+def test_laying_out_holds_no_more_than_is_said_and_the_images(
+    shift_px: int, mirrored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.randint(0, 256, (1000, 6, 7, 3), dtype=torch.uint8)
+    monkeypatch.setattr(augment, "MAX_PART_BYTES", 64 * images[0].numel())
+    with Held() as held:
+        laid_out = lay_out(images, crop_px=6, shift_px=shift_px, mirrored=mirrored).squares_MHWC
+    expected = functional.pad(images, (0, 0, shift_px, shift_px, shift_px, shift_px))
+    assert torch.equal(laid_out, torch.cat([expected, expected.flip(2)]) if mirrored else expected)
+    needed = num_bytes_laid_out(images, shift_px=shift_px, mirrored=mirrored)
+    assert held.most - images.numel() <= needed + 3 * augment.MAX_PART_BYTES  # the images themselves count as well
+
+
+def test_larger_squares_are_cropped_in_the_middle_for_a_test() -> None:
+    images = torch.randint(0, 256, (3, 10, 10, 3), dtype=torch.uint8)
+    middles = lay_out(images, crop_px=6, shift_px=0, mirrored=False).centre_crops(torch.tensor([2, 0]))
+    assert torch.equal(middles, images[[2, 0], 2:8, 2:8])
+
+
+def test_a_cutout_is_a_square_of_its_side_and_an_erased_part_lies_inside() -> None:
+    bits = sample_hash(torch.arange(2000), seed=0, epoch=0)
+    cut = augment.square_mask(bits, (sampling.CUT_TOP, sampling.CUT_LEFT), 4, 16)[:, 0]
+    assert cut.shape == (2000, 16, 16)
+    assert cut.flatten(1).sum(1).max() == 16
+    assert cut.flatten(1).sum(1).min() >= 4  # in a corner a quarter of it is left
+    assert cut.float().mean(0).min() > 0  # every pixel is cut out some time
+    erased = augment.erase_mask(bits, 0.5, 16)[:, 0].flatten(1).sum(1)
+    assert 900 < int((erased > 0).sum()) < 1100
+    areas = erased[erased > 0] / 16**2
+    assert 0.01 < areas.min() < 0.04 < 0.3 < areas.max() < 0.4
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_beta_is_drawn_as_by_torch(alpha: float) -> None:
+    drawn = sampling.beta((torch.arange(20_000) + 0.5) / 20_000, sampling.beta_table(alpha))
+    torch.manual_seed(0)
+    expected = torch.distributions.Beta(alpha, alpha).sample((2_000_000,))
+    wanted = torch.tensor([0.05, 0.25, 0.5, 0.6, 0.9])
+    assert torch.allclose(drawn.quantile(wanted), expected.quantile(wanted), atol=0.01)
+
+
+def test_mixed_images_are_as_much_of_each_other_as_their_labels_say() -> None:
+    bits = sample_hash(torch.arange(400), seed=0, epoch=0)
+    ones, zeros = torch.ones(400, 1, 16, 16), torch.zeros(400, 1, 16, 16)
+    for alphas in ((0.5, 0.0), (0.0, 1.0), (0.5, 1.0)):
+        how = make_mixing(*alphas, CPU)
+        assert how is not None
+        images, own = mix_images(how, ones, zeros, bits)
+        assert torch.allclose(images.mean((1, 2, 3)), own, atol=1e-5)
+        assert 0.4 < float(own.mean()) < 0.75
+        pasted = ((images == 0) | (images == 1)).flatten(1).all(1).float().mean()
+        assert (float(pasted) > 0.9) if alphas[0] == 0 else (float(pasted) < 0.7)
+    assert make_mixing(0, 0, CPU) is None
+    drawn = mixing_partners(bits, 10)
+    assert drawn.unique().tolist() == list(range(10))
