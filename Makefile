@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s nightly nightly-changed bench bench-train bench-gpu recording dist sbom lock help clean
+.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s nightly nightly-changed bench bench-train gpu gpu-wheels recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -87,9 +87,11 @@ bench-train: $(VENV)/.bench  ## compare ddptrain with tutorials' loops and frame
 recording: $(VENV)/.dev  ## record the README's terminal session again
 	$(BIN)/python bench/recording.py
 
-bench-gpu: $(VENV)/.bench  ## compare ddptrain, and its input pipeline, with others on a GPU
-	$(BIN)/python bench/train.py --device cuda
-	$(BIN)/python bench/input.py --device cuda
+gpu:  ## show on a machine with a GPU what holds, in nine minutes, without a network: PART=2 for the rest, OUT=DIR
+	$(PYTHON) bench/gpu.py --part $(or $(PART),1) --out $(or $(OUT),build/gpu) $(GPU_OPTIONS)
+
+gpu-wheels: $(VENV)/.dev  ## collect in build/gpu-wheels what make gpu installs there
+	$(BIN)/python bench/gpu.py --download build/gpu-wheels
 
 dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and test the wheel without torch
 	rm -rf dist

@@ -1,6 +1,6 @@
-"""Measure the cost of checkpoints, metrics and logging in a training loop (ResNet-18 with momentum, on the CPU).
+"""Measure the cost of checkpoints, metrics and logging in a training loop (ResNet-18 with momentum).
 
-    python bench/checkpoint.py [--rounds 10] [--json FILE]
+    python bench/checkpoint.py [--rounds 10] [--device cpu] [--json FILE]
 
 "Blocked" is the time for which the loop stops to save a checkpoint. ddptrain writes the file in a background thread.
 Two other ways block the loop until the file is written: torch.save of the same state, and torch.save followed by fsync
@@ -45,7 +45,7 @@ def with_fsync(state: object, path: Path) -> None:
     part.replace(path)
 
 
-def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
+def checkpoints(folder: Path, rounds: int, device: str) -> dict[str, list[float]]:
     """Return the milliseconds of each round. The keys are the names of what was timed."""
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
@@ -54,15 +54,17 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
     from ddptrain.metrics import Metrics
     from ddptrain.models import build_model
 
-    model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
+    model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, fused=True)
-    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+    images, labels = torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def train(steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
+        synchronize()
 
     train(2)
     saver = CheckpointSaver(
@@ -156,15 +158,16 @@ def watching() -> tuple[list[float], float]:
 def main() -> None:
     parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"PROMETHEUS_MULTIPROC_DIR": name, "DDP_HEARTBEAT_FILE": f"{name}/heartbeat"}
         machine = measuring.machine()
-        times = checkpoints(Path(name), args.rounds)
+        times = checkpoints(Path(name), args.rounds, args.device)
         watched, guard_us = watching()
-    print(f"{THREADS} thread, {machine}")
+    print(f"{THREADS} thread, {args.device}, {machine}")
     print(measuring.head("milliseconds", 32, 9))
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, values in times.items():

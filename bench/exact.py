@@ -1,11 +1,12 @@
 """Check that a training that continues after a kill or a stop ends with the same weights as an undisturbed training.
 
     python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
+    python bench/exact.py --groups device --device cuda
 
-All trainings run with --deterministic and gloo. Each row trains twice on the same number of ranks: once undisturbed,
-and once with a rank that gets signals at chosen moments (exact_rank.py). After a signal, the training continues in one
-of three ways: ddprun starts the ranks again (after a SIGKILL only), the same command is run again, or ``ddpctl launch
---resume`` is run. After a SIGTERM, all ranks save before they stop.
+All trainings run with --deterministic and gloo, those of the group ``device`` with one rank. Each row trains twice on
+the same number of ranks: once undisturbed, and once with a rank that gets signals at chosen moments (exact_rank.py).
+After a signal, the training continues in one of three ways: ddprun starts the ranks again (after a SIGKILL only), the
+same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save before they stop.
 
 --rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
 --gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``. In each of these runs, a rank is killed at a random
@@ -139,6 +140,17 @@ ROWS = (
     Row(group="ways", title="killed, ddpctl launch --resume", events=MIDDLE, ranks=(2, 2), way="resume"),
     Row(group="ways", title="stopped, ddpctl launch --resume", events=("TERM@step:37@R",), ranks=(2, 2), way="resume"),
 )
+
+
+def on_device(device: str) -> tuple[Row, ...]:
+    """Return the group ``device``: trainings with one rank on the CPU or on a GPU."""
+    return tuple(
+        Row(group="device", title=title, events=MODEL, ranks=(1, 1), options=(*options, f"--device={device}"))
+        for title, options in (
+            ("convnet: AdamW", synthetic(CONVNET, "--model=convnet", "--optimizer=adamw")),
+            ("resnet18: bf16", synthetic(COLOUR, "--model=resnet18", "--precision=bf16")),
+        )
+    )
 
 
 def run_python(arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -289,10 +301,12 @@ def main() -> None:
     parser.add_argument("--rows", default="")
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the group device")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    rows = [row for row in ROWS if row.group in args.groups.split(",") and re.search(args.rows, row.title)]
+    every = (*ROWS, *on_device(args.device))
+    rows = [row for row in every if row.group in args.groups.split(",") and re.search(args.rows, row.title)]
     if not rows and not args.random:
         parser.error(f"no row of {args.groups} is found by {args.rows!r}")
     tries = []

@@ -11,16 +11,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 
-folder, steps = Path(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
+folder, steps, device = Path(sys.argv[1]), int(sys.argv[2]), torch.device(*sys.argv[3:] or ["cpu"])
+dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
 heart = Heart(os.environ.get(HEARTBEAT_FILE))  # torchrun sets none
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(steps):
-    model(torch.randn(8, 64)).square().mean().backward()
+    model(torch.randn(8, 64, device=device)).square().mean().backward()
     optimizer.step()
     heart.beat(int(1000 * time.monotonic()))  # always further: ddprun gives up where there is no progress
     if step == 0:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         said = folder / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}"
         part = said.with_name(f"{said.name}.part")
         part.write_text(f"{time.time()} {os.getpid()}")

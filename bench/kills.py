@@ -41,15 +41,15 @@ KILL_EVERY_S = 20.0
 
 
 class Run:
-    """One ddprun with its ranks."""
+    """One ddprun with its ranks. They run ddptrain, or another ``script``."""
 
-    def __init__(self, folder: Path, ranks: int, *options: str) -> None:
+    def __init__(self, folder: Path, ranks: int, *options: str, script: tuple[str, ...] = ("-m", "ddptrain")) -> None:
         self.folder = folder
         self.ranks = ranks
         self.node = folder / "run" / node_name(0)
         environ = measuring.clean_environ() | {"DDP_RUN_DIR": str(folder / "run")}
         self.log = folder / "log"
-        arguments = ["-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
+        arguments = ["-m", "ddprun", "--nproc-per-node", str(ranks), *script, *options]
         with self.log.open("w") as out:
             self.process = start_python(arguments, cwd=folder, stdout=out, stderr=out, env=environ)
 

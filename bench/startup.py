@@ -5,7 +5,7 @@ two ranks each, or as --nodes and --ranks say. The time is measured until the la
 Then ddprun starts the script, and random ranks get SIGKILL. The time is measured from each SIGKILL until all ranks have
 finished a step again.
 
-    python bench/startup.py [--repeats 3] [--kills 10] [--nodes 2] [--ranks 2] [--json FILE]
+    python bench/startup.py [--repeats 3] [--kills 10] [--nodes 2] [--ranks 2] [--device cpu] [--json FILE]
 
 Goals: ddprun takes at most 0.45 times as long as torchrun until the first step, and the ranks train again after at most
 0.5 s. The exit code is 0 whatever the numbers are.
@@ -35,10 +35,11 @@ LAUNCHERS = {"ddprun": ("ddprun",), "ddprun --exec": ("ddprun", "--exec"), "torc
 
 
 class Size(NamedTuple):
-    """The number of nodes, and of the ranks on each node."""
+    """The number of nodes, of the ranks on each node, and the device of the ranks."""
 
     nodes: int
     ranks: int
+    device: str = "cpu"
 
 
 def launch(launcher: str, folder: Path, size: Size, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
@@ -51,7 +52,7 @@ def launch(launcher: str, folder: Path, size: Size, *, steps: int, restarts: int
                 sys.executable,
                 "-m",
                 *LAUNCHERS[launcher],
-                *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps]),
+                *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps, size.device]),
             ],
             env=measuring.clean_environ() | {"DDP_NODES_HERE": str(size.nodes)},
             stdout=subprocess.DEVNULL,
@@ -133,9 +134,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="on each node")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with NCCL, for one rank per GPU"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    size = Size(args.nodes, args.ranks)
+    size = Size(args.nodes, args.ranks, args.device)
     processes.adopt_orphans()
     times: dict[str, list[tuple[float, float]]] = {one: [] for one in LAUNCHERS}
     for _, one in measuring.in_turns(list(LAUNCHERS), args.repeats):
@@ -149,7 +153,7 @@ def main() -> None:
     ratio, exec_ratio = (
         statistics.median(columns[f"first step, {one}"]) / theirs for one in ("ddprun", "ddprun --exec")
     )
-    print(f"{size.nodes} nodes x {size.ranks} ranks, gloo, {measuring.machine()}")
+    print(f"{size.nodes} nodes x {size.ranks} ranks, {size.device}, {measuring.machine()}")
     print(measuring.head("seconds", 28, 7))
     for name, values in columns.items():
         if values:

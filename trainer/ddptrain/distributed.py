@@ -44,9 +44,10 @@ T = TypeVar("T")
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # torch.compile's modes that keep a graph's memory
 _LOST = re.compile(
     "ncclRemoteError|closed by remote|reset by peer|refused|broken pipe|unreachable|no route|time(d )?out"
-    "|completion from peer",
+    "|completion from peer|remote process exited",
     re.IGNORECASE,
 )
+_NCCL2 = "\nNCCL Last Error:"
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
@@ -356,7 +357,7 @@ def is_timeout(error: Exception) -> bool:
 
 def is_lost_peer(error: Exception) -> bool:
     """Return whether another rank exited or did not answer. gloo's RuntimeError names a source file of gloo."""
-    if isinstance(error, dist.DistError):
+    if isinstance(error, dist.DistError) or _NCCL2 in str(error):
         return nccl_failure(error) is None
     return isinstance(error, RuntimeError) and "gloo/" in str(error)
 
@@ -366,12 +367,15 @@ def nccl_failure(error: Exception) -> str | None:
 
     The text of torch's DistBackendError (NCCLUtils.hpp) has a line "NCCL error in: FILE:LINE, WHAT" and a line
     "ncclKIND: WHAT". After a line "Last error:", there is a line from NCCL. A lost rank is not always an
-    ncclRemoteError: https://github.com/NVIDIA/nccl/issues/795.
+    ncclRemoteError: https://github.com/NVIDIA/nccl/issues/795. nccl2, the backend "nccl" since torch 2.15, raises a
+    RuntimeError (nccl2/ProcessGroupNCCL.hpp): "CALL failed: KIND" and a line with NCCL's last error.
     """
     head, _, text = str(error).partition("\n")
-    if not isinstance(error, dist.DistBackendError) or "NCCL error" not in head:
-        return None
     text = text.partition("Exception raised from")[0]  # torch's C++ stack
+    if _NCCL2 in str(error):
+        text = f"{head.rpartition(': ')[2].partition(' (')[0]}\nLast error:{text.partition(_NCCL2.strip())[2]}"
+    elif not isinstance(error, dist.DistBackendError) or "NCCL error" not in head:
+        return None
     if _LOST.search(text):
         return None
     kind, _, last = (part.strip() for part in text.partition("Last error:"))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddptrain.checkpoint import Rows, Shard, map_tensors, whole
 from ddptrain.config import RankOptions
@@ -38,7 +39,13 @@ class Sharding:
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
-        for module in (*blocks_of(model), model):
+        # torch's batch normalization needs weights of the dtype of its statistics, which are not sharded.
+        norms: list[nn.Module] = (
+            [module for module in model.modules() if isinstance(module, _BatchNorm)] if compute else []
+        )
+        for module in norms:
+            fully_shard(module, mesh=self.mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+        for module in (*(block for block in blocks_of(model) if block not in norms), model):
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         model.to_empty(device=self.world.device)
         device, values = self.world.device, None if weights is None else weights.state_dict()

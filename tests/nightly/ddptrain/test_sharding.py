@@ -165,6 +165,18 @@ def test_killed_ranks_go_on_to_the_same_weights(
     assert newest.with_name(f"{newest.name}.bad").exists()
 
 
+@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+def test_batch_normalization_in_bf16_has_the_losses_of_ddp(model: str, train: Callable[..., list[Ended]]) -> None:
+    options = ("--data=synthetic", "--synthetic-shape=3x16x16", "--synthetic-samples=64", "--batch-size=32")
+    losses = []
+    for strategy in ("ddp", "fsdp"):
+        how = (f"--strategy={strategy}", f"--model={model}", "--precision=bf16", "--epochs=1", "--device=cpu")
+        ended = train(*options, *how, f"--checkpoint-dir={strategy}", size=2)
+        assert [rank.code for rank in ended] == [0, 0], ended[0].err
+        losses += map(float, re.findall(r"loss ([\d.]+)", ended[0].out))
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 def test_rows_of_several_shards_are_read_together(tmp_path: Path) -> None:
     weight = load_checkpoint(write_shards(tmp_path, 8)).parts["model"]["weight"]
     complete = torch.arange(10.0).view(10, 1) + 8

@@ -50,6 +50,24 @@ LOST = {
 }
 
 
+def nccl2(call: str, kind: str, last: str) -> str:
+    """Return the text of nccl2's error: NCCLException in torch/csrc/distributed/c10d/nccl2."""
+    return f"NCCL {call} failed: {kind} \nNCCL Last Error: {last}"
+
+
+SYSTEM2 = "unhandled system error (run with NCCL_DEBUG=INFO for details)"
+NCCL2_OWN = nccl2("AllReduce", "unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "out of memory")
+NCCL2_LOST = (
+    nccl2("AllReduce", "remote process exited or there was a network error", ""),
+    nccl2("Broadcast", SYSTEM2, "Call to recv from 10.0.0.2<33> failed : Connection reset by peer"),
+)
+
+
+@pytest.mark.parametrize("text", NCCL2_LOST)
+def test_a_lost_rank_under_nccl2(text: str) -> None:
+    assert is_lost_peer(RuntimeError(text))
+
+
 @pytest.mark.parametrize("text", LOST.values(), ids=LOST)
 def test_what_nccl_says_of_a_lost_rank(text: str) -> None:
     assert nccl_failure(dist.DistBackendError(text)) is None
@@ -69,11 +87,13 @@ def ended_by(error: Exception, folder: Path) -> tuple[int, str]:
     return code, json.loads((folder / "error.json").read_text())["message"]["message"]
 
 
-@pytest.mark.parametrize("text", OWN.values(), ids=OWN)
+@pytest.mark.parametrize(
+    "error", [*map(dist.DistBackendError, OWN.values()), RuntimeError(NCCL2_OWN)], ids=[*OWN, "nccl2"]
+)
 def test_a_failure_of_nccl_is_told_with_its_own_line(
-    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    error: Exception, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, message = ended_by(dist.DistBackendError(text), tmp_path)
+    code, message = ended_by(error, tmp_path)
     *log, line = capfd.readouterr().err.splitlines()
     assert (code, message) == (70, line)
     assert log[0] == "Traceback (most recent call last):"

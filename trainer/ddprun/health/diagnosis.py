@@ -253,8 +253,12 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
     """
     try:
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
+        unrecorded = recorders.pop("unrecorded")
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
-        return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-limit:]}
+        found: dict[str, Any] = {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-limit:]}
+        if unrecorded:
+            found["unknown"] = f"this torch does not record the collectives of {', '.join(unrecorded)}"
+        return found
     except FileNotFoundError:
         return {"collectives": [], "unknown": NO_SERVER}
     except TimeoutError:

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import inspect
 import io
+import json
 import runpy
 import sys
 import threading
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 FORK_NAMES = ((runpy, "_run_module_as_main"), (threading, "_shutdown"), (atexit, "_run_exitfuncs"))
+
+SELF_RECORDING = ("ProcessGroupGloo", "ProcessGroupNCCL")  # types of backends
+HOOKED = {"nccl2", "nccl-lazy"}  # backends that tell torch's flight recorder hook when a collective ends
 
 WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_value
 
@@ -90,16 +94,39 @@ def before_rendezvous(check: Callable[[object, object, object], object]) -> None
 
 
 def flight_recorder() -> bytes:
-    """Return this process's records of collectives from torch's flight recorders, as a JSON object keyed by backend."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    found = []
+    """Return this process's records of collectives from torch's flight recorders, as a JSON object keyed by backend.
+
+    The key "unrecorded" has the names of the backends whose collectives are not recorded. See docs/decisions/0054.
+    """
+    c10d, (hooked, unrecorded) = sys.modules.get("torch._C._distributed_c10d"), _other_backends()
+    dumps = [b'"unrecorded":%s' % json.dumps(unrecorded).encode()]
     for backend, name, args in (
-        ("gloo", "_dump_fr_trace_json", (True, False, "gloo")),
+        ("gloo", "_dump_fr_trace_json", (True, False)),  # before torch 2.15, it does not take the name of a backend
         ("nccl", "_dump_nccl_trace_json", (True, False)),
+        *((backend, "_dump_fr_trace_json", (True, False, backend)) for backend in hooked),
     ):
         with contextlib.suppress(Exception):  # in this torch the function has another signature or does not exist
-            found.append(b'"%s":%s' % (backend.encode(), getattr(c10d, name)(*args)))
-    return b"{%s}" % b",".join(found)
+            dumps.append(b'"%s":%s' % (backend.encode(), getattr(c10d, name)(*args)))
+    return b"{%s}" % b",".join(dumps)
+
+
+def _other_backends() -> tuple[list[str], list[str]]:
+    """Return this process's backends that do not record their collectives themselves.
+
+    The first list has those that torch's hook records. torch does not record those in the second list, or does not
+    record when their collectives end.
+    """
+    hooked, unrecorded = set(), set()
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    for group, (name, _) in list(getattr(world, "pg_map", {}).items()):
+        backends = [group._get_backend(device) for device in group._device_types]
+        backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        others = {backend.name() for backend in backends if type(backend).__name__ not in SELF_RECORDING}
+        hooks = getattr(world, "pg_flight_recorder_hooks", ())  # since torch 2.15
+        seen = others & HOOKED if group in hooks else set()
+        hooked |= seen
+        unrecorded |= others - seen if backends else {name}
+    return sorted(hooked), sorted(unrecorded - hooked)
 
 
 def has_profiler() -> bool:
