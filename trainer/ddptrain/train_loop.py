@@ -154,17 +154,10 @@ def train_step(
 def compute_gradients(
     state: TrainingState, batch: Batch, shard: BatchShard, *, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
-
-    Sharded ranks exchange weights in each part of a batch, so all need the same number of parts. A rank with fewer
-    parts repeats its last part with weight 0.
-    """
+    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss."""
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
-    count = state.options.training.accumulate
-    parts = [(part, shard.weight) for part in _parts(batch, count)]
-    if state.sharding is not None:
-        parts += [(parts[-1][0], 0.0)] * (min(count, shard.most) - len(parts))
+    parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
     ddp = find_ddp(state.ddp)
     for number, (part, weight) in enumerate(parts):
         is_last = number == len(parts) - 1
@@ -220,6 +213,17 @@ def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothin
         for labels_B in (batch.labels_B, batch.others_B)
     )
     return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()
+
+
+def weighted_parts(batch: Batch, shard: BatchShard, count: int, *, is_sharded: bool) -> list[tuple[Batch, float]]:
+    """Return at most ``count`` parts of a batch with their weights.
+
+    Sharded ranks exchange weights in each part of a batch, so all need the same number of parts. A rank with fewer
+    parts repeats its last part with weight 0.
+    """
+    parts = [(part, shard.weight) for part in _parts(batch, count)]
+    num_missing = min(count, shard.most) - len(parts) if is_sharded else 0
+    return parts + [(parts[-1][0], 0.0)] * num_missing
 
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:

@@ -1,11 +1,8 @@
 """Evidence that is ambiguous, and variants of the causes that explain names."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_explain import (
     BEFORE,
     IN_LOADER,
@@ -21,7 +18,6 @@ from tests.unit.ddpctl.test_explain import (
     rank,
     steps,
 )
-from tests.unit.ddpctl.test_run_store import make
 
 from ddpctl.diagnosis.explain import (
     explain_outcome,
@@ -117,24 +113,6 @@ def test_ranks_that_sleep_do_not_wait_for_the_last_one():
     assert facts(explained(rank(0, steps(0)), late)) == ("straggler", 1, True)
     asleep = rank(0, steps(0), IN_SCRIPT, wchan="hrtimer_nanosleep")
     assert facts(explained(asleep, late))[1:] == (None, False)
-
-
-@pytest.mark.parametrize(("printed", "evidence"), [("", "no traceback"), ("epoch 1\n", "epoch 1")])
-def test_a_harmless_warning_of_torch_is_no_evidence(printed: str, evidence: str, tmp_path: Path) -> None:
-    node = Path(make(tmp_path / "runs", "night", NOW).folder) / "node-0"
-    node.mkdir()
-    Outcome(code=7, cause="error", message="rank 1 exited with 7", node=0, rank=1).write(node)
-    warning = (
-        "[W1125 10:31:07.123456789 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. "
-        "err=-3\n"
-    )
-    (node / "rank-1.log").write_text(f"{warning}{printed}[rank1]:{warning}")
-    explanation = json.loads(ddpctl("explain", "night", "--json").stdout)
-    assert (explanation["cause"], explanation["rank"], len(explanation["evidence"])) == ("failed", 1, 1)
-    assert evidence in explanation["evidence"][0]
-    assert "hostname" not in explanation["evidence"][0]
-    (node / "rank-1.log").unlink()
-    assert json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"] == [], "nothing is known of its log"
 
 
 FRAMES = """\

@@ -1,7 +1,6 @@
 """Copies of node 0's checkpoints: both sides in this process, over real sockets and a signed store."""
 
 import errno
-import hashlib
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import pytest
 from tests.fixtures.nodes import until
 from tests.unit.ddprun import test_checkpoint_copies
-from tests.unit.ddprun.test_checkpoint_copies import SECRET, Nodes, announced, get
+from tests.unit.ddprun.test_checkpoint_copies import SECRET, Nodes, announced
 from torch.distributed import TCPStore
 
 from ddprun.files import checkpoint_copies
@@ -29,18 +28,6 @@ def test_only_the_first_nodes_of_an_attempt_keep_copies(nodes):
     nodes.save(1)
     until(lambda: nodes.has(2, 1))
     assert not nodes.content(1)
-
-
-def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
-    """A node may still fetch it: neither another content nor a 404 may be reported as a failed copy."""
-    nodes.folder_of(0).mkdir()
-    nodes.save(1)  # before the start: node 0 could announce a part of it, and only the last two manifests are kept
-    source, _ = nodes.start(0)
-    place = announced(nodes)
-    nodes.save(2)
-    until(lambda: announced(nodes)["number"] > place["number"])
-    status, body = get(place["port"], f"/{place['sha256']}", source.proof(place["nonce"], place["sha256"]))
-    assert (status, hashlib.sha256(body).hexdigest()) == (200, place["sha256"])
 
 
 @pytest.mark.parametrize("forgery", ["unsigned", "other port", "other content"])

@@ -7,9 +7,9 @@ import types
 from dataclasses import replace
 
 import pytest
-from tests.unit.ddpcheck.test_findings import nodes, report
+from tests.unit.ddpcheck.test_findings import nodes
 
-from ddpcheck import doctor, finding, network_checks, node_checks
+from ddpcheck import finding, network_checks, node_checks
 from ddpcheck.network_checks import Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -119,11 +119,3 @@ def test_a_slow_node_is_given_its_share_of_the_median_rounded_down():
         "100 GFLOP/s",
         "79.9 GFLOP/s, 79 % of the others' median",
     ]
-
-
-@pytest.mark.parametrize(("used", "loaded", "slow"), [(True, False, "warning"), (False, True, "bad")])
-def test_a_gpu_that_another_program_uses_is_not_bad_because_it_is_slow(used, loaded, slow):
-    processes = finding.Finding("GPU processes", "warning" if used else "ok", "used by pid 4711" if used else "none")
-    reports = {node: report(speeds={"GPU matmul": 700.0}) for node in (0, 1)}
-    reports[2] = report(findings=(processes,), speeds={"GPU matmul": 330.0}, loaded=loaded)
-    assert statuses(doctor.judge(nodes(3), reports), "GPU matmul") == {2: slow}

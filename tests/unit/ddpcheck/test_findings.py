@@ -180,3 +180,11 @@ def test_a_path_is_tried_over_real_sockets():
     )
     tcp.close()
     assert network_checks.try_paths(me, [me, peer]).closed == {1: os.strerror(111)}
+
+
+@pytest.mark.parametrize(("used", "loaded", "slow"), [(True, False, "warning"), (False, True, "bad")])
+def test_a_gpu_that_another_program_uses_is_not_bad_because_it_is_slow(used, loaded, slow):
+    processes = finding.Finding("GPU processes", "warning" if used else "ok", "used by pid 4711" if used else "none")
+    reports = {node: report(speeds={"GPU matmul": 700.0}) for node in (0, 1)}
+    reports[2] = report(findings=(processes,), speeds={"GPU matmul": 330.0}, loaded=loaded)
+    assert statuses(doctor.judge(nodes(3), reports), "GPU matmul") == {2: slow}

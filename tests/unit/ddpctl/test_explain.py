@@ -372,3 +372,21 @@ def test_a_hang_that_was_killed_is_explained_by_the_saved_evidence():
     kept = read_answer({"node": 0, "ranks": [rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT)]})
     assert facts(explain_outcome(hung, kept, "", (), 2)) == ("missing", 1, True)
     assert explain_outcome(hung, (), "", (), 2).unknown
+
+
+@pytest.mark.parametrize(("printed", "evidence"), [("", "no traceback"), ("epoch 1\n", "epoch 1")])
+def test_a_harmless_warning_of_torch_is_no_evidence(printed: str, evidence: str, tmp_path: Path) -> None:
+    node = Path(make(tmp_path / "runs", "night", NOW).folder) / "node-0"
+    node.mkdir()
+    Outcome(code=7, cause="error", message="rank 1 exited with 7", node=0, rank=1).write(node)
+    warning = (
+        "[W1125 10:31:07.123456789 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. "
+        "err=-3\n"
+    )
+    (node / "rank-1.log").write_text(f"{warning}{printed}[rank1]:{warning}")
+    explanation = json.loads(ddpctl("explain", "night", "--json").stdout)
+    assert (explanation["cause"], explanation["rank"], len(explanation["evidence"])) == ("failed", 1, 1)
+    assert evidence in explanation["evidence"][0]
+    assert "hostname" not in explanation["evidence"][0]
+    (node / "rank-1.log").unlink()
+    assert json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"] == [], "nothing is known of its log"

@@ -98,3 +98,10 @@ def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume() ->
 def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:
     assert list(run_store.create(tmp_path, "night-2", resumes=True).iterdir()) == []
     assert [path.name for path in run_store.create(tmp_path, "night").iterdir()] == ["checkpoints"]
+
+
+def test_a_run_that_starts_has_all_columns_of_its_nodes() -> None:
+    node = replace(NODE, state="starting", metrics=None, ranks=())
+    report = NodeReport(node=0, alive=True, state=node, outcome=None)
+    state = RunStatus(run="night", state="starting", message="1 of 1 node alive", nodes=(report,))
+    assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state, can_resume=False)

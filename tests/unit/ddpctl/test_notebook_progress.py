@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from ddpctl.notebook import errors
 from ddpctl.notebook.progress import Cell, Progress, last_attempts, summary
 from ddpwire.history import HEADER, HISTORY, Row, line, read_history
 
@@ -64,3 +67,22 @@ def test_a_cell_shows_the_curve_above_the_line() -> None:
     picture, _, text = outputs[0]["text/html"].partition("</svg>")
     assert picture.count("<polyline") == 1
     assert text.strip() == "<pre>step 20 &lt;of&gt; 90</pre>"
+
+
+LAUNCH = """
+def launch():
+    try:
+        raise ValueError("X")
+    except ValueError as error:
+        raise as_the_caller_sees(error)
+"""
+
+
+def test_an_error_shows_no_frame_of_the_notebook_package() -> None:
+    own = str(Path(errors.__file__).with_name("session.py"))
+    names = {"as_the_caller_sees": errors.as_the_caller_sees}
+    exec(compile(LAUNCH, own, "exec"), names)  # noqa: S102
+    with pytest.raises(ValueError, match="X") as raised:
+        names["launch"]()  # type: ignore[operator]
+    lines = raised.value._render_traceback_()  # type: ignore[attr-defined]
+    assert [own in "".join(lines), __file__ in "".join(lines)] == [False, True]

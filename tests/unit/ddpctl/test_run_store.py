@@ -1,6 +1,8 @@
 """The records of runs."""
 
+import fcntl
 import os
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_status, run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
+from ddpwire import locks
 from ddpwire.run_files import Outcome
 
 
@@ -163,3 +166,15 @@ def test_a_resumed_run_counts_on_from_the_number_that_ddpctl_gave(
     for expected in next_names:
         assert run_store.next_name(tmp_path, run) == (expected, base_name or name)
         (tmp_path / expected).mkdir()
+
+
+def test_a_launch_waits_for_a_reader_that_holds_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / "launch.lock"
+    path.touch()
+    with path.open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)  # as ps does for a moment
+        leaves = threading.Timer(0.2, fcntl.flock, (reader, fcntl.LOCK_UN))
+        leaves.start()
+        with run_store.launching(tmp_path):
+            leaves.join()
+            assert locks.is_locked(path)

@@ -1,5 +1,6 @@
 """Copies of node 0's checkpoints: both sides in this process, over real sockets and a signed store."""
 
+import hashlib
 import json
 import os
 import socket
@@ -171,3 +172,15 @@ def test_a_copy_whose_manifest_is_there_is_completed(nodes):
         (folder / name).rename(folder / f".{name}.part")
     finish_copy(folder)
     assert nodes.content(1) == nodes.content(0)
+
+
+def test_a_manifest_is_sent_whole_after_the_next_one_was_announced(nodes):
+    """A node may still fetch it: neither another content nor a 404 may be reported as a failed copy."""
+    nodes.folder_of(0).mkdir()
+    nodes.save(1)  # before the start: node 0 could announce a part of it, and only the last two manifests are kept
+    source, _ = nodes.start(0)
+    place = announced(nodes)
+    nodes.save(2)
+    until(lambda: announced(nodes)["number"] > place["number"])
+    status, body = get(place["port"], f"/{place['sha256']}", source.proof(place["nonce"], place["sha256"]))
+    assert (status, hashlib.sha256(body).hexdigest()) == (200, place["sha256"])

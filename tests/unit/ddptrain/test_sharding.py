@@ -24,7 +24,10 @@ from ddptrain.checkpoint import (
     write_checkpoint,
 )
 from ddptrain.checkpoint_directory import CheckpointDirectory
+from ddptrain.data.augment import Batch
+from ddptrain.data.sampling import BatchShard
 from ddptrain.export import choose_checkpoint
+from ddptrain.train_loop import weighted_parts
 
 NUM_SHARDS = 4
 
@@ -163,3 +166,11 @@ def test_old_and_corrupt_ones_go_with_all_their_shards(tmp_path: Path) -> None:
         + [f"step-00000008.{end}.bad" for end in ("json", "pt", *shards)]
     )
     assert directory.num_bad() == 1
+
+
+def test_sharded_ranks_take_the_same_number_of_parts() -> None:
+    batch = Batch(inputs=torch.ones(1, 3), labels_B=torch.zeros(1))
+    shard = BatchShard(indices_N=torch.arange(1), weight=0.5, most=2)
+    parts = {sharded: weighted_parts(batch, shard, 2, is_sharded=sharded) for sharded in (True, False)}
+    assert {sharded: [weight for _, weight in of] for sharded, of in parts.items()} == {True: [0.5, 0.0], False: [0.5]}
+    assert parts[True][1][0] is parts[True][0][0]
