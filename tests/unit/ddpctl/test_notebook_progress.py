@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,9 @@ def launch():
 
 def test_an_error_shows_no_frame_of_the_notebook_package() -> None:
     own = str(Path(errors.__file__).with_name("session.py"))
-    names = {"as_the_caller_sees": errors.as_the_caller_sees}
+    names: dict[str, Any] = {"as_the_caller_sees": errors.as_the_caller_sees}
     exec(compile(LAUNCH, own, "exec"), names)  # noqa: S102
     with pytest.raises(ValueError, match="X") as raised:
-        names["launch"]()  # type: ignore[operator]
+        names["launch"]()
     lines = raised.value._render_traceback_()  # type: ignore[attr-defined]
     assert [own in "".join(lines), __file__ in "".join(lines)] == [False, True]
