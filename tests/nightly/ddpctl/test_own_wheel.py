@@ -14,7 +14,7 @@ from ddpwire.version import __version__
 def test_the_wheel_that_travels_runs_where_the_launchers_libraries_are_not(tmp_path: Path) -> None:
     """As on Kaggle without a network: typer, pydantic, fabric and paramiko may be missing, or old."""
     assert wheel() == wheel()
-    assert len(base64.b85encode(lzma.compress(wheel()))) < 600_000  # Kaggle takes a notebook of 1 MB
+    assert len(base64.b85encode(lzma.compress(wheel()))) < 700_000  # Kaggle takes a notebook of 1 MB
     file = tmp_path / f"ddpctl-{__version__}-py3-none-any.whl"
     file.write_bytes(wheel())
     pip = [
