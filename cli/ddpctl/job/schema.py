@@ -39,12 +39,15 @@ def validate(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return the valid values and all errors. The values have the types of the dataclass's fields.
 
-    ``values`` are from the file (Text, list, dict) or from Python. ``what`` (such as ``a job``) and ``owner`` (such as
-    ``target 'a'``) are used in error messages.
+    ``values`` are from the file (Text, list, dict) or from Python. Without pydantic, they are not checked. ``what``
+    (such as ``a job``) and ``owner`` (such as ``target 'a'``) are used in error messages.
     """
     if not values and not required(cls):
         return {}, []
-    from pydantic import ValidationError
+    try:
+        from pydantic import TypeAdapter, ValidationError  # noqa: F401 (an old pydantic has no TypeAdapter)
+    except ImportError:  # on a notebook's machine, which may have no network: its values come from Python
+        return dict(values), []
 
     try:
         options = _adapter(cls).validate_python(values)
