@@ -110,12 +110,12 @@ def backends(device: str, facts: Facts) -> None:
     """One rank under NCCL and two ranks of gloo on one GPU, and what torch's flight recorders keep of them."""
     for name, ranks, options in (("nccl", 1, ()), ("gloo", 2, ("--backend=gloo",))):
         with job("losses", device, ranks, *options) as run:
-            found = results(run)
-        facts.add(f"{name}: backend", found[0]["backends"][0])
-        recorded, unrecorded = found[0]["recorded"], found[0]["unrecorded"]
+            answers = results(run)
+        facts.add(f"{name}: backend", answers[0]["backends"][0])
+        recorded, unrecorded = answers[0]["recorded"], answers[0]["unrecorded"]
         facts.add(f"{name}: recorded collectives", recorded, right=any(recorded.values()) or unrecorded)
         facts.add(f"{name}: without a flight recorder", unrecorded)
-        finite = all(math.isfinite(loss) for result in found for loss in result["losses"])
+        finite = all(math.isfinite(loss) for result in answers for loss in result["losses"])
         facts.add(f"{name}: losses are finite", finite, right=finite)
 
 
@@ -277,23 +277,23 @@ def explains(device: str, facts: Facts) -> None:
     for mode, ranks in (("hang_in_kernel", 2), ("hang_in_collective", 1 if device == "cuda" else 2)):
         with job(mode, device, ranks) as run:
             wait_for_ranks(run)
-            found: dict[str, Any] = {}
+            explanation: dict[str, Any] = {}
             deadline = time.monotonic() + START_S / 3
-            while not is_named(mode, found) and time.monotonic() < deadline:
+            while not is_named(mode, explanation) and time.monotonic() < deadline:
                 time.sleep(0.5)
-                found = explained(run.node.parent)
+                explanation = explained(run.node.parent)
             pids = [rank.pid for rank in read_node((run.node / "node.json").read_text()).ranks]
-        facts.add(f"{mode}: sentence", found.get("sentence"), right=is_named(mode, found))
+        facts.add(f"{mode}: sentence", explanation.get("sentence"), right=is_named(mode, explanation))
         for name in ("cause", "rank", "evidence", "unknown"):
-            facts.add(f"{mode}: {name}", found.get(name))
+            facts.add(f"{mode}: {name}", explanation.get(name))
         left = [pid for pid in pids if psutil.pid_exists(pid)]
         facts.add(f"{mode}: ranks left", left, right=not left)
 
 
-def is_named(mode: str, found: dict[str, Any]) -> bool:
+def is_named(mode: str, explanation: dict[str, Any]) -> bool:
     """Return whether an explanation names the place of a hang, and rank 1 if the others wait for it."""
-    is_blocked = found.get("rank") == 1 if mode == "hang_in_kernel" else "all_reduce" in str(found)
-    return is_blocked and "gpu_rank.py" in str(found)
+    is_blocked = explanation.get("rank") == 1 if mode == "hang_in_kernel" else "all_reduce" in str(explanation)
+    return is_blocked and "gpu_rank.py" in str(explanation)
 
 
 def metrics(device: str, facts: Facts) -> None:
@@ -398,9 +398,9 @@ def forecast(device: str, facts: Facts) -> None:
         given.bucket_view = True
         case, _ = memory_estimate._measure_model(given)
         rows = {row: size or 0.0 for row, size, _ in case.rows()}
-        said = sum(size for row, size in rows.items() if "librar" not in row.lower())
+        forecast = sum(size for row, size in rows.items() if "librar" not in row.lower())
         if device == "cpu":
-            facts.add(f"{name}: forecast, MB", round(said / 1e6))
+            facts.add(f"{name}: forecast, MB", round(forecast / 1e6))
             continue
         gc.collect()
         torch.cuda.empty_cache()
@@ -414,8 +414,8 @@ def forecast(device: str, facts: Facts) -> None:
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
         peak = torch.cuda.max_memory_allocated() - before
-        ratio = peak / said
-        facts.add(f"{name}: forecast, peak in MB", [round(said / 1e6), round(peak / 1e6)], right=ratio < FORECAST)
+        ratio = peak / forecast
+        facts.add(f"{name}: forecast, peak in MB", [round(forecast / 1e6), round(peak / 1e6)], right=ratio < FORECAST)
         del model, optimizer, images, labels
 
 

@@ -103,7 +103,7 @@ def bring_up(
 
     signals.on_resize = on_resize
     context = NodeContext(
-        **{one.name: getattr(node, one.name) for one in fields(Node)},
+        **{field.name: getattr(node, field.name) for field in fields(Node)},
         environ=environ,
         resources=resources,
         interface=route.interface,

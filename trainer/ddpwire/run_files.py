@@ -336,8 +336,10 @@ Cause = Literal[
 ]
 
 
-# What gloo and monitored_barrier say after a collective's time-out. NCCL's watchdog aborts the process instead.
-COLLECTIVE_TIMEOUT = re.compile(r"Timed out waiting \d+ms for |failed to pass monitoredBarrier")
+# What gloo and monitored_barrier say after a collective's time-out, and NCCL's watchdog before it aborts the process.
+COLLECTIVE_TIMEOUT = re.compile(
+    r"Timed out waiting \d+ms for |failed to pass monitoredBarrier|Watchdog caught collective operation timeout"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from ddpctl.diagnosis.rank_view import (
 from ddpctl.text import format_duration, one_line
 from ddpwire.events import Event
 from ddpwire.exits import STOPPED, Exit
-from ddpwire.run_files import Outcome
+from ddpwire.run_files import COLLECTIVE_TIMEOUT, Outcome
 
 Cause = Literal[
     "none",  # the ranks continue, or the run ended well
@@ -106,7 +106,7 @@ def explain_outcome(
         sentence += f"; {meaning}"
         if cause in ("mismatch", "unused_parameters"):  # it is not known which rank caused it
             rank = node = None
-    elif cause == "failed" and (absent := _outside(kept, outcome)):
+    elif cause == "failed" and COLLECTIVE_TIMEOUT.search(f"{text}\n{log}") and (absent := _outside(kept, outcome)):
         cause, rank, node = "missing", absent[0].rank, absent[0].node
         doing = "; ".join(view.doing(view.who) for view in absent[:MAX_NAMED])
         more = f"; and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)

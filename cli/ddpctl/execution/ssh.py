@@ -408,7 +408,8 @@ def _why(error: Exception, hop: _Hop) -> str:
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
         case SSHException() if (transport := connection.client.get_transport()) and transport.initial_kex_done:
             keys = ", ".join(connection.connect_kwargs["key_filename"])
-            return f"a key cannot be read ({keys}: {str(error).lower()}): convert it with ssh-keygen -p -f KEY"
+            why = f"it cannot log in with a key ({keys}: {str(error).lower()})"
+            return f"{why}: if the key has another format, convert it with ssh-keygen -p -f KEY"
         case SSHException():
             return f"{place} does not answer like an SSH server ({str(error).lower()}): check the port"
     return _why_not_there(error, connection.host, place)

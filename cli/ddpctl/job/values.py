@@ -82,8 +82,8 @@ def _read_number(base: type, value: str) -> int | float:
         except ValueError:
             raise ValueError(f"{quote(value)} is not {words_of(base)}") from None
     if len(value) > _MAX_DIGITS or not (_WHOLE if base is int else _NUMBER).fullmatch(value):
-        words = f"expected {words_of(base)} in decimal digits, with no leading zeros"
-        raise ValueError(f"{quote(value)} is not allowed: {words}")
+        expected = f"expected {words_of(base)} in decimal digits, with no leading zeros"
+        raise ValueError(f"{quote(value)} is not allowed: {expected}")
     if value.quoted:
         raise ValueError(f"{quote(value)} is text because of its quotes; write {value}")
     return base(value)  # type: ignore[no-any-return]

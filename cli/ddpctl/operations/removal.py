@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from ddpctl import targets
 from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
@@ -14,9 +14,12 @@ from ddpctl.operations.launcher import AppContext, clear, status, target_of
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import DiskUsage, Run
+from ddpwire import locks
+from ddpwire.locks import OWNER_SUFFIX
 from ddpwire.run_files import CHECKPOINTS, LOCK, RECORD
 
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # for each folder, because a network filesystem may be slow
+HELD = "was not removed: a live node uses it"
 _Place = tuple[Host | None, str]  # a machine, and the parent of a run's folder there
 _Usage = tuple[DiskUsage, ...] | DdpctlError
 
@@ -121,12 +124,26 @@ def _disk_usage(runs: Sequence[Run], *, dry_run: bool) -> Verb[list[_Usage]]:
         except DdpctlError as error:
             results[run.name] = error
     yield from _visit(away, results, outside, dry_run=dry_run)
+    for run in runs:
+        if _has_live_node(Path(run.folder)):  # this machine may have no program flock
+            results[run.name] = UsageError(f"{run.folder} {HELD}")
     here = {run.name: ((None, str(PurePath(run.folder).parent)),) for run in runs}
     yield from _visit(here, results, {}, dry_run=dry_run)
     for run in runs:
         if isinstance(lost := results[run.name], UnavailableError):
             lost.hint = f"if this machine no longer exists, delete the run's record, {run.folder}"
     return [results[run.name] for run in runs]
+
+
+def _has_live_node(folder: Path) -> bool:
+    """Return whether a live node uses the folder. A lock that cannot be read counts as one of a live node."""
+    paths = [path for pattern in ("node-*", "task-*/node-*") for path in folder.glob(f"{pattern}/{LOCK}")]
+    try:
+        return any(locks.is_locked(path) for path in paths)
+    except FileNotFoundError:  # another rm is removing it
+        return False
+    except OSError:
+        return True
 
 
 def _visit(
@@ -179,8 +196,12 @@ for d; do
   elif [ -d "$d" ]; then
     for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
       if [ -f "$lock" ] && command -v flock >/dev/null; then
-        flock -n -s "$lock" true 2>/dev/null # its exit code is not 1 if the file system has no locks
-        if [ $? -eq 1 ]; then say "$d" held "" && continue 2; fi
+        flock -n -s "$lock" true 2>/dev/null && continue
+        # 1: it is locked. Otherwise there are no locks here, and a live node writes its record every 10 s.
+        if [ $? -eq 1 ] || [ "$(find "$lock{OWNER_SUFFIX}" -mmin -1 2>/dev/null)" ]; then
+          say "$d" held ""
+          continue 2
+        fi
       fi
     done
     set -- "$@" "$d"
@@ -214,7 +235,7 @@ def read_disk_usage(output: Output, root: str, name: str, host: Host | None = No
         stays=tuple(value for word, value in words if word == "stays"),
     )
     if "held" in said:
-        raise UsageError(f"{usage} was not removed: a live node uses it")
+        raise UsageError(f"{usage} {HELD}")
     if "failed" in said or output.returncode:
         kind = UnavailableError if output.returncode == UNREACHED else CannotWriteError
         raise kind(f"{usage} was not removed: {said.get('failed') or output.last_line()}")

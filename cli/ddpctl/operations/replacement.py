@@ -59,17 +59,17 @@ class Replacement:
             if self._stopping():
                 continue
             try:
-                found = executor.perform(self._target.replace_lost(self._run))
+                moved = executor.perform(self._target.replace_lost(self._run))
             except DdpctlError as error:
-                found = Moved(handle=self._run.handle, note=str(error))
-            if found.note and found.note != self._said:
-                self._emit(found.note)
-            self._said = found.note
-            if found.nodes:
-                self._run = replace(self._run, handle=found.handle)
+                moved = Moved(handle=self._run.handle, note=str(error))
+            if moved.note and moved.note != self._said:
+                self._emit(moved.note)
+            self._said = moved.note
+            if moved.nodes:
+                self._run = replace(self._run, handle=moved.handle)
                 run_store.save(self._run)
                 self._moved(self._run)
-                self._start(partial(self._follow, found.nodes))
+                self._start(partial(self._follow, moved.nodes))
         executor.close()
 
     def _follow(self, nodes: tuple[int, ...]) -> None:

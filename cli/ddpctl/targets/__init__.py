@@ -342,7 +342,7 @@ def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
     """Return options (``cls`` is ``options_type(kind)``) from a run's record. Raises ConfigError."""
     try:
         return from_record(cls, record)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"its record is invalid, because {error}") from None
 
 

@@ -124,8 +124,8 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
         },
     }
     now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
-    words = report(pod, "main", now=now).words
-    assert (fact in words) if fact else "replac" not in words
+    text = report(pod, "main", now=now).words
+    assert (fact in text) if fact else "replac" not in text
     del pod["metadata"]["deletionTimestamp"]
-    words = report(pod, "main", now=now).words
-    assert (fact in words) if fact else "replac" not in words
+    text = report(pod, "main", now=now).words
+    assert (fact in text) if fact else "replac" not in text

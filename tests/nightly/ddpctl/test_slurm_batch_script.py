@@ -217,9 +217,9 @@ def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
         "--signal=B:USR1@90", "--requeue", "--open-mode=append",
     )  # fmt: skip
     many = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="3").of("ddprun")
-    one = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="1").of("ddprun")
-    assert [many[-1].env["PET_NNODES"], one[-1].env["PET_NNODES"]] == ["2:3", "1:1"]
-    read = [config(call) for call in (many[-1], one[-1])]
+    single = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="1").of("ddprun")
+    assert [many[-1].env["PET_NNODES"], single[-1].env["PET_NNODES"]] == ["2:3", "1:1"]
+    read = [config(call) for call in (many[-1], single[-1])]
     assert [(one.min_nodes, one.max_nodes, one.node_rank) for one in read] == [(2, 3, 2), (1, 1, 0)]
     assert many[-1].env["DDP_DEVICE"] == "cpu"
 

@@ -5,24 +5,10 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddptrain import test_checkpoint_manager
 from tests.unit.ddptrain.test_checkpoint_manager import TINY, Run, saved
 
-from ddptrain.config import parse_options
-from ddptrain.main import run
-from ddpwire.signals import Signals
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Train 2 epochs of 4 steps in the test's folder; the exit code, and the lines of stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_tiny(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = run(parse_options([*TINY, "--epochs=2", *arguments], {}), {}, Signals())
-        out, err = capfd.readouterr()
-        return code, out.splitlines(), err.splitlines()
-
-    return run_tiny
+tiny = test_checkpoint_manager.tiny  # the fixture
 
 
 FULL_DISK = """

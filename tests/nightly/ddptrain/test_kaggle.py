@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddptrain import test_kaggle
 from tests.unit.ddptrain.formats import write_mnist, write_pictures
 from tests.unit.ddptrain.test_kaggle import loaded
 
@@ -13,17 +14,7 @@ from ddptrain.config import DataOptions
 from ddptrain.data.kaggle import locate
 from ddptrain.errors import TrainError
 
-
-@pytest.fixture
-def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
-    monkeypatch.setenv("DDP_KAGGLE_INPUT", str(tmp_path / "input"))
-    (tmp_path / "input").mkdir()
-    return tmp_path / "input"
+top = test_kaggle.top  # the fixture
 
 
 @pytest.mark.parametrize("layout", ["{0}", "raw/{0}", "{0}/{0}", "{1}"])

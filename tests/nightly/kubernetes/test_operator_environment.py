@@ -57,11 +57,11 @@ def shapes() -> dict[str, tuple[Pod, ...]]:
     def of(word: str, job: JobSpec = JOB, **options: bool) -> tuple[Pod, ...]:
         return pods_of(draft_of(job, KubernetesOptions(workload=word, **options)), word)  # type: ignore[arg-type]
 
-    found = {"worker-only": of("pytorchjob"), "master-worker": of("pytorchjob", master=True)}
-    found["min-max"] = of("pytorchjob", replace(JOB, nodes="1:2"))
-    found["elastic-policy"] = elastic_policy(of("pytorchjob"))
+    environments = {"worker-only": of("pytorchjob"), "master-worker": of("pytorchjob", master=True)}
+    environments["min-max"] = of("pytorchjob", replace(JOB, nodes="1:2"))
+    environments["elastic-policy"] = elastic_policy(of("pytorchjob"))
     assert set(WORKLOADS) == {"pytorchjob", "trainjob", "job"}
-    return found | {"trainjob": of("trainjob"), "indexed-job": of("job")}
+    return environments | {"trainjob": of("trainjob"), "indexed-job": of("job")}
 
 
 @pytest.fixture

@@ -335,7 +335,11 @@ def test_after_a_timeout_the_ranks_that_were_in_no_collective_are_named():
     explanation = explain_outcome(outcome, views(rank(0, WAITS), failed), "", (), 2)
     assert facts(explanation) == ("failed", 1, True)
     assert not replace(outcome, message="rank 1 on node 0 exited with 1: ValueError: X").has_diagnosis
-    assert replace(outcome, code=134, cause="killed", message="rank 1 was killed by SIGABRT").has_diagnosis
+    aborted = replace(outcome, code=134, cause="killed", message="rank 1 on node 0 was killed by SIGABRT")
+    assert aborted.has_diagnosis
+    others, log = views(failed, absent), "[E1128] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8)\n"
+    assert facts(explain_outcome(aborted, others, log, (), 4)) == ("missing", 2, True)
+    assert facts(explain_outcome(aborted, others, "an assertion failed\n", (), 4))[:2] == ("failed", 1), "no time-out"
 
 
 def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():

@@ -3,6 +3,8 @@
 import fcntl
 import os
 import subprocess
+import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -82,9 +84,9 @@ def test_a_folder_that_was_not_removed_is_named_with_its_cause(
     assert ("box1:/r " in str(error.value), cause in str(error.value)) == (True, True)
 
 
-def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
+def by_script(folder: Path, *, dry_run: bool, path: str = "/usr/bin:/bin") -> DiskUsage:
     text = removal.disk_usage_script(str(folder.parent), [folder.name], dry_run=dry_run)
-    environ = {**os.environ, "PATH": "/usr/bin:/bin"}
+    environ = {**os.environ, "PATH": path}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
     output = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
     return removal.read_disk_usage(output, str(folder.parent), folder.name)
@@ -118,9 +120,29 @@ def test_a_node_that_is_alive_keeps_its_folder(tmp_path: Path) -> None:
     lock = tmp_path / "night/node-0/ddprun.lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="alive"):
+        with pytest.raises(UsageError, match="a live node"):
             by_script(tmp_path / "night", dry_run=False)
+        on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(HOSTS[0])]}, folder=str(tmp_path / "night"))
+        _, usage = disk_usage(on_hosts, OK, dry_run=False)
+        assert isinstance(usage, UsageError)
     assert lock.exists()
+
+
+@pytest.mark.parametrize(("age_s", "is_removed"), [(5, False), (300, True)])
+def test_without_file_locks_the_record_of_a_node_that_is_alive_keeps_its_folder(
+    age_s: int, is_removed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "night/node-0").mkdir(parents=True)
+    (tmp_path / "night/node-0/ddprun.lock").touch()
+    owner = tmp_path / "night/node-0/ddprun.lock.owner"
+    owner.touch()
+    os.utime(owner, (time.time() - age_s,) * 2)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flock").write_text("#!/bin/sh\nexit 71\n")
+    (tmp_path / "bin/flock").chmod(0o755)
+    with nullcontext() if is_removed else pytest.raises(UsageError, match="a live node"):
+        by_script(tmp_path / "night", dry_run=False, path=f"{tmp_path}/bin:/usr/bin:/bin")
+    assert (tmp_path / "night").exists() != is_removed
 
 
 def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:

@@ -42,6 +42,8 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
         runtime="podman",
     )
     assert targets.fill_options(SshOptions, json.loads(json.dumps(asdict(options)))) == options
+    with pytest.raises(ConfigError, match="hosts"):
+        targets.fill_options(SshOptions, {})
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_collectives_of_gloo_are_read_in_every_torch(
         monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda collectives, active: dump(collectives, active))
     with group("gloo"):
         dist.all_reduce(torch.ones(3))
-        found = answer(tmp_path)
-    assert "unknown" not in found
-    assert [(call["op"], call["sizes"]) for call in found["collectives"]][-1] == ("all_reduce", [[3]])
+        record = answer(tmp_path)
+    assert "unknown" not in record
+    assert [(call["op"], call["sizes"]) for call in record["collectives"]][-1] == ("all_reduce", [[3]])
 
 
 def test_a_backend_without_a_flight_recorder_is_unknown(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_nccl2_has_a_recorder_of_its_own_since_torch_2_15(
     world = SimpleNamespace(pg_map={process_group: (name, None)}, pg_flight_recorder_hooks=hooks)
     monkeypatch.setattr(distributed_c10d, "_world", world)
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda *args: records if args[2:] == (name,) else b"{}")
-    found = answer(tmp_path)
-    assert ("unknown" not in found) == is_known
-    calls = [(call["op"], call["seq"], call["done"]) for call in found["collectives"]]
+    record = answer(tmp_path)
+    assert ("unknown" not in record) == is_known
+    calls = [(call["op"], call["seq"], call["done"]) for call in record["collectives"]]
     assert calls == [("all_reduce", 7, False)] * is_known

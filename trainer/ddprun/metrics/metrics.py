@@ -339,8 +339,7 @@ class NodeMetrics:
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        ranks = lambda: {str(process.rank): str(process.pid) for process in journal.state.ranks}  # noqa: E731
-        self._ranks = RankSeries(lambda: folder.runtime.metrics, ranks)
+        self._ranks = RankSeries(lambda: folder.runtime.metrics, self._pids)
         for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
             self._registry.register(collector)
         self.series.set(
@@ -363,6 +362,9 @@ class NodeMetrics:
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
         self.series.count_earlier(read_last_events(node_dir, 2 * MOST_BYTES))
         self.history = MetricHistory(node_dir, self._registry, files)
+
+    def _pids(self) -> dict[str, str]:
+        return {str(process.rank): str(process.pid) for process in self._journal.state.ranks}
 
     def serve(self, config: NodeConfig, own: str) -> None:
         """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""

@@ -5,6 +5,7 @@ ending. So only this process sleeps there, and ddprun can leave it behind. It pe
 the functions are found by name (pickle). It ends when ddprun has ended.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -102,7 +103,11 @@ class FileWriter:
     def has_ended(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for the call that ``begin`` began. Return whether it has ended."""
         assert self._connection, "the process was forked"  # noqa: S101 -- ours to keep
-        return self._connection.poll(timeout_s) and bool(self._connection.recv() or True)
+        if not self._connection.poll(timeout_s):
+            return False
+        with contextlib.suppress(OSError, EOFError):  # the process was killed: the next call notices it
+            self._connection.recv()
+        return True
 
     def start(self) -> None:
         """Start the thread that passes the calls on."""

@@ -295,12 +295,12 @@ class SshTarget(Target):
         at = [self.options.hosts[number] for number in spares]
         facts = (yield from self._probe(run, at)) if at else ()
         device = run.handle.get("device", run.job.device)
-        found = judge(self.options, replace(run, job=replace(run.job, device=device)), at, facts)
-        ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
+        choice = judge(self.options, replace(run, job=replace(run.job, device=device)), at, facts)
+        ready = [place for place in range(len(at)) if not choice.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
             verb = "is" if len(lost) == 1 else "are"
-            why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
+            why = "; ".join(f"{host.address}: {choice.why(place)}" for place, host in enumerate(at)) or "there is none"
             return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
         taken = [at[place] for place in ready]
         secrets = yield from read_secrets(run.job)
@@ -311,7 +311,7 @@ class SshTarget(Target):
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
         handle = run.handle
-        start = Start(plan=run, cuda=found.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
+        start = Start(plan=run, cuda=choice.cuda, address=handle["address"], port=handle["port"], secrets=secrets,
                       store_secret=secret.stdout)  # fmt: skip
         if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
