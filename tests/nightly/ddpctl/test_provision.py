@@ -17,8 +17,6 @@ from ddpctl.operations.provision import PlaybookRun, Site, inventory, inventory_
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
-
-
 FILE = """\
 job: {name: digits, nodes: 2}
 targets:

@@ -9,8 +9,6 @@ from tests.unit.ddptrain import test_checkpoint_manager
 from tests.unit.ddptrain.test_checkpoint_manager import TINY, Run, saved
 
 tiny = test_checkpoint_manager.tiny  # the fixture
-
-
 FULL_DISK = """
 import resource, runpy, sys
 sys.dont_write_bytecode = True  # a torn .pyc would outlive the test

@@ -24,14 +24,8 @@ from ddptrain.errors import TrainError
 from ddptrain.memory_estimate import TrainingSize
 
 STEPS = 8
-
-
 TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(450))
-
-
 SCRIPT = (str(Path(__file__).parent / "sharded.py"),)
-
-
 KILLED = """
 import os, random, signal, sys, time
 from multiprocessing import Pipe

@@ -23,23 +23,11 @@ from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
 GUIDE = Path(__file__).parents[3] / "docs/explain.md"
-
-
 NOW = 1_800_000_000.0
-
-
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
-
-
 IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "<module>"]]
-
-
 IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/home/me/train.py", 11, "<module>"]]
-
-
 IN_SCRIPT = [["/home/me/dataset.py", 88, "read"], ["/home/me/train.py", 10, "<module>"]]
-
-
 IN_WORKER = [["/home/me/dataset.py", 40, "decode"], [f"{TORCH}utils/data/_utils/fetch.py", 54, "fetch"]]
 
 
@@ -80,8 +68,6 @@ def facts(explanation: Explanation) -> tuple[str, int | None, bool]:
 
 
 BEFORE = [entered(seq, NOW - 60 + seq * 0.1) for seq in range(1, 8)]
-
-
 WAITS = [*BEFORE, entered(8, NOW - 40, done=False)]
 
 

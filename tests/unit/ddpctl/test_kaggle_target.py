@@ -26,11 +26,7 @@ from ddpwire.version import __version__
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
 KERNEL = "ann/ddpctl-night"
-
-
 URL = f"https://www.kaggle.com/code/{KERNEL}"
-
-
 RUN = Run(
     name="night", created=1000.0, target="kaggle", kind="kaggle", options={}, job=JOB, cwd="/p", folder="/r/night",
     checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", version="0",
@@ -39,17 +35,9 @@ RUN = Run(
 
 
 STATUS = Command(argv=("kaggle", "kernels", "status", KERNEL), timeout_s=60)
-
-
 LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
-
-
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
-
-
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
-
-
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
 
 
@@ -246,8 +234,6 @@ def test_a_session_that_goes_on_or_was_cancelled_has_its_state(session: str, sta
 
 
 LINE = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
-
-
 STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "time": 1.0, "data": LINE}]))
 
 

@@ -12,11 +12,7 @@ from tests.in_process import ddpctl
 from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 
 ROOT = Path(__file__).parents[3]
-
-
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
-
-
 OTHERS = {
     "Kustomization",
     "Component",
@@ -27,8 +23,6 @@ OTHERS = {
 
 
 OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
-
-
 FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
 
 
@@ -97,8 +91,6 @@ def test_secrets_are_a_role_of_their_own() -> None:
 
 
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
-
-
 SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
 
 

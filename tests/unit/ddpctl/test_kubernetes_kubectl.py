@@ -44,8 +44,6 @@ def test_an_error_of_the_cluster_has_its_type_and_names_what_it_concerns(name: s
 
 
 REFUSED = "The connection to the server {} was refused - did you specify the right host or port?\n"
-
-
 QUOTA = (
     'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
     "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"

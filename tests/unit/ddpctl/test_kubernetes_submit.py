@@ -21,8 +21,6 @@ from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 ABSENT = recorded("misc/raw-apis-missing")
-
-
 UNREACHABLE = recorded("bad/api-unreachable-get")
 
 
@@ -37,8 +35,6 @@ NO_SECRETS = Output(
 
 
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
-
-
 CANARY = Output(returncode=0, stdout="c4nary\n")
 
 

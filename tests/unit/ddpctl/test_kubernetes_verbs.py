@@ -22,8 +22,6 @@ from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpwire.run_files import Outcome, termination_message
 
 TARGET = KubernetesTarget(KubernetesOptions())
-
-
 RUN = run_of()
 
 
@@ -31,8 +29,6 @@ UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d",
 
 
 UNREACHABLE = recorded("bad/api-unreachable-get")
-
-
 UNSERVED = Output(returncode=1, stderr="error: the server doesn't have a resource type")
 
 
@@ -40,11 +36,7 @@ GET_JOB, GET_PODS, GET_EVENTS, OF_LABEL = "get pytorchjobs", "get pods", "get ev
 
 
 RESTARTED = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
-
-
 RUNNING = as_run("pods/running", "digits-otter", "running")
-
-
 KEPT = replace(RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints")
 
 
@@ -183,17 +175,9 @@ def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[s
 
 
 NAMED = "digits-otter --ignore-not-found --wait=false"
-
-
 DELETE_JOB = f"{KUBECTL} delete pytorchjobs.kubeflow.org {NAMED} --cascade=foreground"
-
-
 DELETE_REST = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {NAMED}"
-
-
 LIST_PODS = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
-
-
 AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
 
 
@@ -260,17 +244,9 @@ def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
 
 
 INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
-
-
 SELECTOR = f"ddpctl.run=digits-otter,ddpctl.uid={UID.stdout}"
-
-
 DELETE_PODS = f"{KUBECTL} delete pods --selector {SELECTOR} --ignore-not-found --wait=false --grace-period=1"
-
-
 NO_RIGHT = Output(returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""')
-
-
 KINDS = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
 
 

@@ -19,8 +19,6 @@ from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
 TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
-
-
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
 PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
 RUN = Run(
@@ -38,20 +36,10 @@ RUN = Run(
 
 
 NONE = Output(returncode=127)
-
-
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
-
-
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
-
-
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
-
-
 START = "-m ddprun --grace"  # a part of the command that starts a node
-
-
 CHECK = "find_spec"  # of the check of the interpreter
 
 
@@ -139,8 +127,6 @@ def test_submit_refuses_a_machine_that_cannot_run_the_job(
 
 
 OUTCOME = {"code": 3, "cause": "error", "message": "rank 2 on node 1 exited with 3", "node": 1, "rank": 2}
-
-
 NODE = {"run": "digits-otter", "node": 0, "pid": 7, "state": "training", "started": 1001.0, "metrics": "http://x"}
 
 

@@ -13,11 +13,7 @@ from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 from ddpctl.monitoring.alerts import Limits, prometheus_rule, rule_groups
 
 ROOT = Path(__file__).parents[3]
-
-
 PROMTOOL = shutil.which("promtool")
-
-
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
 
 

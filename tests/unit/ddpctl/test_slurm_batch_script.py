@@ -22,17 +22,9 @@ from ddprun.settings.options import parse
 from ddpwire.run_files import read_starts
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
-
-
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
-
-
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
-
-
 CARRIED = json.dumps(JOB.env)
-
-
 RETRY = '{"code": 143, "cause": "stopped", "message": "saved", "retry": true}'
 
 

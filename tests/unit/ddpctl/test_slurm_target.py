@@ -20,8 +20,6 @@ from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
 UID = "1f2a3b4c5d6e"
-
-
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
 RUN = Run(
@@ -46,11 +44,7 @@ NONE, GONE = Output(returncode=1), Output(returncode=127)
 
 
 FAILED = "sbatch: error: Batch job submission failed: "
-
-
 SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p")
-
-
 TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",

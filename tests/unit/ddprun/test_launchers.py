@@ -9,8 +9,6 @@ from ddprun.system.errors import NodeError
 from ddpwire import kaggle
 
 TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000"}
-
-
 SLURM = {
     "SLURM_JOB_ID": "4537", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "1",
     "SLURM_NODELIST": "gpu[07-08]", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
@@ -40,11 +38,7 @@ def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **othe
 
 
 ALONE_ON_SLURM = {"slurm_job": "4537", "slurm_step": "0", "by_hand": False}
-
-
 ON_SLURM = place("gpu07", 61001, join_timeout_s=300.0, local_world_size=4, node_rank=1, **ALONE_ON_SLURM)
-
-
 POD = {"join_timeout_s": 600.0, "retries_network": True, "by_hand": False}
 
 

@@ -8,11 +8,7 @@ from ddprun.system import machine as ddprun_machine
 from ddpwire.machine import GIB, MIB
 
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
-
-
 BUSY = ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13))
-
-
 LOST = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
 
 

@@ -15,8 +15,6 @@ from ddptrain.main import SOURCES
 from ddptrain.training_state import TrainingState, build_training_state
 
 CPU = torch.device("cpu")
-
-
 SYNTHETIC = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=3x12x12", "--batch-size=20")
 
 

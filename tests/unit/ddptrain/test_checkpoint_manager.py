@@ -12,8 +12,6 @@ from ddptrain.main import run
 from ddpwire.signals import Signals
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
-
-
 Run = Callable[..., tuple[int, list[str], list[str]]]
 
 

@@ -12,11 +12,7 @@ from ddptrain.models import build_model
 from ddptrain.training_state import enable_recompute
 
 MNIST = ImageShape(channels=1, size_px=28, classes=10)
-
-
 CIFAR = ImageShape(channels=3, size_px=32, classes=10)
-
-
 DIGITS = ImageShape(channels=1, size_px=8, classes=10)
 
 

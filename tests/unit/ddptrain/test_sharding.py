@@ -30,8 +30,6 @@ from ddptrain.export import choose_checkpoint
 from ddptrain.train_loop import weighted_parts
 
 NUM_SHARDS = 4
-
-
 OPTIONS = ("--data=text", "--data-dir=text.txt", "--layers=2", "--width=32", "--heads=2", "--context=16")
 
 
