@@ -98,9 +98,9 @@ mkdir -p {" ".join((folder, *others))} && {{ [ -s {file} ] ||
   (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' >{file}); }}"""
 
 
-# Redaction. The values of a job's secrets are removed everywhere, and a value with a name of its own (of a variable, a flag
-# or a key) is removed if its name looks like the name of a secret. Text that a program prints is not searched for
-# anything else: a pattern that promises more misses some, and removes what is no secret.
+# Redaction. The values of a job's secrets are removed everywhere, and so is a value whose variable, flag or key has a name
+# like that of a secret. Text that a program prints is not searched for anything else: a pattern that promises more misses
+# some, and removes what is no secret.
 
 _ADDRESS = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<rest>\S++)", re.IGNORECASE)
 
@@ -147,8 +147,8 @@ def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> d
 
 def _redacted(name: str, value: object) -> object:
     match value:
-        case {"name": str(variable), "value": content}:  # a variable of a container
-            return {**value, "value": _redacted(variable, content)}
+        case {"name": str(variable), "value": content, **others}:  # a variable of a container
+            return {"name": variable, "value": _redacted(variable, content), **others}
         case dict() if not sounds_secret(name):
             return {key: _redacted(str(key), inner) for key, inner in value.items()}
         case list() | tuple() if not sounds_secret(name):

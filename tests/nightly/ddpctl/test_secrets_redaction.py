@@ -5,7 +5,7 @@ import shlex
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpctl.job import secrets
