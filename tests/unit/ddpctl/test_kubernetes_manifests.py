@@ -206,6 +206,11 @@ def test_an_ended_job_is_deleted_after_the_time_of_keep(keep: dict[str, Any], tt
         assert times == ([str(ttl)] if ttl else []), word
 
 
+def test_an_error_of_the_script_ends_a_pytorchjob() -> None:
+    text = KubernetesTarget(KubernetesOptions(workload="pytorchjob")).render(plan_of())
+    assert re.findall(r"restartPolicy: (\S+)", text) == ["ExitCode"]
+
+
 def test_rendering_is_pure_and_the_same_each_time() -> None:
     for word in WORKLOADS:
         texts = {KubernetesTarget(KubernetesOptions(workload=word)).render(plan_of()) for _ in range(3)}  # type: ignore[arg-type]
