@@ -110,9 +110,17 @@ class Pixels:
 
 
 def lay_out(
-    images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
+    images_NHWC: Tensor,
+    *,
+    crop_px: int,
+    shift_px: int,
+    mirrored: bool,
+    reflect: bool = False,
+    device: torch.device | None = None,
 ) -> Pixels:
     """Return images as Pixels on ``device``, by default on the device of the images.
+
+    Images are padded by ``shift_px`` pixels. If ``reflect`` is set, these are the mirrored border, otherwise black.
 
     Images are used without a copy if they are already on the device and need no padding and no mirror images. Padded or
     mirrored images are copied in parts, so that the device needs little more memory than ``num_bytes_laid_out``.
@@ -130,6 +138,10 @@ def lay_out(
         inside_MHWC[start : start + len(part)] = part
         if mirrored:
             inside_MHWC[num + start : num + start + len(part)] = part.flip(2)
+    if reflect and shift_px:
+        for side in (squares_MHWC, squares_MHWC.transpose(1, 2)):
+            side[:, :shift_px] = side[:, shift_px + 1 : 2 * shift_px + 1].flip(1)
+            side[:, -shift_px:] = side[:, -2 * shift_px - 1 : -shift_px - 1].flip(1)
     return Pixels(squares_MHWC=squares_MHWC, num_images=num, crop_px=crop_px)
 
 
@@ -259,11 +271,12 @@ class Feed(Protocol):
 class Augmentations:
     """The augmentation of training images, which depends on the options and the data set."""
 
-    shift: bool  # random crops, not centre crops
-    flip: bool
-    cutout_px: int
-    erase: float
-    mixing: Mixing | None
+    shift: bool = False  # random crops, not centre crops
+    flip: bool = False
+    alternate: bool = False  # mirror a sample in every second epoch, not at random
+    cutout_px: int = 0
+    erase: float = 0.0
+    mixing: Mixing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,11 +294,12 @@ class BatchBuilder:
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
         fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
-        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], bits_B)
+        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], indices_B, bits_B, epoch)
         batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
         if self.augmentations.mixing is not None:
-            other_bits_B = sample_hash(mixing_partners(bits_B, self.num_samples), seed=self.seed, epoch=epoch)
-            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], other_bits_B)
+            others_B = mixing_partners(bits_B, self.num_samples)
+            other_bits_B = sample_hash(others_B, seed=self.seed, epoch=epoch)
+            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], others_B, other_bits_B, epoch)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
             batch = replace(batch, inputs=mixed, others_B=fetched.labels_B[count:], own_B=own_B)
         return self._blanked(batch, bits_B)
@@ -297,8 +311,10 @@ class BatchBuilder:
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
         return torch.cat([indices_B, mixing_partners(bits_B, self.num_samples)])
 
-    def _images(self, pixels: Pixels, index_B: Tensor, bits_B: Tensor) -> Tensor:
+    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
         flipped_B = sampling.is_mirrored(bits_B) if self.augmentations.flip else None
+        if flipped_B is not None and self.augmentations.alternate:
+            flipped_B = sampling.is_mirrored(sample_hash(samples_B, seed=self.seed, epoch=0)) ^ (epoch & 1)
         if self.augmentations.shift and pixels.choices > 1:
             top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
         else:
