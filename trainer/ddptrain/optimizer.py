@@ -86,8 +86,9 @@ class Muon(torch.optim.Optimizer):
         for weight in self._weights:
             weight.mul_(len(weight) ** 0.5 / weight.norm())
         self._muon.step(closure)  # type: ignore[no-untyped-call]
+        is_skipped = found_inf is not None and found_inf > 0
         for tensor, copy in zip(tensors, before, strict=False):
-            tensor.copy_(torch.where(found_inf > 0, copy, tensor))
+            tensor.copy_(torch.where(is_skipped, copy, tensor))
         self._sgd.found_inf = found_inf  # type: ignore[attr-defined]
         self._sgd.step()
 

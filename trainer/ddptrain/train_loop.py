@@ -92,7 +92,7 @@ def train(
             loss = train_step(
                 state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
             )
-            loss_sum += loss * (len(batch) / rank_info.size)
+            loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
             speed = (images - images_before) / (time.monotonic() - start)
@@ -157,7 +157,7 @@ def compute_gradients(
 ) -> Tensor:
     """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss."""
     state.optimizer.zero_grad()
-    loss = torch.zeros((), device=batch.labels_B.device)
+    losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
     ddp = find_ddp(state.ddp)
     for number, (part, weight) in enumerate(parts):
@@ -168,8 +168,8 @@ def compute_gradients(
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
-        loss = loss + part_loss.detach()
-    return loss
+        losses.append(part_loss.detach())
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:

@@ -288,17 +288,18 @@ class BatchBuilder:
     normalise: Normalisation
     seed: int
     num_samples: int
+    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
         """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
+        bits_B = self._random_bits(indices_B, epoch)
         fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
         images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], indices_B, bits_B, epoch)
         batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
         if self.augmentations.mixing is not None:
             others_B = mixing_partners(bits_B, self.num_samples)
-            other_bits_B = sample_hash(others_B, seed=self.seed, epoch=epoch)
+            other_bits_B = self._random_bits(others_B, epoch)
             others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], others_B, other_bits_B, epoch)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
             batch = replace(batch, inputs=mixed, others_B=fetched.labels_B[count:], own_B=own_B)
@@ -308,13 +309,22 @@ class BatchBuilder:
         """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
         if self.augmentations.mixing is None:
             return indices_B
-        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
-        return torch.cat([indices_B, mixing_partners(bits_B, self.num_samples)])
+        return torch.cat([indices_B, mixing_partners(self._random_bits(indices_B, epoch), self.num_samples)])
+
+    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
+        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
+        key = epoch, indices_B.device
+        if key not in self._bits:
+            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
+                del self._bits[other]
+            samples_N = torch.arange(self.num_samples, device=indices_B.device)
+            self._bits[key] = sample_hash(samples_N, seed=self.seed, epoch=epoch)
+        return self._bits[key][indices_B]
 
     def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
         flipped_B = sampling.is_mirrored(bits_B) if self.augmentations.flip else None
         if flipped_B is not None and self.augmentations.alternate:
-            flipped_B = sampling.is_mirrored(sample_hash(samples_B, seed=self.seed, epoch=0)) ^ (epoch & 1)
+            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
         if self.augmentations.shift and pixels.choices > 1:
             top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
         else:
