@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", [1, 2])
+@pytest.mark.parametrize("part", [1, 2, 3])
 def test_each_step_passes_on_a_cpu(part: int, tmp_path: Path) -> None:
     command = [sys.executable, "bench/gpu.py", "--cpu", f"--part={part}", f"--out={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
