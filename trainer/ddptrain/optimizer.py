@@ -86,7 +86,7 @@ class Muon(torch.optim.Optimizer):
         for weight in self._weights:
             weight.mul_(len(weight) ** 0.5 / weight.norm())
         self._muon.step(closure)  # type: ignore[no-untyped-call]
-        is_skipped = found_inf is not None and found_inf > 0
+        is_skipped: Any = None if found_inf is None else found_inf > 0
         for tensor, copy in zip(tensors, before, strict=False):
             tensor.copy_(torch.where(is_skipped, copy, tensor))
         self._sgd.found_inf = found_inf  # type: ignore[attr-defined]

@@ -292,13 +292,16 @@ class BatchBuilder:
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
         """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        bits_B = self._random_bits(indices_B, epoch)
-        fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
-        count = len(indices_B)
+        bits_B, wanted_B, count = (
+            self._random_bits(indices_B, epoch),
+            self.wanted(indices_B, epoch=epoch),
+            len(indices_B),
+        )
+        fetched = self.feed.fetch(wanted_B, epoch=epoch, mark=mark)
         images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], indices_B, bits_B, epoch)
         batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
         if self.augmentations.mixing is not None:
-            others_B = mixing_partners(bits_B, self.num_samples)
+            others_B = wanted_B[count:]
             other_bits_B = self._random_bits(others_B, epoch)
             others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], others_B, other_bits_B, epoch)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)

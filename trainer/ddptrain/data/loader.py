@@ -193,12 +193,7 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
     flip = data.augmentation.flip or given.alternate_flip if given.flip is None else given.flip
     mixing = make_mixing(given.mixup, given.cutmix, device)
     augmentations = Augmentations(
-        shift=True,
-        flip=flip,
-        alternate=given.alternate_flip,
-        cutout_px=given.cutout,
-        erase=given.erase,
-        mixing=mixing,
+        shift=True, flip=flip, alternate=given.alternate_flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing
     )
     return augmentations, data.augmentation.shift_px if given.shift is None else given.shift
 
