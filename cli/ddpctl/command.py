@@ -6,6 +6,7 @@ outputs in the same order, and finally returns its result. The module ``executor
 
 import re
 import shlex
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -110,6 +111,7 @@ class Output:
     returncode: int
     stdout: str = ""
     stderr: str = ""
+    at: float = field(default_factory=time.time, compare=False)  # when it arrived, in seconds since the epoch
 
     def last_line(self, otherwise: str = "") -> str:
         """Return the last line of stderr. If stderr is empty, return ``otherwise``. If both are empty, return the exit

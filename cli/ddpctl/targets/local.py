@@ -6,9 +6,10 @@ prints the state and the logs of nodes, sends signals and finds a free port.
 """
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -47,10 +48,7 @@ STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its
 KILL_WAIT_S = 5.0
 _OF_CONTAINERS = ("image", "cpus", "memory", "shm", "mounts")
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-GPU_PROBES = (
-    Command(argv=("printenv", CUDA_VISIBLE_DEVICES), probe=True),
-    Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
-)
+LIST_GPUS = Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True)
 LOOPBACK = "127.0.0.1"
 
 
@@ -68,8 +66,8 @@ class LocalTarget(Target):
     kind = "local"
     capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
 
-    def __init__(self, options: LocalOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: LocalOptions, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(options, environ)
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
@@ -83,8 +81,9 @@ class LocalTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Check this machine, choose a port, and start one ddprun per node."""
         job = plan.job
-        yield from read_secrets(job)  # only checks them: a node inherits them from the environment
-        gpu_probes = () if job.device == "cpu" else GPU_PROBES
+        read_secrets(job, self.environ)  # only checks them: a node inherits them from the environment
+        visible = "" if job.device == "cpu" else self.environ.get(CUDA_VISIBLE_DEVICES)
+        gpu_probes = (LIST_GPUS,) if visible is None else ()
         answers = yield (*gpu_probes, *self._probes(plan))
         torch, port, *there = answers[len(gpu_probes) :]
         if torch.returncode:
@@ -94,7 +93,7 @@ class LocalTarget(Target):
         check_script(plan, *there)
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
-        gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
+        gpus = share_gpus(job, listed_gpus(answers[0]) if visible is None else visible_devices(visible))
         (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.folder)),)
         made.check(f"cannot write {plan.folder}", CannotWriteError)
         number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
@@ -209,17 +208,14 @@ def node_dirs(run: Run) -> tuple[str, ...]:
 
 
 def find_gpus() -> Verb[tuple[str, ...]]:
-    """Return the GPUs of this machine."""
-    return gpus_of(*(yield GPU_PROBES))
+    """Return the GPUs of this machine: those in CUDA_VISIBLE_DEVICES or, if it is not set, all of them."""
+    if (visible := os.environ.get(CUDA_VISIBLE_DEVICES)) is not None:
+        return visible_devices(visible)
+    return listed_gpus(*(yield (LIST_GPUS,)))
 
 
-def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES. If it is not set, return all GPUs that nvidia-smi lists.
-
-    ``visible`` and ``listing`` are the outputs of ``GPU_PROBES``. Raises UnavailableError if nvidia-smi fails.
-    """
-    if visible.returncode == 0:
-        return visible_devices(visible.stdout.rstrip("\n"))
+def listed_gpus(listing: Output) -> tuple[str, ...]:
+    """Return the GPUs in the output of ``LIST_GPUS``. Raises UnavailableError if nvidia-smi has failed."""
     if listing.returncode not in (0, *NO_GPU):
         words = one_line(listing.last_line(listing.stdout.strip()))
         raise UnavailableError(f"nvidia-smi failed ({words})", hint="repair the driver, or use --device cpu")

@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.answers import matching, perform
-from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, NONE, PLAN, RUN, SLOW, START, TARGET, show, submit
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.test_local import EIGHT_GPUS, JOB, NODE, PLAN, PORT, RUN, SLOW, START, TARGET, show, submit
 
 from ddpctl.command import TIMED_OUT, Output
 from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.targets.local import gpus_of, share_gpus
+from ddpctl.targets.local import LocalOptions, LocalTarget, listed_gpus, share_gpus
+from ddpwire.machine import visible_devices
 
 VISIBLE = [
     ("0,2,-1,1", ("0", "2")), ("-1", ()), ("", ()), ("NoDevFiles", ()), ("1,1", ()), (" 3, 5,", ("3", "5")),
@@ -24,13 +25,13 @@ VISIBLE = [
 
 def test_only_lines_that_name_a_gpu_count() -> None:
     listing = Output(returncode=0, stdout="GPU-a\nWARNING: infoROM is corrupted at gpu 0000:0B:00.0\nMIG-b\n")
-    assert gpus_of(Output(returncode=1), listing) == ("GPU-a", "MIG-b")
-    assert gpus_of(Output(returncode=1), Output(returncode=0, stdout="garbage\n")) == ()
+    assert listed_gpus(listing) == ("GPU-a", "MIG-b")
+    assert listed_gpus(Output(returncode=0, stdout="garbage\n")) == ()
 
 
 @pytest.mark.parametrize(("variable", "gpus"), VISIBLE)
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(variable: str, gpus: tuple[str, ...]) -> None:
-    assert gpus_of(Output(returncode=0, stdout=f"{variable}\n"), EIGHT_GPUS) == gpus
+    assert visible_devices(variable) == gpus
 
 
 def test_mig_instances_are_not_shared_out() -> None:
@@ -80,13 +81,16 @@ def test_a_target_that_does_not_answer_leaves_the_status_of_the_others(tmp_path:
 @pytest.mark.parametrize("code", [TIMED_OUT, 15])
 def test_a_failing_nvidia_smi_is_not_taken_for_no_gpu(code: int) -> None:
     with pytest.raises(UnavailableError):
-        gpus_of(NONE, Output(returncode=code, stderr="Unable to determine the device handle"))
-    assert gpus_of(NONE, Output(returncode=6, stdout="No devices were found")) == ()
+        listed_gpus(Output(returncode=code, stderr="Unable to determine the device handle"))
+    assert listed_gpus(Output(returncode=6, stdout="No devices were found")) == ()
 
 
 def test_cuda_visible_devices_limits_the_gpus() -> None:
-    assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
-    assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
+    target = LocalTarget(LocalOptions(), {"CUDA_VISIBLE_DEVICES": "3,5"})
+    answers: dict[str, Answer] = {"ddprun.nodectl port": PORT}
+    plan = replace(PLAN, job=replace(PLAN.job, nodes="1", command=()))
+    asked, _ = perform(target.submit(plan, attached=True), answers)
+    assert (matching(asked, "nvidia-smi"), only(asked, "ddprun --grace").env["CUDA_VISIBLE_DEVICES"]) == ([], "3,5")
 
 
 def test_device_cpu_takes_no_gpu() -> None:

@@ -4,6 +4,7 @@ A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the
 """
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -63,8 +64,8 @@ class SlurmTarget(Target):
     kind = "slurm"
     capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
 
-    def __init__(self, options: SlurmOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: SlurmOptions, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(options, environ)
         self._host = Host.from_text(options.login) if options.login else None  # None: this machine is a login node
 
     def render(self, plan: Plan) -> str:
@@ -85,7 +86,7 @@ class SlurmTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
         self._check(plan)
-        secrets = yield from read_secrets(plan.job)
+        secrets = read_secrets(plan.job, self.environ)
         records = str(PurePath(plan.folder).parent)
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
@@ -93,12 +94,8 @@ class SlurmTarget(Target):
             if found.returncode == UNREACHED and (error := unreachable(found, self._host)):
                 raise error
             check_script(plan, found, host=self._host)
-        if self._host is None and not self.options.array:
-            (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
-            if inside.returncode not in (0, 1):  # 1: the variable is not set
-                raise UnavailableError(f"cannot read SLURM_JOB_ID: {inside.last_line('no answer')}")
-            if inside.returncode == 0:
-                return (yield from self._start_in_allocation(plan, secrets, inside.stdout.strip()))
+        if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
+            return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
 
     def _check(self, plan: Plan) -> None:
