@@ -47,9 +47,10 @@ def bench(
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
-    check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
-    check_job.keep_result(context, request.target, check.result, check.lines)
-    result = check.result | ({"last": before} if before else {})
+    print_line = (lambda _: None) if as_json else partial(print, flush=True)
+    _, result, lines = check_job.run_check(context, request, show=print_line)
+    check_job.keep_result(context, request.target, result, lines)
+    result |= {"last": before} if before else {}
     print_result(result, compared(result), as_json=as_json)
     raise typer.Exit(result["code"])
 

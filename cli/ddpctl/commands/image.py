@@ -100,8 +100,8 @@ def ship(
     context = open_context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
     deliveries = ship_image(context, engine, settings.job.image, tuple(dict.fromkeys(places)), folder)
-    print_result([asdict(one) for one in deliveries], (), as_json=as_json)
-    failed = [one.host for one in deliveries if one.error]
+    print_result(deliveries, (), as_json=as_json)
+    failed = [one["host"] for one in deliveries if one["error"]]
     if failed:
         raise UnavailableError(f"the image is not on {len(failed)} of {len(deliveries)} hosts: {', '.join(failed)}")
 

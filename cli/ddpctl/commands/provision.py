@@ -100,23 +100,17 @@ def provision(
             with writing(inventory):
                 inventory.write_text(text)
             context.emit(f"the inventory of the machines is {inventory}")
-    options = provisioning.PlaybookRun(
-        ansible=_ansible(required=not dry_run),
-        folder=str(_playbooks()),
-        inventory=str(inventory),
-        recap=str(folder / "recap.json"),
-        playbook=playbook,
-        check=check,
-        tags=tuple(tags.split(",")) if tags else (),
-        extra=tuple(extra or ()),
+    argv = (_ansible(required=not dry_run), f"--inventory={inventory}", *([f"--tags={tags}"] if tags else []))
+    recap = str(folder / "recap.json")
+    playing = provisioning.provision(
+        argv, extra or (), folder=str(_playbooks()), recap=recap, playbook=playbook, check=check
     )
-    playing = provisioning.provision(options)
     try:
         results = context.executor.dry_run(playing, sys.stdout) if dry_run else context.executor.perform(playing)
     except KeyboardInterrupt:
         context.emit("some machines may not be set up completely: run the command again to finish")
         raise
-    failed = {host: result.failed for host, result in results.items() if result.failed}
+    failed = {host: result["failed"] for host, result in results.items() if result["failed"]}
     for host, why in failed.items():
         context.emit(f"{host}: {why}")
     if failed:

@@ -18,10 +18,8 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
-from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import KaggleOptions
 from ddpctl.targets.kaggle.target import _PRINT, _WRITE, KaggleTarget
-from ddpwire.version import __version__
 
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
@@ -80,13 +78,11 @@ def refusal_of(pushed: Output) -> DdpctlError:
 
 def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
     asked, submission = push()
-    options, cargo = KaggleOptions(owner="ann"), Cargo(
-        wheel="d2hlZWw=", wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files={}
-    )  # fmt: skip
+    options = KaggleOptions(owner="ann")
     write = ("sh", "-c", _WRITE, "ddpctl", "/r/night/kaggle")
     assert asked == [
         Command(argv=(sys.executable, "-P", "-m", "ddpctl.files.own_wheel"), probe=True, timeout_s=60),
-        Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
+        Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, wheel="d2hlZWw=")),
         Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
         Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300, starts=True),
     ]

@@ -19,12 +19,10 @@ from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
-from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
 from ddpctl.text import cut, either, one_line
 from ddpwire import kaggle, run_files
 from ddpwire.exits import Exit
-from ddpwire.version import __version__
 
 ASK_S = 60.0
 PUSH_S = 300.0
@@ -59,7 +57,7 @@ class KaggleTarget(Target):
                 f"{either(needed, 'and')} must be copied into the notebook's folder: use "
                 "ddpctl render --target kaggle --out FOLDER"
             )
-        return kaggle_notebook.notebook(plan, Cargo())
+        return kaggle_notebook.notebook(plan)
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
         """Return the files for ``kaggle kernels push`` (name → text), and a note for the user or an empty text.
@@ -79,9 +77,10 @@ class KaggleTarget(Target):
         return (yield from self._texts(plan, owner)), note
 
     def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
-        cargo = yield from self._load(plan)
+        files = yield from self._read_files(plan)
+        wheel = (yield from _pack_wheel()) if self.options.wheel == INSIDE else ""
         return {
-            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, cargo),
+            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, files, wheel),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
@@ -150,7 +149,7 @@ class KaggleTarget(Target):
         script = script_of(plan.job.command)
         return (*([script] if script else []), *self.options.files)
 
-    def _load(self, plan: Plan) -> Verb[Cargo]:
+    def _read_files(self, plan: Plan) -> Verb[dict[str, str]]:
         """Read the files that the notebook contains. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
@@ -160,13 +159,7 @@ class KaggleTarget(Target):
             text.check(f"{name} in {plan.cwd} cannot be read")
             if "\n%%" in f"\n{text.stdout}":
                 raise ConfigError(f"{name}: a line that begins with %% cannot be part of a notebook's cell")
-        files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
-        if self.options.wheel != INSIDE:
-            return Cargo(files=files)
-        argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
-        (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
-        wheel.check("cannot pack ddpctl's wheel")
-        return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
+        return {name: text.stdout for name, text in zip(names, texts, strict=True)}
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
@@ -256,6 +249,13 @@ class KaggleTarget(Target):
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Raise ConfigError, because Kaggle cannot run a command in a session."""
         raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
+
+
+def _pack_wheel() -> Verb[str]:
+    argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
+    (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
+    wheel.check("cannot pack ddpctl's wheel")
+    return wheel.stdout.strip()
 
 
 def _folder(plan: Plan) -> str:

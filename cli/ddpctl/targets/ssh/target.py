@@ -497,19 +497,10 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         env = {**scripts.DEFAULTS, **start.secrets, **device, **environment(plan), names.IMAGE: fact.image_id}
         env |= job_env.pack(plan.job.env)
         owner = _OURS if fact.get("id").startswith(_ROOT) else None
-        container = scripts.NodeContainer(
-            engine=options.runtime,
-            node=node,
-            image=fact.image_id,
-            user=owner or fact.get("id"),
-            run_dir=run_dir,
-            gpus=gpus,
-            runtime_args=options.runtime_args,
-            network=options.network,
-            project=None if options.project == "none" else there(folder),
-            checkpoints=None if own else checkpoints,
-        )
-        argv = scripts.run_args(plan, container, env_file="$_ddp_env")
+        argv = scripts.run_args(
+            options, plan, node, image=fact.image_id, user=owner or fact.get("id"), run_dir=run_dir, gpus=gpus,
+            project=None if options.project == "none" else there(folder), checkpoints=None if own else checkpoints,
+        )  # fmt: skip
         launch = scripts.launch_container(options, plan.name, argv, scripts.env_file(env))
     return scripts.start_node(
         options, plan.name, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner,
