@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb, write_file
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.runs.run_status import RunStatus, State
@@ -30,10 +30,6 @@ PULL_S = 3600.0
 MAX_WORDS = 400  # the maximum length of a message of the client
 NOBODY = "your-name"  # stands for an owner that is not known
 WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
-_WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
-_PRINT = (
-    'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
-)
 # What the client prints if it has sent the notebook, and gets no reply (requests 2.32).
 LOST_REPLY = re.compile(r"[Rr]ead timed out|Connection aborted|RemoteDisconnected|reset by peer|50[0234] Server Error")
 PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
@@ -100,9 +96,7 @@ class KaggleTarget(Target):
         except DdpctlError as error:
             raise NotStartedError(error) from None
         where = _folder(plan)
-        written = yield tuple(
-            Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts.items()
-        )
+        written = yield tuple(write_file(f"{where}/{name}", text) for name, text in texts.items())
         for output in written:
             output.check(f"cannot write {where}")
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.name)}"
@@ -184,26 +178,25 @@ class KaggleTarget(Target):
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
-        words = [] if query.tail is None else [f"--tail={query.tail}"]
-        if run.job.world_size > 1:  # if there is only one rank, its lines have no prefix
-            words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
-        kernel = str(run.handle["kernel"])
+        if run.job.world_size == 1:  # its lines have no prefix
+            query = replace(query, ranks=(), nodes=())
         if not query.follow:
-            argv = ("sh", "-c", _PRINT, sys.executable, kernel, *words)
-            (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
-            if done.returncode:
+            (log,) = yield (replace(_ask("logs", run), timeout_s=PULL_S),)
+            if log.returncode:
                 raise UnavailableError(f"run '{run.name}' has no readable log: see ddpctl status {run.name}")
+            yield (Command(argv=("cat",), stdin=selected(log.stdout, query), mode="stream", timeout_s=None),)
             return
-        chosen = run.job.world_size > 1 and bool(query.ranks or query.nodes)
+        chosen = bool(query.ranks or query.nodes)
         if (yield from self._wait(run, () if chosen else ("pending", "unknown"))).ended:
-            yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
+            yield from self.logs(run, replace(query, follow=False))
             return
         if chosen:
             raise ConfigError(
                 f"run '{run.name}': until its session has ended, -f cannot be combined with --rank or --node",
                 hint="omit -f, or omit --rank and --node",
             )
-        yield (Command(argv=("kaggle", "kernels", "logs", "--follow", kernel), mode="stream", timeout_s=None),)
+        argv = ("kaggle", "kernels", "logs", "--follow", str(run.handle["kernel"]))
+        yield (Command(argv=argv, mode="stream", timeout_s=None),)
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
@@ -349,6 +342,20 @@ def plain(log: str) -> str:
         return "".join(str(part.get("data", "")) for part in json.loads(log))
     except (ValueError, TypeError, AttributeError):
         return log
+
+
+def selected(log: str, query: LogQuery) -> str:
+    """Return the lines of the requested nodes and ranks, or only the last ``query.tail`` of them.
+
+    A line belongs to a rank if it begins with ``[nodeN rankR]``.
+    """
+    lines = plain(log).splitlines()
+    if query.ranks or query.nodes:
+        node = "|".join(map(str, query.nodes)) or "[0-9]+"
+        rank = f" rank({'|'.join(map(str, query.ranks))})" if query.ranks else ".*"
+        lines = [line for line in lines if re.match(rf"\[node({node}){rank}\]", line)]
+    shown = lines if query.tail is None else lines[max(0, len(lines) - query.tail) :]
+    return "".join(f"{line}\n" for line in shown)
 
 
 # Errors of the client or of Kaggle whose messages do not explain what to do; all others are passed on. The client exits

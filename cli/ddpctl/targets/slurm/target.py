@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, write_file
 from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
@@ -55,7 +55,6 @@ RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
-WRITE = 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"'
 
 
 class SlurmTarget(Target):
@@ -446,7 +445,7 @@ def _write_secrets(
 
 
 def _write(host: Host | None, path: str, text: str, *, secret: bool = False) -> Verb[None]:
-    (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=secret),)
+    (done,) = yield (write_file(path, text, host=host, secret=secret),)
     done.check(f"cannot write {path}", CannotWriteError)
 
 
