@@ -5,15 +5,30 @@ import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
     from ddpctl.operations.launcher import AppContext
     from ddpctl.runs.run_store import Run
+
+
+class FieldHelp(TyperCommand):
+    """A command that describes a flag of a field with the documentation of the field."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from ddpctl import targets
+        from ddpctl.job.schema import documentation
+
+        for parameter in self.params:
+            if getattr(parameter, "help", "") is None:
+                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 def complete_run(incomplete: str) -> list[str]:

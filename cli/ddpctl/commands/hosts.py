@@ -11,7 +11,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line, quote, table
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Request
+    from ddpctl.job.launch_plan import Request
     from ddpctl.targets import HostReport
 
 

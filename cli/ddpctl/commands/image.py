@@ -15,11 +15,12 @@ from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Host
-    from ddpctl.job.config import Request
+    from ddpctl.job.launch_plan import Request
 
 app = typer.Typer(
     name="image",
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Build, push, ship and inspect the container image of a job.",
 )

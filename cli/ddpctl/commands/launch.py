@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from ddpctl.commands.arguments import DryRun, open_context, parse_time
 from ddpctl.errors import ConfigError, UsageError, writing
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Request
+    from ddpctl.job.launch_plan import Request
     from ddpctl.operations.launcher import AppContext
     from ddpctl.runs.run_store import Run
 
@@ -75,20 +74,6 @@ FLAGS: Mapping[str, Any] = {
     ],
 }
 Flags = Mapping[str, Any]  # the value of each given flag, by its name in FLAGS
-
-
-class FieldHelp(TyperCommand):
-    """A command that describes a flag of a field with the documentation of the field."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        from ddpctl import targets
-        from ddpctl.job.schema import documentation
-
-        for parameter in self.params:
-            if getattr(parameter, "help", "") is None:
-                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -292,7 +277,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     # The run may continue on fewer nodes than had copies.
     job = replace(run.job, nodes=run.handle.get("nodes", run.job.nodes), checkpoint_copies=1)
     options = targets.fill_options(targets.options_type(run.kind), run.options)
-    earlier = config.Request(job=job, target=run.target, kind=run.kind, options=options)
+    earlier = Request(job=job, target=run.target, kind=run.kind, options=options)
     request = config.load(earlier=earlier, flags=values, kinds=targets.kinds())
     other = "" if request.job.command == job.command else f", which ran {command_line(job)}"
     return replace(

@@ -20,6 +20,7 @@ SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Show all runs in Prometheus and Grafana.",
 )

@@ -15,7 +15,7 @@ from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Request
+    from ddpctl.job.launch_plan import Request
     from ddpctl.operations.provision import Playbook
 
 FOLDER = ".provision"  # in the state directory, which also has the runs' folders

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ddpctl.errors import DdpctlError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.operations import launcher, removal
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpctl import targets
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, launcher
 from ddpctl.operations.launcher import AppContext

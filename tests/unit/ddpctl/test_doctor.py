@@ -12,7 +12,7 @@ from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
 
 from ddpctl.errors import DdpctlError, UnavailableError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, doctor, launcher
 from ddpctl.operations.check_job import NoResultError

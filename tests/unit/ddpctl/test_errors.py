@@ -10,7 +10,7 @@ from ddpctl import targets
 from ddpctl.command import Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
 from ddpctl.execution.executor import Executor
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError

@@ -9,7 +9,7 @@ import typer
 from tests.in_process import command, ddpctl
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import doctor, launcher
 from ddpctl.operations.launcher import AppContext
