@@ -8,10 +8,9 @@ from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from ddpctl.commands.arguments import FieldHelp
 from ddpctl.errors import DdpctlError
 from ddpctl.execution import interrupts
 from ddpctl.text import plain
@@ -49,6 +48,20 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "image": ("image:app", "Build, push, ship and inspect the container image of a job."),
     "monitor": ("monitor:app", "Show all runs in Prometheus and Grafana."),
 }
+
+
+class FieldHelp(TyperCommand):
+    """A command that describes a flag of a field with the documentation of the field."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from ddpctl import targets
+        from ddpctl.job.schema import documentation
+
+        for parameter in self.params:
+            if getattr(parameter, "help", "") is None:
+                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 class Commands(Mapping[str, Any]):

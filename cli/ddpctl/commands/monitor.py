@@ -9,11 +9,12 @@ import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.errors import UnavailableError, UsageError, writing
+from ddpctl.operations.launcher import AppContext
 from ddpctl.text import table
+from ddpwire.run_files import TARGETS
 
 if TYPE_CHECKING:
     from ddpctl.monitoring.prometheus import Scraping
-    from ddpctl.operations.launcher import AppContext
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 
@@ -143,11 +144,8 @@ def config(
     context.emit(f"scrape_configs to your own file; import {folder}/dashboards/run.json and fleet.json into Grafana")
 
 
-def _scraping(
-    context: "AppContext", targets: Path | None, interval_s: float, exporters: list[str] | None
-) -> "Scraping":
+def _scraping(context: AppContext, targets: Path | None, interval_s: float, exporters: list[str] | None) -> "Scraping":
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
-    from ddpwire.run_files import TARGETS
 
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also refuses NaN
         raise UsageError(f"--interval: {interval_s:g} is not allowed: expected {SHORTEST_S:g} to {LONGEST_S:g} seconds")

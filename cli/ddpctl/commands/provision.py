@@ -12,10 +12,11 @@ from ddpctl.commands import launch
 from ddpctl.commands.arguments import DryRun, SshTarget, open_context
 from ddpctl.commands.hosts import ssh_settings
 from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
+from ddpctl.job.launch_plan import Request
+from ddpctl.targets.ssh.options import USER
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
-    from ddpctl.job.launch_plan import Request
     from ddpctl.operations.provision import Playbook
 
 FOLDER = ".provision"  # in the state directory, which also has the runs' folders
@@ -118,15 +119,13 @@ def provision(
 
 
 def _check_login(login: str | None) -> None:
-    from ddpctl.targets.ssh.options import USER
-
     if login is not None and not USER.fullmatch(login):
         raise UsageError(
             f"provision: --login {quote(login)}: expected letters, digits, '_', '.' and '-', not starting with '-'"
         )
 
 
-def _keys(settings: "Request", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
+def _keys(settings: Request, given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
     """Read the ``given`` public keys, or else those of the hosts, or else those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))

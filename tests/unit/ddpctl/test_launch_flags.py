@@ -11,7 +11,7 @@ from tests.in_process import command, ddpctl
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
-from ddpctl.operations import doctor, launcher
+from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
@@ -149,7 +149,7 @@ def test_an_own_flag_of_launch_changes_what_launch_does(
     monkeypatch.setattr(launcher, "pull", lambda *_: calls.append("pull"))
     monkeypatch.setattr(launcher, "dry_run", lambda *_: calls.append("dry run"))
     monkeypatch.setattr(launcher, "check_alone", lambda *_: None)
-    monkeypatch.setattr(doctor, "only_sound", lambda _, request: calls.append("doctor") or request)
+    monkeypatch.setattr("ddpctl.commands.launch.only_sound", lambda _, request: calls.append("doctor") or request)
     monkeypatch.setattr(run_store, "load", lambda *_, **__: RUN)
     done = ddpctl("launch", *arguments.split())
     assert (done.returncode, calls) == (0, expected), done.stderr
