@@ -1,5 +1,6 @@
 """The command line of another launcher, such as torchrun, as flags of ddpctl launch."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,11 +75,11 @@ class Translation:
         return line + (f" (not needed: {', '.join(self.implied)})" if self.implied else "")
 
 
-def translate(command: Sequence[str]) -> Translation | None:
+def translate(command: Sequence[str], *, refused: list[str] | None = None) -> Translation | None:
     """Return what a command of another launcher means, or None if ``command`` names none.
 
-    A command that begins with an option of torchrun counts as one of torchrun. Raises UsageError for an option without
-    a counterpart.
+    A command that begins with an option of torchrun counts as one of torchrun. An option without a counterpart is
+    added to ``refused``. Raises UsageError for such an option if ``refused`` is None.
     """
     arguments = command[1:] if command[:1] and command[0] in ("python", "python3") else command
     if not arguments:
@@ -89,9 +90,9 @@ def translate(command: Sequence[str]) -> Translation | None:
         )
     for start, table in LAUNCHERS.items():
         if tuple(arguments[: len(start)]) == start:
-            return _read(" ".join(start), arguments[len(start) :], table)
+            return _read(" ".join(start), arguments[len(start) :], table, refused)
     if arguments[0].startswith("--") and _key(arguments[0]) in ONLY_OF_TORCHRUN:
-        return _read("torchrun", arguments, TORCHRUN)
+        return _read("torchrun", arguments, TORCHRUN, refused)
     return None
 
 
@@ -108,7 +109,7 @@ def _key(option: str) -> str:
     return option.partition("=")[0].lstrip("-").replace("_", "-")
 
 
-def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> Translation:
+def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str], refused: list[str] | None) -> Translation:
     flags: dict[str, str] = {}
     env: dict[str, str] = {}
     implied: list[str] = []
@@ -117,6 +118,11 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> 
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         meaning = meaning_of(option, table)
+        if meaning is None and refused is not None:  # its value is not known to be one
+            if not equals and rest and not re.match(r"-|.*\.py$", rest[0]):
+                value = rest.pop(0)
+            refused.append(f"{option} {value}".rstrip())
+            continue
         if meaning is None:
             raise UsageError(
                 f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
@@ -137,8 +143,13 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> 
             flags[flag] = fixed or value
     if not rest:
         raise UsageError(f"{launcher}: no script is named", hint="ddpctl launch --gpus 2 -- train.py")
-    if "--gpus" in flags:
-        flags["--gpus"] = _per_node(flags["--gpus"], flags.get("--nodes", "1") if table is ACCELERATE else "1")
+    if processes := flags.pop("--gpus", ""):
+        try:
+            flags["--gpus"] = _per_node(processes, flags.get("--nodes", "1") if table is ACCELERATE else "1")
+        except UsageError as error:
+            if refused is None:
+                raise
+            refused.append(error.message)
     return Translation(launcher=launcher, flags=flags, env=env, implied=tuple(implied), program=(*module, *rest))
 
 

@@ -1,0 +1,174 @@
+"""Reads a shell script: its simple commands, and their words as far as they are known without running the script.
+
+Variables that the script sets to a known text are replaced. Command substitutions and other variables stay as they are,
+with their ``$``. The grammar is POSIX's "Shell Command Language", with bash's arrays.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+# Nested parentheses and braces; bounded, so that reading takes linear time.
+_PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\)){0,500}+\)){0,1000}+\)){0,2000}+\)"
+_BRACES = r"\{(?:[^{}\n]|\{[^{}\n]*\}){0,500}+\}"
+_SUBSTITUTION = rf"\$(?:{_PARENTHESES}|{_BRACES})|`[^`]{{0,2000}}+`"
+_DOUBLE = rf'"(?:\\[\s\S]|{_SUBSTITUTION}|[^"\\])*+"'
+_PIECE = rf"\\[^\n]|'[^']*'|{_DOUBLE}|{_SUBSTITUTION}"
+_WORD = rf"(?:{_PIECE}|[^\s;&|<>()\\]|\\(?!\n))++"
+_TOKEN = re.compile(
+    rf"(?P<blank>(?:[ \t\r]|\\\r?\n)+)|(?P<comment>\#[^\n]*)|(?P<here><<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote))"
+    rf"|(?P<array>\w+\+?=\()|(?P<redirect>\d*(?:&>>?|>>|>&|<&|<<<|>\||[<>])[ \t]*(?:{_WORD})?)"
+    rf"|(?P<operator>&&|\|\||;;|[;&|()\n])|(?P<word>{_WORD})|(?P<other>[\s\S])"
+)
+_PARTS = re.compile(rf"(?P<piece>{_PIECE})|\$(?P<name>\w+)|(?P<rest>[\s\S])")
+_VARIABLE = re.compile(r"\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
+_FIELD = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
+_OPENING = {
+    "if": "fi",
+    "for": "done",
+    "while": "done",
+    "until": "done",
+    "select": "done",
+    "case": "esac",
+    "{": "}",
+    "(": ")",
+}
+_BETWEEN = ("then", "else", "elif", "do", "!")
+
+
+class Statement(NamedTuple):
+    """A simple command, not expanded."""
+
+    line: int
+    text: str  # its source
+    words: tuple[str, ...]
+    redirects: bool = False
+    piped: bool = False  # it reads the output of the statement before it
+    inside: bool = False  # of an if, a loop, a function or a subshell, so it may not run, or run several times
+
+
+def statements(script: str) -> Iterator[Statement]:
+    """Yield the simple commands of a script. An array is one word: ``NAME=(`` and its words, joined by NUL."""
+    words: list[str] = []
+    ends: list[str] = []  # the words that close the blocks around this position
+    array = here = ""
+    redirects = piped = False
+    position = begin = end = 0
+    while position <= len(script):
+        match = _TOKEN.match(script, position)
+        kind, token = (match.lastgroup, match[0]) if match else ("operator", "\n")  # the end of the script
+        is_blank = kind in ("blank", "comment")
+        begin = begin if words or array or redirects or is_blank else position
+        position += len(token)
+        if kind == "here" and match:
+            here, redirects = match["end"], True
+        elif kind == "redirect":
+            redirects = True
+        elif kind == "array":
+            array = token
+        elif kind in ("word", "other"):
+            array, words = (f"{array}\0{token}", words) if array else (array, [*words, token])
+        elif array and token == ")":
+            words, array = [*words, array], ""
+        if kind != "operator" or (array and match):
+            end = end if is_blank else position
+            continue
+        around = ends
+        words, ends = _without_keywords(words, ends)
+        if text := script[begin:end].strip():
+            line, inside = 1 + script.count("\n", 0, begin), bool(around or ends)
+            yield Statement(line=line, text=text, words=tuple(words), redirects=redirects, piped=piped, inside=inside)
+        if token == "(" or (token == ")" and ends[-1:] == [")"]):
+            ends = [*ends, ")"] if token == "(" else ends[:-1]
+        words, redirects, piped, begin, end = [], False, token == "|", position, position
+        position += 1 if not match else 0
+        if here and token == "\n":
+            stop = re.compile(rf"^\t*{re.escape(here)}$", re.MULTILINE).search(script, position)
+            position, here = stop.end() if stop else len(script), ""
+
+
+def _without_keywords(words: list[str], ends: list[str]) -> tuple[list[str], list[str]]:
+    """Return a command without the keywords before it, and the words that close the blocks it is in."""
+    while words and (words[0] in (*_OPENING, *_BETWEEN, "function") or words[0] in ends[-1:]):
+        keyword, *rest = words
+        if keyword in ends[-1:]:
+            ends = ends[:-1]
+        elif keyword in _OPENING or (keyword == "function" and rest[-1:] == ["{"]):
+            ends = [*ends, _OPENING.get(keyword, "}")]
+        if keyword in ("for", "select", "case", "function"):
+            break
+        words = rest
+    return words, ends
+
+
+@dataclass
+class Variables:
+    """The variables of a script whose text is known, and the names of those that are set to an unknown text."""
+
+    known: dict[str, str | list[str]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    defaults: list[str] = field(default_factory=list)  # variables whose default was taken
+
+    def set(self, name: str, value: str | list[str], *, sure: bool) -> None:
+        """Set a variable. If it is not ``sure`` that the script does so, its text becomes unknown."""
+        if sure:
+            self.known[name] = value
+        else:
+            self.known.pop(name, None)
+            self.unknown.add(name)
+
+    def expand(self, word: str) -> list[str]:
+        """Return the fields of a word, without quotes. What is unknown stays as it is."""
+        is_quoted = re.search("['\"]", word) is not None
+        return [part for part in self._expand(word).split("\0") if part or is_quoted]
+
+    def text(self, word: str) -> str:
+        """Return the value of an assignment, which is not split into fields."""
+        return self._expand(word, split=False)
+
+    def _expand(self, word: str, *, quoted: bool = False, split: bool = True) -> str:
+        result = ""
+        for match in _PARTS.finditer(word):
+            piece = match["piece"] or ""
+            if match["name"]:
+                result += self._value(match["name"], match[0], split=split)
+            elif piece.startswith("'") and not quoted:
+                result += piece[1:-1]
+            elif piece.startswith('"') and not quoted:
+                result += self._expand(piece[1:-1].replace("\\\n", ""), quoted=True, split=False)
+            elif piece.startswith("\\"):
+                result += piece[1:] if not quoted or piece[1] in '$`"\\' else piece
+            elif piece.startswith("${"):
+                variable = _VARIABLE.fullmatch(piece[1:])
+                result += self._braces(variable, piece, split=split) if variable else piece
+            elif piece.startswith(("$((", "$(expr ")):
+                result += self._product(piece)
+            else:
+                result += match[0]
+        return result
+
+    def _braces(self, match: re.Match[str], text: str, *, split: bool) -> str:
+        name, every, operator, default = match.groups()
+        if operator and name not in self.known and name not in self.unknown:
+            self.defaults.append(name)
+            value = self._expand(default, split=split)
+            if "=" in operator:
+                self.known[name] = value
+            return value
+        return self._value(name, text, split=split or bool(every))
+
+    def _value(self, name: str, text: str, *, split: bool) -> str:
+        value = self.known.get(name)
+        if value is None:
+            return text
+        fields = value if isinstance(value, list) else _FIELD.findall(value)
+        return "\0".join(fields) if split else value if isinstance(value, str) else " ".join(value)
+
+    def _product(self, text: str) -> str:
+        """Return a product of numbers, such as ``$((SLURM_NNODES * 4))`` or ``$(expr $A \\* $B)``."""
+        factors = re.sub(r"^\$\(+(expr )?|\)+$|[\\${}\s]", "", text).split("*")
+        values = [self.known.get(factor, factor) for factor in factors]
+        numbers = [int(value) for value in values if isinstance(value, str) and re.fullmatch("[0-9]{1,6}", value)]
+        return str(prod(numbers)) if len(numbers) == len(factors) else text
