@@ -6,12 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import UsageError
-from ddpctl.job.config import MAX_BYTES, read_bytes, read_documents
+from ddpctl.job.config import read_bytes, read_documents
 from ddpctl.job.schema import Kinds
 from ddpctl.job.values import Text, read_json
 from ddpctl.migration import sbatch
-from ddpctl.migration.settings import COMPUTED, Migration, Table, key, meaning_of, ours, skipped, unknown, without
+from ddpctl.migration.settings import (
+    COMPUTED,
+    Migration,
+    Table,
+    key,
+    meaning_of,
+    merge,
+    ours,
+    skipped,
+    unknown,
+    without,
+)
 
+Path_ = tuple[Any, ...]  # the keys and numbers above a value
+MAX_BYTES = 200_000
+SHM = "/dev/shm"  # noqa: S108 -- a path in the container
 RENDEZVOUS = ours("ddpctl chooses the address of node 0 and the rendezvous")
 RANKS = key("job.gpus", "or ranks, if GPUs are given too")
 ELASTIC = without("nodes: MIN:MAX starts with fewer nodes, and none joins later")
@@ -36,7 +50,7 @@ POD: Table = {
     "env": key("job.env", "or secrets; what is not a value stays in pod"), "limits.cpu": key("job.cpus"),
     "limits.memory": key("job.memory"), "limits.*/gpu": key("job.gpus"), "requests.cpu": REQUESTS,
     "requests.memory": REQUESTS, "requests.*/gpu": REQUESTS, "name": ours("the container of the ranks is called main"),
-    "/dev/shm": ours("the container has its own /dev/shm, of the size shm"), "labels": key("target.labels"),
+    SHM: ours("the container has its own /dev/shm, of the size shm"), "labels": key("target.labels"),
     "restartPolicy": ours("ddprun restarts the ranks"), "*": key("target.pod"),
 }  # fmt: skip
 HOSTFILE: Table = {"HOST": key("target.hosts"), "slots": key("job.gpus", "the smallest number of all hosts")}
@@ -55,9 +69,9 @@ SERVICE: Table = {
     "environment": key("job.env", "or secrets"), "volumes": key("job.mounts"), "shm_size": key("job.shm"),
     "mem_limit": key("job.memory"), "deploy.resources.limits.memory": key("job.memory"), "cpus": key("job.cpus"),
     "deploy.resources.limits.cpus": key("job.cpus"), "deploy.resources.*.count": key("job.gpus"),
-    "deploy.resources.*.devices.*": GPUS, "runtime": GPUS, "ipc": POD["/dev/shm"],
+    "deploy.resources.*.devices.*": GPUS, "runtime": GPUS, "ipc": POD[SHM],
     "build*": without("docs/image.md builds an image"), "env_file*": without("write its variables as env or secrets"),
-    "*": without("ddpctl starts no services"),
+    "*": without("ddpctl starts no service"),
 }  # fmt: skip
 TABLES: Mapping[str, Table] = {
     "sbatch": sbatch.SBATCH, "srun": sbatch.SRUN, "commands of a shell": sbatch.SHELL,
@@ -65,24 +79,20 @@ TABLES: Mapping[str, Table] = {
     "accelerate's configuration": ACCELERATE, "a service of docker-compose": SERVICE,
 }  # fmt: skip
 FORMATS = "an sbatch script, a PyTorchJob or TrainJob, a hostfile with slots=N, an accelerate or docker-compose file"
-UNITS: Mapping[str, Callable[[str], str]] = {
+UNITS: Mapping[str, Callable[[str], Any]] = {  # how a value is written in a key
     "target.workload": str.lower, "target.keep": "{}s".format, "job.time_limit": "{}s".format, "job.shm": sbatch.size,
     "job.memory": lambda text: text if text.endswith("i") else sbatch.size(text),
+    "job.device": lambda text: "cpu" if text == "true" else text,
 }  # fmt: skip
 
 
 def migrate(path: Path, kinds: Kinds) -> Migration:
     """Return what the settings of a file become. Raises NoInputError or UsageError."""
-    data = read_bytes(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if len(data) > MAX_BYTES or "\0" in text:
-        why = f"it is larger than {MAX_BYTES} bytes" if len(data) > MAX_BYTES else "it is no text"
-        raise UsageError(f"{path}: expected {FORMATS}: {why}")
+    text = (data := read_bytes(path)).decode("utf-8-sig", "replace")
+    if len(data) > MAX_BYTES or re.search("[\0\ufffd]", text):
+        raise UsageError(f"{path}: expected {FORMATS}, as a text of at most {MAX_BYTES} bytes")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if re.match(r"#!.*sh\b", text) or re.search("^#SBATCH", text, re.MULTILINE):
+    if re.match(r"#!.*sh\b", text) or (re.search("^#SBATCH", text, re.MULTILINE) and not text.startswith("#!")):
         migration = Migration(target="slurm", kinds=kinds)
         sbatch.read(text, migration)
     elif lines and all(re.fullmatch(r"\s*\S+\s+slots=\d+.*", line) for line in lines):
@@ -115,190 +125,180 @@ def _read_yaml(path: Path, data: bytes, kinds: Kinds) -> Migration:
     except ValueError as error:
         raise UsageError(f"{path}: expected {FORMATS}: as YAML, {error}") from None
     for value, places, errors in documents:
-        if value.get("kind") in ("PyTorchJob", "TrainJob"):
-            migration, read = Migration(target="kubernetes", kinds=kinds), _Document.read_manifest
-        elif isinstance(value.get("services"), dict):
-            migration, read = Migration(target="local", kinds=kinds), _Document.read_compose
-        elif {"distributed_type", "compute_environment", "num_processes"} & value.keys():
-            migration, read = Migration(target="local", kinds=kinds), _Document.read_accelerate
-        else:
+        is_manifest, is_compose = value.get("kind") in ("PyTorchJob", "TrainJob"), "services" in value
+        if not (
+            is_manifest or is_compose or {"distributed_type", "compute_environment", "num_processes"} & value.keys()
+        ):
             continue
+        document = _Document(value, Migration(target="kubernetes" if is_manifest else "local", kinds=kinds), places)
         try:
-            read(_Document(value, migration, places))
-        except (AttributeError, TypeError, KeyError, ValueError, IndexError):
-            raise UsageError(f"{path}: a part of it is not as in {FORMATS}") from None
+            (document.manifest if is_manifest else document.compose if is_compose else document.accelerate)()
+        except (AttributeError, TypeError, KeyError, ValueError):
+            raise UsageError(f"{path}: expected {FORMATS}, but a part of it has another form") from None
         for line, text in errors:
-            migration.note(line, text, skipped("it is ambiguous in YAML"))
+            document.migration.note(line, text, skipped("it is ambiguous in YAML"))
         for other, its_places, _ in documents:
             if other is not value:
-                migration.note(
-                    its_places[()][0], f"kind={other.get('kind')}", without("ddpctl makes the objects of a run")
-                )
-        return migration
+                kind, line = f"kind={other.get('kind')}", its_places[()][0]
+                document.migration.note(line, kind, without("ddpctl makes the objects of a run"))
+        return document.migration
     raise UsageError(f"{path}: expected {FORMATS}")
 
 
 class _Document:
     """A document of a YAML file."""
 
-    def __init__(self, value: Any, migration: Migration, places: Mapping[tuple[Any, ...], tuple[int, int]]) -> None:
+    def __init__(self, value: Any, migration: Migration, places: Mapping[Path_, tuple[int, int]]) -> None:
         self.value, self.migration, self.places = value, migration, places
+        self.container: dict[str, Any] = {}  # what stays as it is in a patch of the ranks' container
 
-    def translate(self, table: Table, path: tuple[Any, ...], name: str, value: Any) -> None:
-        text, meaning = str(value), meaning_of(table, name).text
-        convert: Callable[[str], Any] = UNITS.get(meaning, str)
-        if meaning == "target.labels":
-            convert = lambda text: {path[-1]: text}  # noqa: E731
-        self.migration.translate(table, self.places[path][0], name, text, convert)
+    def setting(self, table: Table, path: Path_, name: str, value: Any) -> None:
+        """Record a setting by the entry of a table. A name is the part of the path that the table knows."""
+        meaning, line = meaning_of(table, name), self.places[path][0]
+        key_name = meaning.text
+        if key_name == "job.env" and isinstance(value, dict | list):
+            for number, item in enumerate(value):
+                at = self.places[*path, item if isinstance(value, dict) else number][0]
+                if isinstance(item, dict) and "value" not in item:
+                    self.keep(at, str(item["name"]), name, [item])
+                elif isinstance(item, dict):
+                    self.migration.variable(at, str(item["name"]), str(item["value"]))
+                else:
+                    variable, _, text = str(item).partition("=")
+                    self.migration.variable(at, variable, str(value[item]) if isinstance(value, dict) else text)
+        elif meaning is RANKS:
+            self.migration.ranks(line, f"{name}={value}", str(value))
+        elif key_name == "job.command":
+            words = [*value, *self.arguments(path)] if isinstance(value, list) else str(value).split()
+            quoted = (str(word).replace("\\", "\\\\").replace('"', '\\"') for word in words)  # "$NAME" stays a word
+            sbatch.Reader(self.migration).commands(" ".join(f'"{word}"' for word in quoted), line)
+        elif key_name == "job.mounts":
+            for mount in map(str, value):
+                if COMPUTED.match(mount) or mount.startswith("/"):
+                    self.migration.add(line, mount, key_name, (mount,))
+                else:
+                    self.migration.note(line, mount, without("job.mounts: expected an absolute path of the machine"))
+        elif key_name == "target.pod":
+            self.keep(line, name, name, value)
+        else:
+            labels: Callable[[str], Any] = lambda text: {path[-1]: text}  # noqa: E731
+            convert = labels if key_name == "target.labels" else UNITS.get(key_name, str)
+            self.migration.translate(table, line, name, str(value) if isinstance(value, Text) else "", convert)
 
-    def read_manifest(self) -> None:
-        nodes = 0
-        for path, value in _leaves(self.value, stop=("template", "trainer", "runtimePatches", "podTemplateOverrides")):
-            name = ".".join(map(str, path))
-            if path[-1] == "template":
-                self.read_template(path, value, is_first=path[2] == next(iter(self.value["spec"][path[1]])))
+    def arguments(self, path: Path_) -> list[Any]:
+        """Return the arguments beside a container's command."""
+        container = self.value
+        for part in path[:-1]:
+            container = container[part]
+        return container.get("args", []) if path[-1] == "command" else []
+
+    def keep(self, line: int, text: str, name: str, value: Any) -> None:
+        """Record a setting of the ranks' container that stays as it is, in the patch of the pod."""
+        if COMPUTED.search(str(value)):
+            return self.migration.note(line, text, unknown("target.pod"))
+        self.container = merge(self.container, {name: read_json(value)})
+        return self.migration.note(line, text, key("target.pod"))
+
+    def manifest(self) -> None:
+        """Record a PyTorchJob or a TrainJob."""
+        first, nodes, stop = None, 0, ("template", "trainer", "runtimePatches", "podTemplateOverrides")
+        leaves = sorted(
+            _leaves(self.value, stop=stop), key=lambda leaf: "rocPerNode" in str(leaf[0][-1:])
+        )  # needs GPUs
+        for path, value in leaves:
+            name, line = ".".join(map(str, path)), self.places[path][0]
+            if path[-1] == "template" and first in (None, value):
+                self.template(path, value) if first is None else self.migration.note(line, name, ours("it is the same"))
+                first = value
+            elif path[-1] == "template":
+                self.migration.note(line, name, without("all nodes have one template, that of the first replicas"))
             elif path[-1] == "trainer":
-                self.read_container(path, value, "resourcesPerNode")
+                self.pod(path, value)
             elif path[-1] == "replicas" and str(value).isdecimal():
                 nodes += int(value)
                 self.migration.values.pop("job.nodes", None)
-                self.migration.add(self.places[path][0], f"{name}={value}", "job.nodes", str(nodes))
+                self.migration.add(line, f"{name}={value}", "job.nodes", str(nodes))
                 if path[2] == "Master":
-                    self.migration.add(self.places[path][0], f"{name}={value}", "target.master", True)
+                    self.migration.add(line, f"{name}={value}", "target.master", True)
             else:
-                self.translate(MANIFEST, path, name, value if isinstance(value, Text) else "")
+                self.setting(MANIFEST, path, name, value)
+        if self.container:
+            patch = {"spec": {"containers": [{"name": "main", **self.container}]}}
+            self.migration.values["target.pod"] = merge(self.migration.values.get("target.pod", {}), patch)
 
-    def read_template(self, path: tuple[Any, ...], template: Any, *, is_first: bool) -> None:
-        if not is_first:
-            same = ours("all nodes have the template of the first replicas")
-            return self.migration.note(self.places[path][0], ".".join(map(str, path)), same)
+    def template(self, path: Path_, template: Any) -> None:
+        """Record a pod template. What is not of the ranks' container stays as it is."""
         for name, value in template.get("metadata", {}).items():
-            line = self.places[*path, "metadata", name][0]
-            labels, patch = {key: str(text) for key, text in value.items()}, {"metadata": {name: read_json(value)}}
-            is_labels = name == "labels"
-            self.migration.add(line, name, *(("target.labels", labels) if is_labels else ("target.pod", patch)))
-        spec, place = template.get("spec", {}), (*path, "spec")
-        main, *others = spec.get("containers", [{}])
-        shm = self.read_container((*place, "containers", 0), main, "resources")
-        for name, value in {**spec, "containers": others}.items():
+            for label, text in value.items() if name == "labels" else ():
+                self.setting(MANIFEST, (*path, "metadata", name, label), f"metadata.labels.{label}", text)
+            if name != "labels":
+                line = self.places[*path, "metadata", name][0]
+                self.migration.add(line, name, "target.pod", {"metadata": {name: read_json(value)}})
+        main, *others = template["spec"]["containers"]
+        self.pod((*path, "spec", "containers", 0), main)
+        shm = [mount["name"] for mount in main.get("volumeMounts", []) if mount["mountPath"] == SHM]
+        volumes = [volume for volume in template["spec"].get("volumes", []) if volume["name"] not in shm]
+        for name, value in {**template["spec"], "containers": others, "volumes": volumes}.items():
             if name == "restartPolicy":
-                self.translate(POD, (*place, name), name, value)
-            elif name == "volumes":
-                self.patch(self.places[*place, name][0], name, {name: [one for one in value if one["name"] not in shm]})
+                self.setting(POD, (*path, "spec", name), name, value)
             elif value:
-                self.patch(self.places[*place, name][0], name, {name: value})
-        return None
+                line = self.places[*path, "spec", name][0]
+                self.migration.add(line, name, "target.pod", {"spec": {name: read_json(value)}})
 
-    def patch(self, line: int, text: str, spec: Any) -> None:
-        self.migration.add(line, text, "target.pod", {"spec": read_json(spec)})
-
-    def read_container(self, path: tuple[Any, ...], container: Any, resources: str) -> set[str]:
-        """Record the settings of the ranks' container. Return the names of its volumes for /dev/shm."""
-        shm: set[str] = set()
-        gpus = [
-            str(value)
-            for name, value in container.get(resources, {}).get("limits", {}).items()
-            if name.endswith("/gpu")
-        ]
-        for name, value in container.items():
-            place = (*path, name)
-            line = self.places[place][0]
-            if name == resources:
-                for kind, table in value.items():
-                    for resource, amount in table.items():
-                        self.read_resource((*place, kind, resource), kind, resource, amount)
-            elif name in ("numNodes", "numProcPerNode"):
-                self.translate(MANIFEST, place, f"spec.trainer.{name}", value)
-            elif name in ("command", "args"):
-                if name == "command" or "command" not in container:
-                    self.command(line, [*container.get("command", []), *container.get("args", [])], *gpus[:1])
-            elif name == "env":
-                for n, variable in enumerate(value):
-                    if "value" in variable:
-                        self.migration.variable(
-                            self.places[*place, n][0], str(variable["name"]), str(variable["value"])
-                        )
-                    else:
-                        self.main(self.places[*place, n][0], str(variable["name"]), {"env": [variable]})
+    def pod(self, path: Path_, container: Any) -> None:
+        """Record the container of the ranks."""
+        for name in sorted(container, key=lambda name: not name.startswith("resources")):  # a command needs the GPUs
+            value, place = container[name], (*path, name)
+            if name.startswith("resources"):
+                for kind, amounts in value.items():
+                    for resource, amount in amounts.items():
+                        if meaning_of(POD, f"{kind}.{resource}").text == "target.pod":
+                            self.keep(
+                                self.places[*place, kind, resource][0],
+                                resource,
+                                "resources",
+                                {kind: {resource: amount}},
+                            )
+                        else:
+                            self.setting(POD, (*place, kind, resource), f"{kind}.{resource}", amount)
             elif name == "volumeMounts":
-                for n, mount in enumerate(value):
-                    is_shm, at = str(mount["mountPath"]) == "/dev/shm", self.places[*place, n][0]  # noqa: S108
-                    shm |= {mount["name"]} if is_shm else set()
-                    if is_shm:
-                        self.migration.note(at, "/dev/shm", POD["/dev/shm"])
-                    else:
-                        self.main(at, str(mount["mountPath"]), {name: [mount]})
-            elif name in POD:
-                self.translate(POD, place, name, value)
-            else:
-                self.main(line, name, {name: value})
-        return shm
+                for number, mount in enumerate(value):
+                    line, at = self.places[*place, number][0], str(mount["mountPath"])
+                    self.migration.note(line, at, POD[SHM]) if at == SHM else self.keep(line, at, name, [mount])
+            elif name.startswith("num"):
+                self.setting(MANIFEST, place, f"spec.trainer.{name}", value)
+            elif name != "args" or "command" not in container:
+                self.setting(POD, place, name, value)
 
-    def read_resource(self, path: tuple[Any, ...], kind: str, name: str, amount: Any) -> None:
-        if meaning_of(POD, f"{kind}.{name}").text == "target.pod":
-            return self.main(self.places[path][0], f"{name}={amount}", {"resources": {kind: {name: amount}}})
-        if kind == "limits" and name.endswith("/gpu") and name != "nvidia.com/gpu":
-            self.migration.add(self.places[path][0], name, "target.gpu_resource", name)
-        return self.translate(POD, path, f"{kind}.{name}", amount)
-
-    def main(self, line: int, text: str, part: Any) -> None:
-        """Record a setting of the ranks' container that stays as it is, in the patch of the pod."""
-        before = self.migration.values.get("target.pod", {}).get("spec", {}).get("containers", [])
-        aside = Migration(target="kubernetes", kinds=self.migration.kinds)
-        for one in [*[one for one in before if one["name"] == "main"], {"name": "main", **read_json(part)}]:
-            aside.add(line, text, "target.pod", one)
-        if "target.pod" not in aside.values or COMPUTED.search(str(part)):
-            return self.migration.note(line, text, unknown("target.pod"))
-        if before:
-            self.migration.values["target.pod"]["spec"]["containers"] = []
-        return self.patch(line, text, {"containers": [aside.values["target.pod"]]})
-
-    def command(self, line: int, words: list[Any], gpus: str = "") -> None:
-        """Record the command of a container, which may be a script of a shell."""
-        reader = sbatch.Reader(self.migration, int(gpus) if gpus.isdecimal() else 0)
-        quoted = (str(word).replace("\\", "\\\\").replace('"', '\\"') for word in words)  # "$NAME" stays a word
-        reader.commands(" ".join(f'"{word}"' for word in quoted), line)
-
-    def read_accelerate(self) -> None:
+    def accelerate(self) -> None:
+        """Record a configuration of accelerate, which counts the processes of all machines together."""
         machines = str(self.value.get("num_machines", "1"))
         for path, value in _leaves(self.value):
-            name, text, line = ".".join(map(str, path)), str(value), self.places[path][0]
-            if (name, text) in (("mixed_precision", "no"), ("use_cpu", "false"), ("debug", "false")):
-                self.migration.note(line, f"{name}={text}", DEFAULT)
+            name, line, text = ".".join(map(str, path)), self.places[path][0], f"{'.'.join(map(str, path))}={value}"
+            if text in ("mixed_precision=no", "use_cpu=false", "debug=false", "distributed_type=MULTI_GPU"):
+                self.migration.note(line, text, ours("it is the default"))
             elif name == "mixed_precision":
-                self.migration.add(line, f"{name}={text}", "job.env", {"ACCELERATE_MIXED_PRECISION": text})
-            elif name == "num_processes" and machines.isdecimal() and text.isdecimal():
-                self.migration.translate(ACCELERATE, line, name, text, lambda text: str(int(text) // int(machines)))
+                self.migration.variable(line, "ACCELERATE_MIXED_PRECISION", str(value))
+            elif name == "num_processes" and machines.isdecimal() and str(value).isdecimal():
+                self.migration.add(
+                    line, text, "job.gpus", str(int(value) // int(machines)), f"{value} on {machines} nodes"
+                )
             else:
-                self.migration.translate(ACCELERATE, line, name, text, lambda text: "cpu" if text == "true" else text)
+                self.setting(ACCELERATE, path, name, value)
 
-    def read_compose(self) -> None:
+    def compose(self) -> None:
+        """Record the service of docker-compose that names GPUs or training most often."""
         services = self.value["services"]
         chosen = max(services, key=lambda name: len(re.findall("nvidia|gpu|train", str(services[name]))), default="")
         for path, value in _leaves(self.value, stop=("environment", "command", "entrypoint", "volumes")):
-            name, line, words = (
-                ".".join(map(str, path[2:])),
-                self.places[path][0],
-                value if isinstance(value, list) else [value],
-            )
-            if path[:2] != ("services", chosen):
-                self.migration.note(line, ".".join(map(str, path)), SERVICE["*"])
-            elif name == "environment":
-                pairs = value.items() if isinstance(value, dict) else (str(one).partition("=")[::2] for one in words)
-                for variable, content in pairs:
-                    self.migration.variable(line, str(variable), str(content))
-            elif name == "volumes":
-                for mount in words:
-                    self.migration.add(line, str(mount), "job.mounts", (str(mount),))
-            elif name in ("command", "entrypoint"):
-                self.command(line, words if isinstance(value, list) else str(value).split())
+            is_chosen = path[:2] == ("services", chosen) and len(path) > 2
+            if is_chosen:
+                self.setting(SERVICE, path, ".".join(map(str, path[2:])), value)
             else:
-                self.translate(SERVICE, path, name, value if isinstance(value, Text) else "")
+                self.migration.note(self.places[path][0], ".".join(map(str, path)), SERVICE["*"])
 
 
-def _leaves(
-    value: Any, path: tuple[Any, ...] = (), stop: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _leaves(value: Any, path: Path_ = (), stop: tuple[str, ...] = ()) -> Iterator[tuple[Path_, Any]]:
     """Yield the path and the value of each scalar, and of each part whose key is in ``stop``."""
     if not value or not isinstance(value, dict | list) or (path and path[-1] in stop):
         yield path, value

@@ -65,6 +65,7 @@ SHELL: Table = {
     **dict.fromkeys(("wait", "exit", "true", "sleep"), END),
     "*": skipped("run it before the launch, or in the script"),
 }  # fmt: skip
+NUMBERS = ("job.nodes", "job.gpus", "job.cpus", "job.memory")
 VARIABLE = ours("a variable of the script, replaced where its text is known")
 MAYBE = skipped("it may run or not")
 DEFAULT = Meaning("unknown", "its default is taken: your environment may have another value")
@@ -80,9 +81,10 @@ def read(script: str, migration: Migration) -> None:
 class Reader:
     """Reads the commands of one script, with what is known about the job."""
 
-    def __init__(self, migration: Migration, gpus: int = 0) -> None:
+    def __init__(self, migration: Migration) -> None:
         self.migration, self.variables = migration, Variables()
-        self.tasks, self.gpus, self.cpus = 1, gpus, 0  # of each node; 0: unknown
+        self.nodes, self.tasks, self.gpus, self.cpus = 1, 1, 0, 0  # all but nodes of each node; 0: unknown
+        self.given: dict[str, str] = {}  # the options of sbatch
 
     def read(self, script: str) -> None:
         """Record what each line becomes: the options of sbatch, then the commands."""
@@ -131,7 +133,7 @@ class Reader:
             for name, value in pairs:
                 if name in options:
                     self.migration.note(
-                        options[name][1], _option(name, options[name][0]), ours(f"line {line} replaces it")
+                        options[name][1], _option(name, options[name][0]), skipped(f"line {line} gives it again")
                     )
                 options[name] = (value, line)
         self._count({name: value for name, (value, _) in options.items()})
@@ -140,8 +142,9 @@ class Reader:
 
     def _count(self, given: dict[str, str]) -> None:
         """Determine the numbers of a node, and the variables that Slurm sets."""
+        self.given = given
         numbers = {name: int(value) for name, value in given.items() if value.isdecimal()}
-        nodes = numbers.get("nodes", 1) or 1
+        self.nodes = nodes = numbers.get("nodes", 1) or 1
         self.tasks = numbers.get("ntasks-per-node") or ceil(numbers.get("ntasks", 1) / nodes) or 1
         for name, share in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", self.tasks), ("gpus", 1 / nodes)):
             if match := _gpu(name, given.get(name, "")):
@@ -155,25 +158,25 @@ class Reader:
 
     def _sbatch_option(self, line: int, name: str, value: str) -> None:
         text, add, meaning = _option(name, value), self.migration.add, meaning_of(SBATCH, name)
+        convert = partial(CONVERSIONS[name], self) if name in CONVERSIONS else str
         if meaning.text == "job.gpus" and (match := _gpu(name, value)):
             add(line, text, "job.gpus", str(self.gpus), meaning.note)
             if match["type"]:
                 add(line, text, "target.gpu_type", match["type"])
             if name == "gres":
                 add(line, text, "target.gpu_request", "gres")
-                others = [part for part in value.split(",") if not re.match("(gres/)?gpu", part)]
-                text, meaning = f"--gres={','.join(others)}" if others else "", key("target.extra")
-        elif name == "gres" or (name, value) == ("mem", "0"):
-            meaning = key("target.extra")
-        if name in (*PYXIS, "export"):
+                if others := [part for part in value.split(",") if not re.match("(gres/)?gpu", part)]:
+                    add(line, text, "target.extra", (f"--gres={','.join(others)}",))
+        elif name == "ntasks" and value != "1" and "nodes" not in self.given:
+            self.migration.note(line, text, Meaning("unknown", "job.nodes", "Slurm chooses it: write it"))
+        elif name in (*PYXIS, "export"):
             self._srun_option(line, name, value)
         elif name == "chdir" and PROJECT.fullmatch(value):
             self.migration.note(line, text, CURRENT)
-        elif meaning.text == "target.extra" and text:
+        elif meaning.text == "target.extra" or name == "gres" or (name, value) == ("mem", "0"):
             add(line, text, "target.extra", (text,))
-        elif meaning.text != "job.gpus" and text:
-            convert = CONVERSIONS.get(name)
-            self.migration.translate(SBATCH, line, name, value, partial(convert, self) if convert else str, text)
+        else:
+            self.migration.translate(SBATCH, line, name, value, convert, text)
 
     def _srun_option(self, line: int, name: str, value: str) -> None:
         meaning, text = meaning_of(SRUN, name), _option(name, value)
@@ -236,7 +239,7 @@ class Reader:
         elif meaning.text == "target.workdir" and PROJECT.fullmatch(value):
             self.migration.note(line, text, CURRENT)
         else:
-            self.migration.translate(SHELL, line, name, value, text=text)
+            self.migration.translate({name: meaning}, line, name, value, text=text)
 
     def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         name, equals, raw = word.partition("=")
@@ -249,13 +252,8 @@ class Reader:
         if equals:
             self.variables.set(name, value, sure=not statement.inside)
         shown = value if isinstance(value, str) else " ".join(value)
-        if is_exported and not statement.inside:
-            return self.migration.variable(statement.line, name, shown)
-        aside = Migration(target=self.migration.target, kinds=self.migration.kinds)
-        aside.variable(statement.line, name, shown)
-        self.migration.secrets += aside.secrets
-        meaning = aside.settings[0].meaning if aside.settings[0].meaning.status == "ddpctl does it" else VARIABLE
-        return self.migration.note(statement.line, f"{name}={shown}", MAYBE if statement.inside else meaning)
+        meaning = MAYBE if statement.inside else None if is_exported else VARIABLE
+        self.migration.variable(statement.line, name, shown, otherwise=meaning)
 
     def _launch(self, statement: Statement, words: list[str], *, is_srun: bool) -> None:
         """Record the command that starts the training, and the commands around it: srun, a container, a shell."""
@@ -282,13 +280,15 @@ class Reader:
 
     def _srun(self, line: int, words: list[str]) -> list[str]:
         """Record the options of srun. Return its command."""
-        while len(words) > 1 and (COMPUTED.match(words[0]) or words[0].startswith("-")):
+        while len(words) > 1 and re.match(r"[$`]|--?[A-Za-z]", words[0]):
             pairs, rest = _pairs(words)
             if COMPUTED.match(words[0]):
                 self.migration.note(line, words[0], unknown("options of srun"))
                 pairs, rest = [], words[1:]
+            self._count(dict(pairs) | self.given)
             for name, value in pairs:
-                self._srun_option(line, name, value)
+                is_number = meaning_of(SBATCH, name).text in NUMBERS
+                (self._sbatch_option if is_number else self._srun_option)(line, name, value)
             words = rest
         return words
 
@@ -335,15 +335,15 @@ class Reader:
                 migration.variable(line, name, value)
         if program_words[:1] == ["-c"]:
             raise UsageError("ddpctl starts a script or a module, no text: write it into a file")
+        if not is_srun and self.nodes > 1:
+            migration.note(line, "no srun", Meaning("unknown", "job.nodes", "the script uses one, ddpctl all of them"))
         flags = translation.flags if translation else {"--gpus": str(self.tasks if is_srun else 1)}
         for flag, value in flags.items():
             option = f"{translation.launcher if translation else 'srun' if is_srun else 'python'}: {flag} {value}"
-            if flag != "--gpus" or not self.gpus:
-                migration.add(line, option, f"job.{flag[2:].replace('-', '_')}", value)
-            elif value != str(self.gpus):
-                migration.add(line, option, "job.ranks", value, f"each sees all {self.gpus} GPUs")
+            if flag == "--gpus":
+                migration.ranks(line, option, value)
             else:
-                migration.note(line, option, ours("one rank for each GPU"))
+                migration.add(line, option, f"job.{flag[2:].replace('-', '_')}", value)
         migration.command(line, text, program_words)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -29,31 +30,11 @@ class Meaning(NamedTuple):
         return text if self.status == "became" else f"{self.status}: {text}"
 
 
-def key(name: str, note: str = "") -> Meaning:
-    """Return the meaning of a setting that becomes this key."""
-    return Meaning("became", name, note)
-
-
-def ours(reason: str) -> Meaning:
-    """Return the meaning of a setting that ddpctl makes unnecessary."""
-    return Meaning("ddpctl does it", reason)
-
-
-def without(reason: str) -> Meaning:
-    """Return the meaning of a setting that ddpctl does not have."""
-    return Meaning("no counterpart", reason)
-
-
-def unknown(name: str) -> Meaning:
-    """Return the meaning of a setting whose value is not in the file."""
-    return Meaning("unknown", name, "its value is computed elsewhere: write it")
-
-
-def skipped(reason: str) -> Meaning:
-    """Return the meaning of a line that is not understood, or that ddpctl cannot run."""
-    return Meaning("not translated", reason)
-
-
+# The meanings of a setting that becomes a key, that ddpctl makes unnecessary, that ddpctl does not have, and of a line
+# that is not understood.
+key, ours = partial(Meaning, "became"), partial(Meaning, "ddpctl does it")
+without, skipped = partial(Meaning, "no counterpart"), partial(Meaning, "not translated")
+unknown = partial(Meaning, "unknown", note="its value is computed elsewhere: write it")
 Table = Mapping[str, Meaning]  # by the name of a setting; * stands for any text
 
 
@@ -77,7 +58,8 @@ class Migration:
 
     def note(self, line: int, text: str, meaning: Meaning) -> None:
         """Record what a setting becomes."""
-        self.settings += [setting for setting in (Setting(line, text, meaning),) if setting not in self.settings]
+        if (setting := Setting(line, text, meaning)) not in self.settings:
+            self.settings.append(setting)
 
     def add(self, line: int, text: str, name: str, value: Any, note: str = "") -> None:
         """Set a key, or record why it cannot have this value. Lists (tuples here) and tables are merged."""
@@ -85,28 +67,40 @@ class Migration:
         if isinstance(value, tuple) and name != "job.command":
             value = tuple(dict.fromkeys((*(before or ()), *value)))
         elif isinstance(value, dict):
-            value = _merge(before or {}, value)
+            value = merge(before or {}, value)
         if name != "job.command" and COMPUTED.search(str(value)):
             return self.note(line, text, unknown(name))
-        problems = validate(self._class(name), {name.partition(".")[2]: value}, what="a job")[1]
-        if problem := next((problem.text for problem in problems if problem.place), None):
+        if problem := next((text for of, text in self._problems({**self.values, name: value}) if of == name), None):
             return self.note(line, text, without(f"{name}: {problem}"))
         if not isinstance(value, dict | tuple | list) and before not in (None, value):
             return self.note(line, text, without(f"{name} is already {before}"))
         self.values[name] = value
         return self.note(line, text, key(name, note))
 
-    def variable(self, line: int, name: str, value: str) -> None:
-        """Record an environment variable of the ranks. The value of a secret is not copied."""
+    def variable(self, line: int, name: str, value: str, *, otherwise: Meaning | None = None) -> None:
+        """Record a variable of the ranks, or of the file alone if it has another meaning. No secret is copied."""
         if name in OURS or name.startswith("PET_"):
             self.note(line, f"{name}={value}", ours("ddpctl sets it for each rank"))
-        elif looks_secret(name, value):
+        elif looks_secret(name, value) and not COMPUTED.fullmatch(value[:1]):
             self.secrets.append(value)
+            self.variable(line, name, f"${name}", otherwise=otherwise)
+        elif otherwise:
+            self.note(line, f"{name}={value}", otherwise)
+        elif looks_secret(name, value):
             self.add(line, name, "job.secrets", (name,), "its value is not copied: export it before the launch")
         elif COMPUTED.search(value):
             self.note(line, f"{name}={value}", unknown("job.env"))
         else:
             self.add(line, f"{name}={value}", "job.env", {name: value})
+
+    def ranks(self, line: int, text: str, ranks: str) -> None:
+        """Record the number of ranks per node: one for each GPU, or fewer that share the GPUs of the node."""
+        gpus = self.values.get("job.gpus")
+        if ranks == gpus:
+            return self.note(line, text, ours("one rank for each GPU"))
+        return self.add(
+            line, text, "job.ranks" if gpus else "job.gpus", ranks, f"each sees {gpus} GPUs" if gpus else ""
+        )
 
     def command(self, line: int, text: str, words: Iterable[str], note: str = "") -> None:
         """Record the script and its arguments. What is computed or secret remains to be filled in."""
@@ -134,18 +128,23 @@ class Migration:
         except ValueError as error:
             return self.note(line, text, without(f"{meaning.text}: {error}"))
 
-    def _class(self, name: str) -> Any:
-        return JobSpec if name.startswith("job.") else self.kinds[self.target]()
+    def _part(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix(part): value for name, value in values.items() if name.startswith(part)}
 
-    def _part(self, part: str) -> dict[str, Any]:
-        return {name.removeprefix(part): value for name, value in self.values.items() if name.startswith(part)}
+    def _problems(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the key and an error message for each value that is not allowed, alone or with the others."""
+        cls = self.kinds[self.target]()
+        job, wrong = validate(JobSpec, self._part("job.", values))
+        options, others = validate(cls, self._part("target.", values))
+        found = [(f"job.{one.place[0]}", one.text) for one in wrong]
+        found += [(f"target.{one.place[0]}", one.text) for one in others if one.place]
+        if options.keys() >= set(required(cls)) and hasattr(cls, "problems"):
+            found += cls(**options).problems(JobSpec(**job))
+        return [*found, *JobSpec(**job).problems()]
 
     def finish(self) -> None:
-        """Drop the keys that are not allowed together, and record why."""
-        job, cls = JobSpec(**validate(JobSpec, self._part("job."))[0]), self._class("target.")
-        options = validate(cls, self._part("target."))[0]
-        check = getattr(cls(**options), "problems", None) if options.keys() >= set(required(cls)) else None
-        for name, text in (*job.problems(), *(check(job) if check else ())):
+        """Drop the keys that later keys do not allow, and record why."""
+        for name, text in self._problems(self.values):
             dropped = without(f"{name}: {text}")
             self.settings = [
                 one._replace(meaning=dropped) if one.meaning.text == name else one for one in self.settings
@@ -167,13 +166,21 @@ class Migration:
         rest = sorted((one for one in self.settings if one.meaning.status != "became"), key=lambda one: one.line)
         lines = [f"# Written by ddpctl init from {one_line(source)}. What has not become a key:"]
         lines += [f"#   line {one.line}: {self._shown(f'{one.text}: {one.meaning}')}" for one in rest]
-        lines += ["", "job:" if self._part("job.") else "job: {}", *self._keys("job.", 2), "", f"target: {self.target}"]
+        if "job.command" not in self.values:
+            lines.append("#   no script is known: without a command, ddpctl launch starts ddptrain")
+        lines += [
+            "",
+            "job:" if self._part("job.", self.values) else "job: {}",
+            *self._keys("job.", 2),
+            "",
+            f"target: {self.target}",
+        ]
         lines += ["targets:", f"  {self.target}:", f"    kind: {self.target}", *self._keys("target.", 4)]
         return "\n".join(lines) + "\n"
 
     def _keys(self, part: str, indent: int) -> list[str]:
         lines = []
-        for name, value in self._part(part).items():
+        for name, value in self._part(part, self.values).items():
             sources = [one for one in self.settings if one.meaning[:2] == ("became", part + name)]
             lines += [f"# line {one.line}: {self._shown(one.text)}" for one in sources]
             plain = list(value) if isinstance(value, tuple) else value
@@ -188,12 +195,13 @@ def meaning_of(table: Table, name: str) -> Meaning:
     return next(matches, without("ddpctl has no such setting"))
 
 
-def _merge(before: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+def merge(before: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the entries of another one. Tables and lists in them are merged as well."""
     merged = dict(before)
     for name, part in value.items():
         old = merged.get(name)
         if isinstance(part, dict) and isinstance(old, dict):
-            part = _merge(old, part)
+            part = merge(old, part)
         elif isinstance(part, list) and isinstance(old, list):
             part = [*old, *part]
         merged[name] = part

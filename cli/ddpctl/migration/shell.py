@@ -26,15 +26,8 @@ _PARTS = re.compile(rf"(?P<piece>{_PIECE})|\$(?P<name>\w+)|(?P<rest>[\s\S])")
 _VARIABLE = re.compile(r"\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 _FIELD = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
 _OPENING = {
-    "if": "fi",
-    "for": "done",
-    "while": "done",
-    "until": "done",
-    "select": "done",
-    "case": "esac",
-    "{": "}",
-    "(": ")",
-}
+    "if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}",
+}  # fmt: skip
 _BETWEEN = ("then", "else", "elif", "do", "!")
 
 
@@ -58,33 +51,34 @@ def statements(script: str) -> Iterator[Statement]:
     position = begin = end = 0
     while position <= len(script):
         match = _TOKEN.match(script, position)
-        kind, token = (match.lastgroup, match[0]) if match else ("operator", "\n")  # the end of the script
+        kind, text = (match.lastgroup, match[0]) if match else ("operator", "\n")  # the end of the script
         is_blank = kind in ("blank", "comment")
         begin = begin if words or array or redirects or is_blank else position
-        position += len(token)
+        position += len(text)
         if kind == "here" and match:
             here, redirects = match["end"], True
         elif kind == "redirect":
             redirects = True
         elif kind == "array":
-            array = token
-        elif kind in ("word", "other"):
-            array, words = (f"{array}\0{token}", words) if array else (array, [*words, token])
-        elif array and token == ")":
-            words, array = [*words, array], ""
+            array = text
+        elif kind in ("word", "other") and array:
+            array += f"\0{text}"
+        elif kind in ("word", "other") or (array and text == ")"):
+            words.append(array or text)
+            array = ""
         if kind != "operator" or (array and match):
             end = end if is_blank else position
             continue
         around = ends
         words, ends = _without_keywords(words, ends)
-        if text := script[begin:end].strip():
-            line, inside = 1 + script.count("\n", 0, begin), bool(around or ends)
-            yield Statement(line=line, text=text, words=tuple(words), redirects=redirects, piped=piped, inside=inside)
-        if token == "(" or (token == ")" and ends[-1:] == [")"]):
-            ends = [*ends, ")"] if token == "(" else ends[:-1]
-        words, redirects, piped, begin, end = [], False, token == "|", position, position
+        if source := script[begin:end].strip():
+            line = 1 + script.count("\n", 0, begin)
+            yield Statement(line, source, tuple(words), redirects, piped, bool(around or ends))
+        if text == "(" or (text == ")" and ends[-1:] == [")"]):
+            ends = [*ends, ")"] if text == "(" else ends[:-1]
+        words, redirects, piped, begin, end = [], False, text == "|", position, position
         position += 1 if not match else 0
-        if here and token == "\n":
+        if here and text == "\n":
             stop = re.compile(rf"^\t*{re.escape(here)}$", re.MULTILINE).search(script, position)
             position, here = stop.end() if stop else len(script), ""
 
