@@ -118,16 +118,9 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str], ref
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         meaning = meaning_of(option, table)
-        if meaning is None and refused is not None:  # its value is not known to be one
-            if not equals and rest and not re.match(r"-|.*\.py$", rest[0]):
-                value = rest.pop(0)
-            refused.append(f"{option} {value}".rstrip())
-            continue
         if meaning is None:
-            raise UsageError(
-                f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
-                hint="leave it out, or see docs/your_script.md for what ddpctl does instead",
-            )
+            _refuse(launcher, option, value if equals else None, rest, refused)
+            continue
         if not equals and meaning not in WITHOUT_VALUE:
             if not rest:
                 raise UsageError(f"{option}: this option of {launcher} needs a value")
@@ -143,22 +136,36 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str], ref
             flags[flag] = fixed or value
     if not rest:
         raise UsageError(f"{launcher}: no script is named", hint="ddpctl launch --gpus 2 -- train.py")
-    if processes := flags.pop("--gpus", ""):
-        try:
-            flags["--gpus"] = _per_node(processes, flags.get("--nodes", "1") if table is ACCELERATE else "1")
-        except UsageError as error:
-            if refused is None:
-                raise
-            refused.append(error.message)
+    if "--gpus" in flags:
+        nodes = flags.get("--nodes", "1") if table is ACCELERATE else "1"
+        flags |= {"--gpus": ranks} if (ranks := _per_node(flags.pop("--gpus"), nodes, refused)) else {}
     return Translation(launcher=launcher, flags=flags, env=env, implied=tuple(implied), program=(*module, *rest))
 
 
-def _per_node(processes: str, nodes: str) -> str:
+def _refuse(launcher: str, option: str, value: str | None, rest: list[str], refused: list[str] | None) -> None:
+    """Raise UsageError, or add the option to ``refused`` with its value, which may be the next of ``rest``."""
+    if refused is None:
+        raise UsageError(
+            f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
+            hint="leave it out, or see docs/your_script.md for what ddpctl does instead",
+        )
+    if value is None and rest and not re.match(r"-|.*\.py$", rest[0]):
+        value = rest.pop(0)
+    refused.append(f"{option} {value or ''}".rstrip())
+
+
+def _per_node(processes: str, nodes: str, refused: list[str] | None) -> str | None:
     """Return the ranks of each of these nodes: accelerate counts the processes of all machines together."""
+    problem = None
     if processes in ("auto", "gpu", "cpu"):
-        raise UsageError(f"{processes} ranks per node: ddpctl plans on another machine: give a number, --gpus N")
-    if nodes == "1":
-        return processes
-    if not (processes.isdecimal() and nodes.isdecimal() and int(nodes)) or int(processes) % int(nodes):
-        raise UsageError(f"--num_processes {processes}: expected a multiple of --num_machines, which is {nodes}")
-    return str(int(processes) // int(nodes))
+        problem = f"{processes} ranks per node: ddpctl plans on another machine: give a number, --gpus N"
+    elif nodes != "1" and (
+        not (processes.isdecimal() and nodes.isdecimal() and int(nodes)) or int(processes) % int(nodes)
+    ):
+        problem = f"--num_processes {processes}: expected a multiple of --num_machines, which is {nodes}"
+    if problem and refused is None:
+        raise UsageError(problem)
+    if problem and refused is not None:
+        refused.append(problem)
+        return None
+    return processes if nodes == "1" else str(int(processes) // int(nodes))

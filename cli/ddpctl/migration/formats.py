@@ -24,7 +24,7 @@ from ddpctl.migration.settings import (
 )
 
 Path_ = tuple[Any, ...]  # the keys and numbers above a value
-MAX_BYTES = 200_000
+MAX_BYTES = 100_000
 SHM = "/dev/shm"  # noqa: S108 -- a path in the container
 RENDEZVOUS = ours("ddpctl chooses the address of node 0 and the rendezvous")
 RANKS = key("job.gpus", "or ranks, if GPUs are given too")
@@ -157,15 +157,7 @@ class _Document:
         meaning, line = meaning_of(table, name), self.places[path][0]
         key_name = meaning.text
         if key_name == "job.env" and isinstance(value, dict | list):
-            for number, item in enumerate(value):
-                at = self.places[*path, item if isinstance(value, dict) else number][0]
-                if isinstance(item, dict) and "value" not in item:
-                    self.keep(at, str(item["name"]), name, [item])
-                elif isinstance(item, dict):
-                    self.migration.variable(at, str(item["name"]), str(item["value"]))
-                else:
-                    variable, _, text = str(item).partition("=")
-                    self.migration.variable(at, variable, str(value[item]) if isinstance(value, dict) else text)
+            self.environment(path, name, value)
         elif meaning is RANKS:
             self.migration.ranks(line, f"{name}={value}", str(value))
         elif key_name == "job.command":
@@ -174,16 +166,29 @@ class _Document:
             sbatch.Reader(self.migration).commands(" ".join(f'"{word}"' for word in quoted), line)
         elif key_name == "job.mounts":
             for mount in map(str, value):
-                if COMPUTED.match(mount) or mount.startswith("/"):
+                relative = without("job.mounts: expected an absolute path of the machine")
+                if mount[:1] in "/$":
                     self.migration.add(line, mount, key_name, (mount,))
                 else:
-                    self.migration.note(line, mount, without("job.mounts: expected an absolute path of the machine"))
+                    self.migration.note(line, mount, relative)
         elif key_name == "target.pod":
             self.keep(line, name, name, value)
         else:
             labels: Callable[[str], Any] = lambda text: {path[-1]: text}  # noqa: E731
             convert = labels if key_name == "target.labels" else UNITS.get(key_name, str)
             self.migration.translate(table, line, name, str(value) if isinstance(value, Text) else "", convert)
+
+    def environment(self, path: Path_, name: str, value: Any) -> None:
+        """Record variables: NAME: VALUE, NAME=VALUE, or a container's objects. References stay in the pod."""
+        for number, item in enumerate(value):
+            line = self.places[*path, item if isinstance(value, dict) else number][0]
+            if isinstance(item, dict) and "value" not in item:
+                self.keep(line, str(item["name"]), name, [item])
+            elif isinstance(item, dict):
+                self.migration.variable(line, str(item["name"]), str(item["value"]))
+            else:
+                variable, _, text = str(item).partition("=")
+                self.migration.variable(line, variable, str(value[item]) if isinstance(value, dict) else text)
 
     def arguments(self, path: Path_) -> list[Any]:
         """Return the arguments beside a container's command."""

@@ -12,7 +12,16 @@ from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import LAUNCHERS, translate
 from ddpctl.job.values import bases_of
 from ddpctl.migration.settings import (
-    COMPUTED, Meaning, Migration, Table, key, meaning_of, ours, skipped, unknown, without,
+    COMPUTED,
+    Meaning,
+    Migration,
+    Table,
+    key,
+    meaning_of,
+    ours,
+    skipped,
+    unknown,
+    without,
 )  # fmt: skip
 from ddpctl.migration.shell import Statement, Variables, statements
 
@@ -31,7 +40,7 @@ SBATCH: Table = {
     "constraint": key("target.constraint"), "exclusive": key("target.exclusive"), "array": key("target.array"),
     "chdir": key("target.workdir"), "no-requeue": key("target.requeues", "0"), "requeue": ours("requeues is 20"),
     "output": FILES, "error": FILES, "open-mode": FILES, "export": key("job.env", "of each NAME=VALUE"),
-    "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail: docs/alerts.md"),
+    "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
     "signal": ours("grace says how long ranks may save before the time limit"), "image": SHIFTER, "module": SHIFTER,
     "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS, "*": key("target.extra"),
 }  # fmt: skip
@@ -50,8 +59,8 @@ SRUN: Table = {
     "export": SBATCH["export"], "*": ours("ddpctl starts one srun with the job's numbers"),
 }  # fmt: skip
 FLAGS = re.compile(  # options that have no value, or one after =
-    "no-.*|exclusive|requeue|hold|overcommit|contiguous|spread-job|use-min-nodes|quiet|verbose|oversubscribe|label|overlap"
-    "|unbuffered|kill-on-bad-exit|get-user-env|preserve-env|exact|pty|multi-prog|reboot|parsable"
+    "no-.*|exclusive|requeue|hold|overcommit|contiguous|spread-job|use-min-nodes|quiet|verbose|oversubscribe|label"
+    "|overlap|unbuffered|kill-on-bad-exit|get-user-env|preserve-env|exact|pty|multi-prog|reboot|parsable"
     "|container-(mount-home|writable|readonly|remap-root|entrypoint|save-env)"
 )
 PRINTS = ours("it only prints: status, logs and top show a run")
@@ -207,7 +216,7 @@ class Reader:
 
     def _command(self, statement: Statement, words: list[str]) -> None:
         """Record a command that does not start the training."""
-        line, text, raw = statement.line, _first_line(statement), list(statement.words)
+        raw = list(statement.words)
         builtin = raw[0] if raw and raw[0] in ("export", "declare", "typeset", "readonly", "local") else ""
         if builtin or (raw and all(re.match(r"\w+\+?=", word) for word in raw)):
             is_exported = builtin == "export" or "-x" in raw
@@ -217,8 +226,12 @@ class Reader:
             return
         if raw[:1] in (["for"], ["read"]) and raw[1:]:
             self.variables.set(raw[1], "", sure=False)
-        if not words:
-            return
+        if words:
+            self._tool(statement, words)
+
+    def _tool(self, statement: Statement, words: list[str]) -> None:
+        """Record a command of a shell, by its name."""
+        line, text = statement.line, _first_line(statement)
         name, *rest = words
         name = {"ml": "module", ".": "source", "mamba": "conda", "micromamba": "conda"}.get(name, PurePath(name).name)
         if name == "module" and words[0] == "ml" and rest[:1] != ["purge"]:
@@ -310,10 +323,9 @@ class Reader:
         self.migration.add(line, image, name, image.removeprefix("docker://"))
         return words
 
-    def _program(self, line: int, text: str, words: list[str], *, is_srun: bool) -> None:
-        """Record the launcher or the Python, its options, and the script."""
-        migration, program = self.migration, PurePath(words[0])
-        is_python = program.name.startswith("python")
+    def _interpreter(self, line: int, words: list[str], program: PurePath, *, is_python: bool) -> list[str]:
+        """Record the Python of a command. Return the command without its path and without the arguments of sbatch."""
+        migration = self.migration
         if "/" in words[0] and "python" in bases_of(migration.kinds[migration.target]()):
             migration.add(line, words[0], "target.python", str(program if is_python else program.parent / "python"))
         words = ["python" if is_python else program.name, *words[1:]]
@@ -322,6 +334,13 @@ class Reader:
         for word in [word for word in words if re.fullmatch(r"\$([@*]|\{[@*].*\})", word)]:
             words.remove(word)
             migration.note(line, word, Meaning("unknown", "job.command", "add the arguments that sbatch got"))
+        return words
+
+    def _program(self, line: int, text: str, words: list[str], *, is_srun: bool) -> None:
+        """Record the launcher or the Python, its options, and the script."""
+        migration, program = self.migration, PurePath(words[0])
+        is_python = program.name.startswith("python")
+        words = self._interpreter(line, words, program, is_python=is_python)
         refused: list[str] = []
         translation = translate(words, refused=refused)
         for option in refused:

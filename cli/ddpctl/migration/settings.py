@@ -58,8 +58,7 @@ class Migration:
 
     def note(self, line: int, text: str, meaning: Meaning) -> None:
         """Record what a setting becomes."""
-        if (setting := Setting(line, text, meaning)) not in self.settings:
-            self.settings.append(setting)
+        self.settings.append(Setting(line, text, meaning))
 
     def add(self, line: int, text: str, name: str, value: Any, note: str = "") -> None:
         """Set a key, or record why it cannot have this value. Lists (tuples here) and tables are merged."""
@@ -143,7 +142,8 @@ class Migration:
         return [*found, *JobSpec(**job).problems()]
 
     def finish(self) -> None:
-        """Drop the keys that later keys do not allow, and record why."""
+        """Drop settings that are recorded twice, and the keys that later keys do not allow."""
+        self.settings = list(dict.fromkeys(self.settings))
         for name, text in self._problems(self.values):
             dropped = without(f"{name}: {text}")
             self.settings = [

@@ -18,7 +18,8 @@ _DOUBLE = rf'"(?:\\[\s\S]|{_SUBSTITUTION}|[^"\\])*+"'
 _PIECE = rf"\\[^\n]|'[^']*'|{_DOUBLE}|{_SUBSTITUTION}"
 _WORD = rf"(?:{_PIECE}|[^\s;&|<>()\\]|\\(?!\n))++"
 _TOKEN = re.compile(
-    rf"(?P<blank>(?:[ \t\r]|\\\r?\n)+)|(?P<comment>\#[^\n]*)|(?P<here><<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote))"
+    rf"(?P<blank>(?:[ \t\r]|\\\r?\n)+)|(?P<comment>\#[^\n]*)"
+    rf"|(?P<here><<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote))"
     rf"|(?P<array>\w+\+?=\()|(?P<redirect>\d*(?:&>>?|>>|>&|<&|<<<|>\||[<>])[ \t]*(?:{_WORD})?)"
     rf"|(?P<operator>&&|\|\||;;|[;&|()\n])|(?P<word>{_WORD})|(?P<other>[\s\S])"
 )
@@ -26,7 +27,7 @@ _PARTS = re.compile(rf"(?P<piece>{_PIECE})|\$(?P<name>\w+)|(?P<rest>[\s\S])")
 _VARIABLE = re.compile(r"\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 _FIELD = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
 _OPENING = {
-    "if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}",
+    "if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}", "(": ")",
 }  # fmt: skip
 _BETWEEN = ("then", "else", "elif", "do", "!")
 
@@ -55,11 +56,9 @@ def statements(script: str) -> Iterator[Statement]:
         is_blank = kind in ("blank", "comment")
         begin = begin if words or array or redirects or is_blank else position
         position += len(text)
-        if kind == "here" and match:
-            here, redirects = match["end"], True
-        elif kind == "redirect":
-            redirects = True
-        elif kind == "array":
+        redirects = redirects or kind in ("redirect", "here")
+        here = match["end"] if match and kind == "here" else here
+        if kind == "array":
             array = text
         elif kind in ("word", "other") and array:
             array += f"\0{text}"
@@ -69,32 +68,37 @@ def statements(script: str) -> Iterator[Statement]:
         if kind != "operator" or (array and match):
             end = end if is_blank else position
             continue
-        around = ends
-        words, ends = _without_keywords(words, ends)
+        inside = bool(ends)
+        words = _without_keywords(words, ends)
         if source := script[begin:end].strip():
             line = 1 + script.count("\n", 0, begin)
-            yield Statement(line, source, tuple(words), redirects, piped, bool(around or ends))
-        if text == "(" or (text == ")" and ends[-1:] == [")"]):
-            ends = [*ends, ")"] if text == "(" else ends[:-1]
+            yield Statement(line, source, tuple(words), redirects, piped, inside or bool(ends))
+        if text in "()":
+            _without_keywords([text], ends)
         words, redirects, piped, begin, end = [], False, text == "|", position, position
-        position += 1 if not match else 0
         if here and text == "\n":
-            stop = re.compile(rf"^\t*{re.escape(here)}$", re.MULTILINE).search(script, position)
-            position, here = stop.end() if stop else len(script), ""
+            position, here = _end_of_document(script, position, here), ""
+        position += 1 if not match else 0
 
 
-def _without_keywords(words: list[str], ends: list[str]) -> tuple[list[str], list[str]]:
-    """Return a command without the keywords before it, and the words that close the blocks it is in."""
+def _end_of_document(script: str, position: int, word: str) -> int:
+    """Return the position below a here-document that ends with this word."""
+    match = re.compile(rf"^\t*{re.escape(word)}$", re.MULTILINE).search(script, position)
+    return match.end() if match else len(script)
+
+
+def _without_keywords(words: list[str], ends: list[str]) -> list[str]:
+    """Return a command without the keywords before it. Update the words that close the blocks it is in."""
     while words and (words[0] in (*_OPENING, *_BETWEEN, "function") or words[0] in ends[-1:]):
         keyword, *rest = words
         if keyword in ends[-1:]:
-            ends = ends[:-1]
+            ends.pop()
         elif keyword in _OPENING or (keyword == "function" and rest[-1:] == ["{"]):
-            ends = [*ends, _OPENING.get(keyword, "}")]
+            ends.append(_OPENING.get(keyword, "}"))
         if keyword in ("for", "select", "case", "function"):
             break
         words = rest
-    return words, ends
+    return words
 
 
 @dataclass

@@ -128,22 +128,28 @@ $ ddpctl init --from job.sbatch
 $ ddpctl launch --dry-run
 ```
 
-`ddpctl init --from FILE` reads an sbatch script, a PyTorchJob, a TrainJob, a hostfile of DeepSpeed, a configuration of accelerate, or a docker-compose file. It writes a `ddpctl.yaml` and prints a table: for each setting of the file its line, and what it became. The same stands in the comments of `ddpctl.yaml`. It never overwrites a `ddpctl.yaml`, unless you pass `--force`. It runs nothing, and does not change FILE.
+`ddpctl init --from FILE` reads an sbatch script, a PyTorchJob, a TrainJob, a hostfile of DeepSpeed, a configuration of
+accelerate, or a docker-compose file. It writes a `ddpctl.yaml` and prints a table: for each setting of the file its
+line, and what it became. The comments of `ddpctl.yaml` say the same. It overwrites a `ddpctl.yaml` only with `--force`.
+It starts nothing, and does not change FILE.
 
 | in the table | meaning |
 |---|---|
 | `job.KEY`, `target.KEY` | the key that the setting became |
 | ddpctl does it | the setting is not needed |
-| no counterpart | ddpctl has no such setting, or the key does not allow this value; the reason follows |
-| unknown | the value is not in the file: a shell, a template or the cluster computes it. In `command`, it remains as it is; any other key is left out |
+| no counterpart | ddpctl has no such setting, or the key does not allow this value |
+| unknown | a shell, a template or the cluster computes the value. In `command` it remains as it is; no other key gets it |
 | not translated | a line that ddpctl cannot run or understand, such as a command in an `if` |
 
-- ddpctl reads a shell script, but does not run it. A variable that the script sets to a known text is replaced. A line that may run or not, and a variable that it sets, are not used.
-- The value of a variable or an option whose name is like that of a secret is not copied. A variable becomes a name in `secrets`: export it before the launch.
-- One program becomes `command`: the first that a launcher starts, or else srun, or else python. The launchers' options are in [your_script.md](your_script.md).
-- If fewer ranks than GPUs are started on a node, `ranks` is their number. Each rank then sees all GPUs of its node, as under torchrun.
-- The Python or the image of the ranks needs ddpctl: see [slurm.md](slurm.md) and [image.md](image.md).
-- A hostfile, or a configuration of accelerate, names no script: write it as `command`, or after `--`.
+- ddpctl reads a shell script, but does not run it. A variable that the script sets to a known text is replaced. A
+  command that may run or not is not used, and a variable that it sets is unknown.
+- The value of a variable or an option whose name is like that of a secret is not copied. The variable becomes a name in
+  `secrets`: export it before the launch.
+- One program becomes `command`: the first that a launcher starts, else srun, else python. The options of launchers are
+  in [your_script.md](your_script.md).
+- If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
+- The Python or the image of the ranks needs ddpctl: [slurm.md](slurm.md), [image.md](image.md).
+- A hostfile and a configuration of accelerate name no script: write it as `command`, or after `--`.
 
 | file | setting | becomes |
 |---|---|---|
