@@ -21,7 +21,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     source: Annotated[Path | None, typer.Option("--from", metavar="FILE", help=FROM)] = None,
 ) -> None:
-    """Write a commented ddpctl.yaml that fits this machine, or that does what a file of another launcher does."""
+    """Write a commented ddpctl.yaml that fits this machine. With --from, it says what each setting of FILE became."""
     from ddpctl import targets
     from ddpctl.job.config import load
     from ddpctl.job.schema import starter_text

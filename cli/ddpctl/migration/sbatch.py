@@ -55,8 +55,9 @@ SRUN: Table = {
     **PYXIS, "container-workdir": ours("the project is mounted at /workspace, the folder of the ranks"),
     "no-container-mount-home": ours("the container does not mount the home folder"),
     "no-container-entrypoint": ours("the container starts without its entrypoint"),
-    "container-env": ours("variables of the job replace those of the image"), "*container-*": key("target.runtime_args"),
-    "export": SBATCH["export"], "*": ours("ddpctl starts one srun with the job's numbers"),
+    "container-env": ours("variables of the job replace those of the image"),
+    "*container-*": key("target.runtime_args"), "export": SBATCH["export"],
+    "*": ours("ddpctl starts one srun with the job's numbers"),
 }  # fmt: skip
 FLAGS = re.compile(  # options that have no value, or one after =
     "no-.*|exclusive|requeue|hold|overcommit|contiguous|spread-job|use-min-nodes|quiet|verbose|oversubscribe|label"

@@ -121,7 +121,7 @@ def events_page() -> str:
 MIGRATING_PAGE = """\
 # From the file of another launcher
 
-The tables are generated from [cli/ddpctl/migration](../cli/ddpctl/migration) by `make specs`.
+The last table is generated from [cli/ddpctl/migration](../cli/ddpctl/migration) by `make specs`.
 
 ```console
 $ ddpctl init --from job.sbatch
@@ -138,18 +138,16 @@ It starts nothing, and does not change FILE.
 | `job.KEY`, `target.KEY` | the key that the setting became |
 | ddpctl does it | the setting is not needed |
 | no counterpart | ddpctl has no such setting, or the key does not allow this value |
-| unknown | a shell, a template or the cluster computes the value. In `command` it remains as it is; no other key gets it |
+| unknown | a shell, a template or the cluster computes the value. Only `command` gets it, as it is |
 | not translated | a line that ddpctl cannot run or understand, such as a command in an `if` |
 
 - ddpctl reads a shell script, but does not run it. A variable that the script sets to a known text is replaced. A
   command that may run or not is not used, and a variable that it sets is unknown.
-- The value of a variable or an option whose name is like that of a secret is not copied. The variable becomes a name in
-  `secrets`: export it before the launch.
-- One program becomes `command`: the first that a launcher starts, else srun, else python. The options of launchers are
-  in [your_script.md](your_script.md).
+- The value of a variable or an option with a secret's name is not copied: set it in your environment (`secrets`).
+- One program becomes `command`: the first of a launcher, else of srun, else of python ([options](your_script.md)).
 - If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
 - The Python or the image of the ranks needs ddpctl: [slurm.md](slurm.md), [image.md](image.md).
-- A hostfile and a configuration of accelerate name no script: write it as `command`, or after `--`.
+- A hostfile or a configuration of accelerate names no script: write it as `command`, or after `--`.
 
 | file | setting | becomes |
 |---|---|---|
