@@ -23,6 +23,7 @@ from ddprun.nodes import preflight
 from ddprun.nodes.preflight import PreflightReport, Route
 from ddprun.output import progress
 from ddprun.output.logs import RankLogs
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
 from ddprun.ranks.workers import Workers
@@ -38,7 +39,7 @@ DRAIN_S = 5.0
 
 def bring_up(
     node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime,
+    report: PreflightReport, downtime: Downtime, commands: NodeCommands,
 ) -> Outcome:  # fmt: skip
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
     config, folder, journal = node.config, node.folder, node.journal
@@ -63,7 +64,10 @@ def bring_up(
     series = node_metrics.series
     node_metrics.serve(config, route.own)
     same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
-    stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log, same_request_s=same_request_s)
+    stop = Stop(
+        workers, node=config.node_rank, grace_s=config.grace_s, stop_signal=config.stop_signal, log=journal.log,
+        same_request_s=same_request_s,
+    )  # fmt: skip
     route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
@@ -108,6 +112,7 @@ def bring_up(
         resources=resources,
         interface=route.interface,
         workers=workers,
+        commands=commands,
         stop=stop,
         logs=logs,
         series=series,

@@ -332,6 +332,7 @@ Cause = Literal[
     "absent",  # not all nodes joined in time
     "unavailable",  # an address or a port was not available
     "config",  # a node's variables are inconsistent, or contradict those of another node
+    "setup",  # a command of node_setup failed on a node
     "internal",  # a bug in ddprun
 ]
 

@@ -125,10 +125,11 @@ class Stop:
         *,
         node: int,
         grace_s: float,
+        stop_signal: int,
         log: Callable[[str], None],
         same_request_s: float,
     ) -> None:
-        self._workers = workers
+        self._workers, self.signal = workers, stop_signal
         self._same_request_s = same_request_s
         self._node = node
         self._grace_s = grace_s
@@ -171,7 +172,7 @@ class Stop:
             if self._workers.alive:
                 later = f" after {self._same_request_s:g} s" if self._same_request_s > 1 else ""
                 self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name}{later} kills them")
-            self._signal_ranks(number, self._grace_s)
+            self._signal_ranks(self.signal if number == signal.SIGTERM else number, self._grace_s)
 
     def forward(self, number: int) -> None:
         """Forward a signal to the ranks."""
