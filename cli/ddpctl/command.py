@@ -78,7 +78,8 @@ class Command:
     host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
-    stdin: str | None = None  # the text of its stdin (capture, hold, and stream on a host); None: empty
+    # The text of its stdin (capture, hold, and stream on a host); None: empty. It may hold secrets.
+    stdin: str | None = field(default=None, repr=False)
     transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, not even by a dry run
     mode: Mode = "capture"

@@ -116,10 +116,11 @@ def report(
 
     The report shows how the run ended, the last output of the rank that failed, how the time was spent, plots of loss
     and throughput, the machines and the configuration. The file needs no network and has no script. The report has
-    [REDACTED] in place of the job's secrets, and in place of values whose name is like token or password.
+    [REDACTED] in place of the job's secrets, and in place of variables and options whose name is like token or
+    password.
     """
     from ddpctl.commands.explain import why
-    from ddpctl.job.secrets import SHORTEST, can_be_sought
+    from ddpctl.job.secrets import SHORTEST, can_be_sought, exposed_values
     from ddpctl.operations import check_job
     from ddpctl.report.html import render_page
     from ddpctl.watch.timeline import load_timeline
@@ -132,7 +133,8 @@ def report(
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
     checks = filter(None, (check_job.last_result(context, record.target, check) for check in ("bench", "doctor")))
     reason = why(context, record, found.status)
-    text = render_page(found, why=reason, values=values.values(), unsought=unsought, checks=checks)
+    sought = [*values.values(), *exposed_values(record.job)]
+    text = render_page(found, why=reason, values=sought, unsought=unsought, checks=checks)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())

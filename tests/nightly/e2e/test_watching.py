@@ -121,7 +121,7 @@ def test_the_report_of_a_failure_has_its_last_output_and_no_secret(
 ) -> None:
     monkeypatch.setenv("HF_SESSION", "very-secret-value")
     (tmp_path / "fails.py").write_text(
-        "import os\nprint('with', os.environ['HF_SESSION'], 'and token=abc')\nraise SystemExit(3)\n"
+        "import os\nprint('with', os.environ['HF_SESSION'], 'and', os.environ['MY_PASSWORD'])\nraise SystemExit(3)\n"
     )
     (tmp_path / "ddpctl.yaml").write_text("job:\n  secrets: [HF_SESSION]\n  env: {MY_PASSWORD: hunter22}\n")
     done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
@@ -129,10 +129,10 @@ def test_the_report_of_a_failure_has_its_last_output_and_no_secret(
     written = ddpctl("report", "fails", cwd=tmp_path)
     assert (written.stdout, written.stderr) == (f"{tmp_path}/fails.html\n", "")
     page = (tmp_path / "fails.html").read_text()
-    (heading,) = re.findall(r"<h2>([^<]*)</h2>\n<pre>with \[REDACTED\] and token=\[REDACTED\]</pre>", page)
+    (heading,) = re.findall(r"<h2>([^<]*)</h2>\n<pre>with \[REDACTED\] and \[REDACTED\]</pre>", page)
     assert [fact for fact in ("rank 0", "node 0") if fact not in heading] == []
     assert "fails.py --api-key &#39;[REDACTED]&#39;" in page
-    assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
+    assert [word for word in ("very-secret-value", "hunter22", "k-1") if word in page] == []
     monkeypatch.delenv("HF_SESSION")
     written = ddpctl("report", "fails", cwd=tmp_path)
     assert "HF_SESSION" in written.stderr
