@@ -228,27 +228,25 @@ class NodeAgent(SimpleElasticAgent):
 
     def _set_up(self) -> bool:
         """Run this node's node_setup, and wait for that of the other nodes. Return whether the ranks can start."""
-        node, members = self._node, self._rendezvous_handler.members
-        key, store = f"{self._rendezvous_handler.attempt}/set-up/", self._rendezvous_handler.control
-        waits_for = [f"{key}{member}" for member in members] if node.config.node_setup else []
+        node, rendezvous, number = self._node, self._rendezvous_handler, self._node.config.node_rank
+        done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
         progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
 
         def gives_up() -> bool:
             return bool(node.stop.requested or self.consensus.decision)
 
+        why, code = node.commands.set_up(gives_up=gives_up)
+        if why and not gives_up():
+            self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
         try:
-            if failure := node.commands.set_up(gives_up=gives_up):
-                if not gives_up():
-                    where = {"node": node.config.node_rank, "rank": None, "status": failure.code}
-                    self.consensus.post_failure(Failure(**where, setup=failure.message))
-            elif len(members) > 1:
-                store.set(f"{key}{node.config.node_rank}", "")
-                while waits_for and not store.check(waits_for) and not gives_up():
+            if not why and len(done) > 1:
+                rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
+                while node.config.node_setup and not rendezvous.control.check(done) and not gives_up():
                     progress.update()
                     self.consensus.wait(MONITOR_S)
         except StoreError:  # the consensus notices, too, that node 0 is lost
             return False
-        return bool(node.stop.requested) or not (failure or self.consensus.decision)
+        return bool(node.stop.requested) or not (why or self.consensus.decision)
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
         node, attempt = self._node, self._rendezvous_handler.attempt

@@ -25,7 +25,7 @@ from ddprun.output import progress
 from ddprun.output.logs import RankLogs
 from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import ResourceAllocation
-from ddprun.ranks.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
+from ddprun.ranks.termination import OomMonitor, Signals, Stop
 from ddprun.ranks.workers import Workers
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
@@ -65,11 +65,7 @@ def bring_up(
     node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, node.files)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
-    same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
-    stop = Stop(
-        workers, node=config.node_rank, grace_s=config.grace_s, stop_signal=config.stop_signal, log=journal.log,
-        same_request_s=same_request_s,
-    )  # fmt: skip
+    stop = Stop(workers, config, journal.log)
     route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
@@ -84,17 +80,8 @@ def bring_up(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    start_consensus = partial(
-        Consensus.started,
-        node=config.node_rank,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        restarts_errors=config.restarts_errors,
-        hang_timeout_s=config.hang_timeout_s,
-        read_statuses=heartbeats.statuses,
-        requeues=folder.requeues,
-        is_replaced=config.is_replaced,
-    )
+    settings = {"config": config, "read_statuses": heartbeats.statuses, "requeues": folder.requeues}
+    start_consensus = partial(Consensus.started, **settings)
     consensus = start_consensus(rendezvous.control)
     copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
     if not config.node_rank and not folder.previous_run:

@@ -122,21 +122,15 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
     """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
     from ddpctl.commands.formatting import closing_lines
+    from ddpctl.operations.launcher import target_of
     from ddpctl.runs import run_store
 
     lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
-    for line in (*lines, *hang_lines(context, run, state), *made_lines(context, run, state)):
+    for line in (*lines, *hang_lines(context, run, state)):
         context.emit(line)
-
-
-def made_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return a line for each machine on which an ended run's script has made files that ``rm`` removes."""
-    from ddpctl.operations import launcher
-
     with suppress(DdpctlError):
-        texts = context.executor.perform(launcher.target_of(run).made(run)) if state.ended else ()
-        return [f"  made         {text} (ddpctl pull {run.name} fetches them)" for text in texts]
-    return []
+        for text in context.executor.perform(target_of(run).made(run)) if state.ended else ():
+            context.emit(f"  made         {text} (ddpctl pull {run.name} fetches them)")
 
 
 def ask(

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from signal import SIGKILL
+from subprocess import DEVNULL, PIPE, STDOUT
 
 from ddprun.ranks.rank_environment import node_environment
 from ddprun.ranks.workers import ROOT
@@ -26,14 +26,6 @@ EXEC_CODE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandFailure:
-    """Why a command did not exit with 0, and the exit code of the run if it was a command of node_setup."""
-
-    message: str
-    code: int
-
-
 class NodeCommands:
     """Runs the commands of this node, each in a shell of its own, and logs what they print."""
 
@@ -42,17 +34,18 @@ class NodeCommands:
         self._sessions: set[int] = set()
         self._has_begun = self._is_set_up = False
 
-    def set_up(self, *, gives_up: Callable[[], bool]) -> CommandFailure | None:
-        """Run node_setup, unless it has run before, up to the first failure, and return that.
+    def set_up(self, *, gives_up: Callable[[], bool]) -> tuple[str, int]:
+        """Run node_setup, unless it has run before. Return why a command failed, or "", and the exit code of the run.
 
         A running command is killed if ``gives_up`` returns True.
         """
         self._has_begun, deadline = True, time.monotonic() + self._config.setup_timeout_s
         for text in () if self._is_set_up else self._config.node_setup:
-            if failure := self._run("node_setup", text, self._environ, deadline, gives_up):
-                return failure
+            why, code = self._run("node_setup", text, self._environ, deadline, gives_up)
+            if why:
+                return why, code
         self._is_set_up = True
-        return None
+        return "", 0
 
     def tear_down(self, code: int) -> None:
         """Run all commands of node_teardown, if set_up was called. Kill what the commands of the node have left.
@@ -62,27 +55,22 @@ class NodeCommands:
         deadline = time.monotonic() + self._config.teardown_timeout_s
         environ = self._environ | {names.EXIT_CODE: str(code)}
         for text in self._config.node_teardown if self._has_begun else ():
-            if failure := self._run("node_teardown", text, environ, deadline, lambda: False):
-                self._log(f"{failure.message}; the exit code of the run is still {code}")
-        if self._sessions:
-            own = {*processes.descendants(os.getpid())}
-            for process in processes.list_processes():
-                if process.session in self._sessions and process.pid in own:
-                    processes.kill(process.pid, SIGKILL)
+            if why := self._run("node_teardown", text, environ, deadline, lambda: False)[0]:
+                self._log(f"{why}; the exit code of the run is still {code}")
+        own = processes.descendants(os.getpid()) if self._sessions else ()
+        for process in processes.list_processes() if own else ():
+            if process.session in self._sessions and process.pid in own:
+                processes.kill(process.pid, SIGKILL)
 
     def _run(
         self, key: str, text: str, environ: Mapping[str, str], deadline: float, gives_up: Callable[[], bool]
-    ) -> CommandFailure | None:
+    ) -> tuple[str, int]:
         self._log(f"{key}: {text}")
         began, shell = time.monotonic(), shutil.which("bash", path=environ.get("PATH")) or "/bin/sh"
+        argv = [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), shell, "-c", text]
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), shell, "-c", text],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            argv, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        )  # fmt: skip
         self._sessions.add(process.pid)
         reader = threading.Thread(target=self._copy, args=(key, process.stdout), name=key, daemon=True)
         reader.start()
@@ -98,13 +86,11 @@ class NodeCommands:
             process.wait()
         reader.join(OUTPUT_S)
         status = process.returncode
-        if not how and status:
-            how = f"exited with {status}" if status > 0 else f"was killed by signal {-status}"
-        if how:
-            code = status if 0 < status < 128 else int(Exit.SCRIPT)
-            return CommandFailure(message=f"{key} failed: {text!r} {how}", code=code)
-        self._log(f"{key}: done after {time.monotonic() - began:.1f} s")
-        return None
+        if not (how or status):
+            self._log(f"{key}: done after {time.monotonic() - began:.1f} s")
+            return "", 0
+        how = how or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
+        return f"{key} failed: {text!r} {how}", status if 0 < status < 128 else int(Exit.SCRIPT)
 
     def _copy(self, key: str, lines: Iterable[bytes]) -> None:
         for line in lines:

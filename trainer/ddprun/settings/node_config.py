@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from ddprun.settings import launchers
 from ddprun.settings.launchers import Setting, Settings
@@ -246,7 +247,7 @@ def read_config(
         restarts_errors=options.max_restarts is not None,
         hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else HANG_TIMEOUT_S),
         grace_s=grace_s,
-        stop_signal=_stop_signal(options.stop_signal),
+        stop_signal=STOP_SIGNALS[_choice("--stop-signal", options.stop_signal, STOP_SIGNALS) or "TERM"],
         node_setup=tuple(options.node_setup or ()),
         node_teardown=tuple(options.node_teardown or ()),
         setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, SETUP_TIMEOUT_S),
@@ -271,7 +272,7 @@ def read_config(
         is_replaced=environ.get(names.NODE_REPLACED) == "1" and max_nodes > 1 and node_rank != UNNUMBERED,
         one_port=environ.get(names.ONE_PORT) == "1" and max_nodes > 1,
         check_only=options.check_only,
-        numa_binding=_numa_binding(options.numa_binding),
+        numa_binding=_choice("--numa-binding", options.numa_binding, machine.BINDING_MODES),
         shown_local_ranks=_shown_local_ranks(settings, local_world_size),
         no_prefix=options.no_prefix,
         debug_rank=debug_rank,
@@ -464,15 +465,9 @@ def _url(source: str, text: str | None) -> str | None:
     return text or None
 
 
-def _stop_signal(text: str | None) -> int:
-    if text is not None and text not in STOP_SIGNALS:
-        raise config_error(f"--stop-signal is {text!r}: expected {', '.join(STOP_SIGNALS)}")
-    return STOP_SIGNALS[text or "TERM"]
-
-
-def _numa_binding(text: str | None) -> machine.BindingMode | None:
-    if text is not None and text not in machine.BINDING_MODES:
-        raise config_error(f"--numa-binding is {text!r}: expected {', '.join(machine.BINDING_MODES)}")
+def _choice(flag: str, text: str | None, allowed: Collection[str]) -> Any:
+    if text is not None and text not in allowed:
+        raise config_error(f"{flag} is {text!r}: expected {', '.join(allowed)}")
     return text
 
 

@@ -76,15 +76,12 @@ class KaggleOptions(Options):
                 "job.time_limit",
                 f"a time limit of {job.time_limit} is too short: ranks must save 10 minutes before it",
             )
-        yield from _unsupported(job)
+        others = [
+            key for key in ("node_setup", "node_teardown", "stop_signal") if getattr(job, key) != vars(JobSpec())[key]
+        ]
+        yield from ((f"job.{key}", "not supported on Kaggle: use a cell of the rendered notebook") for key in others)
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:
             yield "job.command", f"a module (-m {words[1]}) cannot be sent: use a script and the target's `files`"
         if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
             yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"
-
-
-def _unsupported(job: JobSpec) -> Iterable[tuple[str, str]]:
-    for key in ("node_setup", "node_teardown", "stop_signal"):
-        if getattr(job, key) != getattr(JobSpec(), key):
-            yield f"job.{key}", "not supported on Kaggle: use a cell of the notebook that ddpctl render writes"
