@@ -17,6 +17,7 @@ import yaml
 from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, required, validate
 from ddpctl.job.spec import JobSpec
 from ddpctl.job.values import Text, bases_of, is_null, kind_of, read_text
@@ -31,21 +32,6 @@ FLAGS = {
     "mounts": "--mount",
     "workload": "--kind",
 }  # flags that are not named after their field
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The launch that the file and the flags request."""
-
-    job: JobSpec
-    target: str  # the target's name in the file, or its kind
-    kind: str
-    options: Any  # an instance of the kind's options dataclass
-    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
-    cwd: str = field(default_factory=os.getcwd)
-    name: str | None = None  # the run's exact name; None: a new name is chosen
-    resumes: Any = None  # the Run from whose checkpoints it continues
-    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:

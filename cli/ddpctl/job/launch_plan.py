@@ -1,9 +1,11 @@
 """Determines the environment and the arguments of ddprun on each node of a run, for all targets."""
 
 import itertools
+import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import NoInputError
@@ -13,6 +15,21 @@ from ddpwire import names
 from ddpwire.run_files import STORE_SECRET
 
 TRAINER = ("-m", "ddptrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The launch that the file and the flags request."""
+
+    job: JobSpec
+    target: str  # the target's name in the file, or its kind
+    kind: str
+    options: Any  # an instance of the kind's options dataclass
+    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
+    cwd: str = field(default_factory=os.getcwd)
+    name: str | None = None  # the run's exact name; None: a new name is chosen
+    resumes: Any = None  # the Run from whose checkpoints it continues
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 @dataclass(frozen=True, kw_only=True)

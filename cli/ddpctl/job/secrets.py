@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.errors import ConfigError
 from ddpctl.job.spec import JobSpec
 from ddpwire.run_files import STORE_SECRET
 
@@ -72,22 +71,11 @@ def exposed_values(job: JobSpec) -> list[str]:
     return [value for name, value in (*job.env.items(), *_options(job.command)) if _looks_secret(name, value)]
 
 
-def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
-    """Return the values of the job's secrets, keyed by name.
-
-    Raises ConfigError if a secret is not set, and UnavailableError if a secret cannot be read.
-    """
-    if not job.secrets:
-        return {}
-    outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
-    missing = [name for name, output in zip(job.secrets, outputs, strict=True) if output.returncode == 1]
-    if missing:
+def read_secrets(job: JobSpec, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the values of the job's secrets, keyed by name. Raises ConfigError if a secret is not set."""
+    if missing := [name for name in job.secrets if name not in environ]:
         raise ConfigError(f"secrets: your environment does not contain {', '.join(missing)}: export {missing[0]}=...")
-    for name, output in zip(job.secrets, outputs, strict=True):
-        if output.returncode:  # printenv itself failed
-            why = f"because printenv failed: {output.last_line()}"
-            raise UnavailableError(f"secrets: cannot read {name} from your environment, {why}")
-    return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
+    return {name: environ[name] for name in job.secrets}
 
 
 def make_store_secret(folder: str, *others: str) -> str:

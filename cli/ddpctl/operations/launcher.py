@@ -25,8 +25,7 @@ from ddpctl.errors import (
 from ddpctl.execution import interrupts
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
-from ddpctl.job.config import Request
-from ddpctl.job.launch_plan import TRAINER, Plan, program, title
+from ddpctl.job.launch_plan import TRAINER, Plan, Request, program, title
 from ddpctl.operations import lost_replies, run_folders
 from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store

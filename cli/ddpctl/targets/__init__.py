@@ -5,6 +5,7 @@ commands (``ddpctl.command``), receive their output, and return a value.
 """
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -155,8 +156,9 @@ class Target(ABC):
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, environ: Mapping[str, str] = os.environ) -> None:
         self.options = options
+        self.environ = environ  # the variables of the user's environment
 
     @abstractmethod
     def render(self, plan: Plan) -> str:

@@ -16,7 +16,7 @@ from ddpctl import targets
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.execution.executor import Executor
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher, lost_replies
 from ddpctl.operations.launcher import AppContext
