@@ -36,8 +36,10 @@ from ddprun.metrics.recovery import Downtime, Recovery
 from ddprun.nodes.consensus import Consensus
 from ddprun.nodes.rendezvous import FixedRankRendezvous
 from ddprun.output.logs import RankLogs
+from ddprun.output.progress import Progress
 from ddprun.output.rank_errors import NO_STDIN, last_error
 from ddprun.ranks import rank_environment, termination
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.process_groups import GUIDE
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
@@ -70,6 +72,7 @@ class NodeContext(Node):
     resources: ResourceAllocation
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
+    commands: NodeCommands
     stop: Stop
     logs: RankLogs
     series: NodeSeries
@@ -178,6 +181,8 @@ class NodeAgent(SimpleElasticAgent):
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
+        if not self._set_up():
+            return {}
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
@@ -220,6 +225,28 @@ class NodeAgent(SimpleElasticAgent):
         took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
         node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
+
+    def _set_up(self) -> bool:
+        """Run this node's node_setup, and wait for that of the other nodes. Return whether the ranks can start."""
+        node, rendezvous, number = self._node, self._rendezvous_handler, self._node.config.node_rank
+        done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
+        progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
+
+        def gives_up() -> bool:
+            return bool(node.stop.requested or self.consensus.decision)
+
+        why, code = node.commands.set_up(gives_up=gives_up)
+        if why and not gives_up():
+            self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
+        try:
+            if not why and len(done) > 1:
+                rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
+                while node.config.node_setup and not rendezvous.control.check(done) and not gives_up():
+                    progress.update()
+                    self.consensus.wait(MONITOR_S)
+        except StoreError:  # the consensus notices, too, that node 0 is lost
+            return False
+        return bool(node.stop.requested) or not (why or self.consensus.decision)
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
         node, attempt = self._node, self._rendezvous_handler.attempt
@@ -430,8 +457,9 @@ class NodeAgent(SimpleElasticAgent):
             if not self._is_restart:
                 node.journal.update(state="stopping")
             # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
-            number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else signal.SIGTERM
-            node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S, number)
+            number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else node.stop.signal
+            grace_s = node.config.grace_s if cause == "stopped" else PEER_GRACE_S
+            node.stop.end_ranks(grace_s, number if cause == "stopped" else signal.SIGTERM)
         if node.stop.requested:
             self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)

@@ -33,6 +33,7 @@ from ddprun.output import progress
 from ddprun.output.console import Console
 from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
 from ddprun.ranks.termination import Signals, stopped_before_start
 from ddprun.ranks.workers import Workers
@@ -152,6 +153,7 @@ def main() -> NoReturn:
     downtime = Downtime(began_at=time.monotonic(), requeued_s=requeued_s)
     journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
+    commands = NodeCommands(config, os.environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
     def run() -> Outcome:
@@ -179,9 +181,10 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime)
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands)
 
     outcome = run_guarded(run, folder)
+    commands.tear_down(outcome.code)
     if outcome.code:
         report.failed(outcome.message)
     if config.check_only:

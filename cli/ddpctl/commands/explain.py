@@ -122,6 +122,9 @@ def emit_end(context: AppContext, run: Run, state: RunStatus, code: int) -> None
     lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
     for line in (*lines, *hang_lines(context, run, state)):
         context.emit(line)
+    with suppress(DdpctlError):
+        for text in context.executor.perform(launcher.target_of(run).made(run)) if state.ended else ():
+            context.emit(f"  made         {text} (ddpctl pull {run.name} fetches them)")
 
 
 def ask(

@@ -159,12 +159,16 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
         "--restart-limit": job.max_restarts,
         "--join-timeout": job.join_timeout,
         "--hang-timeout": job.hang_timeout,
+        "--setup-timeout": job.setup_timeout if job.node_setup else None,
+        "--teardown-timeout": job.teardown_timeout if job.node_teardown else None,
         "--checkpoint-copies": job.checkpoint_copies if job.checkpoint_copies > 1 else None,
         "--deadline": job.time_limit_s if deadline else None,
     }
     given = ((flag, f"{value:.15g}") for flag, value in options.items() if value is not None)
-    resumes = ("--resumes", plan.resumes) if plan.resumes else ()
-    return (*itertools.chain.from_iterable(given), *resumes, *program(job.command))
+    texts: list[tuple[str, str]] = [("--resumes", plan.resumes)] if plan.resumes else []
+    texts += [("--stop-signal", job.stop_signal)] if job.stop_signal != "TERM" else []
+    texts += [(f"--node-{when}", text) for when in ("setup", "teardown") for text in getattr(job, f"node_{when}")]
+    return (*itertools.chain.from_iterable((*given, *texts)), *program(job.command))
 
 
 def find_script(plan: Plan) -> Verb[None]:

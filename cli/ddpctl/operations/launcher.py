@@ -343,7 +343,7 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
                 f"ddpctl stop --kill {run.name} ends them at once"
             )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))
-        state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
+        state = _wait_until_ended(context, run, run.job.stop_s + STOP_MARGIN_S)
         if state.ended:
             return state
         if state.state == "unknown" and not state.alive:  # its ranks may be saving

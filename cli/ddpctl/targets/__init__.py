@@ -278,6 +278,11 @@ class Target(ABC):
         why = f"is on a target of kind {run.kind}, so there is nothing to pull"
         raise ConfigError(f"run '{run.name}' {why}: its files are in {where}")
 
+    def made(self, run: Run) -> Verb[tuple[str, ...]]:
+        """Return a text for each machine on which the script has made files that are removed together with the run."""
+        yield ()
+        return ()
+
     def has_spares(self, run: Run) -> bool:
         """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""
         return False

@@ -168,7 +168,7 @@ class LocalTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun, and wait until none is alive."""
-        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         words = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
         (done,) = yield (_nodectl(self._python, "signal", *words, timeout_s=wait_s + TIMEOUT_S),)
         done.check(f"cannot stop {run.name}")

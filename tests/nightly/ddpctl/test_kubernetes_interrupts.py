@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from bench.measuring import runtime_files
 from tests import forks
 from tests.contract.ddpctl import test_kubernetes
 from tests.contract.ddpctl.conftest import world as world
@@ -20,7 +21,6 @@ from tests.contract.ddpctl.worlds import Kubernetes, World
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
 from ddpctl.commands import explain
-from ddpwire.run_files import runtime_files
 
 ROOT = Path(__file__).parents[3]
 ANSWER_S = explain.ANSWER_S  # before the world of contract makes it shorter

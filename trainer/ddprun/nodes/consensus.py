@@ -32,6 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
 from ddprun.system.errors import store_lost_error
@@ -146,34 +147,28 @@ class Consensus:
         self,
         store: Store,
         *,
-        node: int,
-        max_nodes: int,
-        max_restarts: int,
-        restarts_errors: bool,
-        hang_timeout_s: float,
+        config: NodeConfig,
         read_statuses: Callable[[], Sequence[RankStatus]],
         requeues: Requeues | None = None,
-        is_replaced: bool = False,
         history: Sequence[FailedAttempt] = (),
     ) -> None:
         """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
 
-        ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
+        ``history``: the attempts that failed under a previous node 0.
         """
         try:
             # A connection that waits for a key cannot be used for other calls.
             self._store, self._wait_store = store.clone(), store.clone()
         except stores.StoreError:
             raise store_lost_error() from None
-        self._node = node
-        self._is_leader = node == 0
-        self._decide_next = partial(restart_policy.decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
-        self._hang_timeout_s = hang_timeout_s
+        self._node, self._is_leader = config.node_rank, config.node_rank == 0
+        limit, errors = config.max_restarts, config.restarts_errors
+        self._decide_next = partial(restart_policy.decide, max_restarts=limit, restarts_errors=errors)
+        self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.is_replaced
         self._read_statuses = read_statuses
         self._requeues = requeues
-        self._is_replaced = is_replaced
         self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
-        self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
+        self._liveness = LivenessTracker(self._store, config.max_nodes)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun

@@ -263,7 +263,7 @@ class KubernetesTarget(Target):
             kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
         )
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
-        wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
+        wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.stop_s) + STOP_MARGIN_S
         last = yield from save_logs(run, nodes, end_s=wait_s)
         lost = [f"node {node}: its log is lost: {one_line(last[node])}" for node in errors if node in last]
         if wait:

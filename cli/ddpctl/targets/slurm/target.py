@@ -263,7 +263,7 @@ class SlurmTarget(Target):
         """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
         if not job_of(run):
             return True
-        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
         (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:

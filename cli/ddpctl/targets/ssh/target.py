@@ -10,7 +10,7 @@ from pathlib import PurePath
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
 from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.files.pull import Place, pull_places
+from ddpctl.files.pull import MADE, Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
@@ -334,7 +334,7 @@ class SshTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until the run has ended on all hosts."""
-        wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         places = self._places(run)
         outputs = yield tuple(self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in places)
         failed = [
@@ -345,6 +345,14 @@ class SshTarget(Target):
         if failed:
             raise UnavailableError("\n".join([f"run '{run.name}' could not be stopped on all hosts", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
+
+    def made(self, run: Run) -> Verb[tuple[str, ...]]:
+        """Return a text for each host on which the script has made files in its copy of the project."""
+        hosts = [host.host for host in self._hosts_of(run)] if self.options.project == "sync" else []
+        text = f"{MADE}cd {path_word(run_path(self.options.home, run.name))} && made_summary\n"
+        outputs = yield tuple(sh(host, text, timeout_s=SHOW_S) for host in hosts)
+        pairs = zip(hosts, outputs, strict=True)
+        return tuple(f"{host}: {output.stdout.strip()}" for host, output in pairs if output.stdout.strip())
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
         """Return each host that has or had a node of the run, with the folder of all runs on that host."""
