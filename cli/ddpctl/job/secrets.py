@@ -98,9 +98,9 @@ mkdir -p {" ".join((folder, *others))} && {{ [ -s {file} ] ||
   (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' >{file}); }}"""
 
 
-# Redaction. The values of a job's secrets are removed everywhere, and so is a value whose variable, flag or key has a name
-# like that of a secret. Text that a program prints is not searched for anything else: a pattern that promises more misses
-# some, and removes what is no secret.
+# Redaction. The values of a job's secrets are removed everywhere, and so is a value whose variable, flag or key has a
+# name like that of a secret. Text that a program prints is not searched for anything else: a pattern that promises more
+# misses some, and removes what is no secret.
 
 _ADDRESS = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<rest>\S++)", re.IGNORECASE)
 

@@ -154,14 +154,23 @@ def watch_process_groups(env: Mapping[str, str]) -> None:
 
 
 def record_process_group(env: Mapping[str, str]) -> None:
-    """When the rank creates a process group, write a file beside its heartbeat and serve its flight recorder."""
+    """When the rank creates a process group, write a file beside its heartbeat and serve its flight recorder.
+
+    A rank without a process group, such as the only one of a run, serves from its first step of an optimizer on.
+    """
     path, pid = env.get(HEARTBEAT_FILE), os.getpid()
+
+    @functools.cache
+    def serve_once() -> None:
+        if path and os.getpid() == pid:
+            serve(Path(path))
 
     def record() -> None:
         with contextlib.suppress(OSError):
             Path(f"{path}{GROUP_SUFFIX}").touch()
-        if path and os.getpid() == pid:
-            serve(Path(path))
+        serve_once()
 
     if path and not compat.before_process_group(record):
         record()  # it cannot be observed: assume that the rank has created a group
+    if path:
+        compat.before_first_step(serve_once)

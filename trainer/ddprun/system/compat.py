@@ -75,6 +75,17 @@ def before_process_group(call: Callable[[], None]) -> bool:
     return True
 
 
+def before_first_step(call: Callable[[], None]) -> None:
+    """Arrange that ``call`` is called before this process's first step of an optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def once(*_: object) -> None:
+        hook.remove()
+        call()
+
+    hook = register_optimizer_step_pre_hook(once)
+
+
 def before_rendezvous(check: Callable[[object, object, object], object]) -> None:
     """Arrange that init_process_group calls ``check`` with the URL, rank and world size before the rendezvous.
 
