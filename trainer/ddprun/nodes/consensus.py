@@ -32,6 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
 from ddprun.system.errors import store_lost_error
@@ -145,35 +146,29 @@ class Consensus:
     def __init__(
         self,
         store: Store,
+        config: NodeConfig,
         *,
-        node: int,
-        max_nodes: int,
-        max_restarts: int,
-        restarts_errors: bool,
-        hang_timeout_s: float,
         read_statuses: Callable[[], Sequence[RankStatus]],
-        requeues: Requeues | None = None,
-        is_replaced: bool = False,
-        history: Sequence[FailedAttempt] = (),
+        requeues: Requeues | None,
+        describe_success: Callable[[], str],
+        history: Sequence[FailedAttempt],
     ) -> None:
-        """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
+        """Start the threads, which run until the process ends or node 0 is lost. Raises NodeError.
 
-        ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
+        ``read_statuses`` returns the statuses of this node's ranks. ``history``: the attempts that failed under a
+        previous node 0.
         """
         try:
             # A connection that waits for a key cannot be used for other calls.
             self._store, self._wait_store = store.clone(), store.clone()
         except stores.StoreError:
             raise store_lost_error() from None
-        self._node = node
-        self._is_leader = node == 0
-        self._decide_next = partial(restart_policy.decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
-        self._hang_timeout_s = hang_timeout_s
-        self._read_statuses = read_statuses
-        self._requeues = requeues
-        self._is_replaced = is_replaced
-        self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
-        self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
+        self._node, self._is_leader = config.node_rank, config.node_rank == 0
+        limits = {"max_restarts": config.max_restarts, "restarts_errors": config.restarts_errors}
+        self._decide_next = partial(restart_policy.decide, **limits)
+        self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.is_replaced
+        self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
+        self._liveness = LivenessTracker(self._store, config.max_nodes)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
@@ -196,16 +191,8 @@ class Consensus:
         if history:
             self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
         self._try_store(self._send_heartbeat)
-
-    @classmethod
-    def started(cls, store: Store, **rest: Any) -> "Consensus":
-        """Return a Consensus whose threads run until the process ends or node 0 is lost. Raises NodeError."""
-        consensus = cls(store, **rest)
-        for run in (consensus._run, consensus._send_posts):
+        for run in (self._run, self._send_posts, *(() if self._is_leader else (self._watch,))):
             threading.Thread(target=run, name="consensus", daemon=True).start()
-        if not consensus._is_leader:
-            threading.Thread(target=consensus._watch, name="watch", daemon=True).start()
-        return consensus
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
         """Start an attempt and forget the previous one."""
@@ -366,7 +353,7 @@ class Consensus:
     def _decide(self) -> None:
         self._read_posts()
         if len(self._done) == len(self._members) and not self._failures:
-            outcome = Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt)
+            outcome = Outcome(code=0, cause="ok", message=self._describe_success(), attempt=self._attempt)
             self._publish(Decision(outcome=outcome))
             return
         settled = self._liveness.all_alive_since_failure() and all(

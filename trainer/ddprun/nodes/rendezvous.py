@@ -152,7 +152,6 @@ class FixedRankRendezvous(RendezvousHandler):
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
-        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
         self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
         try:
@@ -209,7 +208,6 @@ class FixedRankRendezvous(RendezvousHandler):
         self._claim = self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
         self.attempt = 0
-        self.on_join(self.control)
 
     def is_store_lost(self) -> bool:
         """Return whether the control store no longer answers."""
