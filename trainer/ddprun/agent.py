@@ -6,6 +6,7 @@ that method returns success or failure. After a failure it calls ``_stop_workers
 the ranks are restarted.
 """
 
+import os
 import signal
 import sys
 import time
@@ -240,7 +241,8 @@ class NodeAgent(SimpleElasticAgent):
             gives_up, tag = self._gives_up_start, f"{attempt}.{local_rank}"
             pid = node.workers.start(tag, node.config.command, env, streams, cores, gives_up)
         finally:
-            streams.close()  # so that the streams end when the rank and its children end
+            for descriptor in streams:
+                os.close(descriptor)  # so that the streams end when the rank and its children end
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 

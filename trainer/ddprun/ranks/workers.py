@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddprun.output.logs import RankStreams
 from ddprun.output.progress import Progress
 from ddprun.ranks import fork_server
 from ddprun.ranks.supervisor import BLOCKED_SIGNALS
@@ -100,13 +99,13 @@ class Workers:
         tag: str,
         argv: Sequence[str],
         env: Mapping[str, str],
-        streams: RankStreams,
+        streams: Sequence[int],
         cores: Collection[int] = (),
         gives_up: Callable[[], bool] = lambda: False,
     ) -> int:
         """Start a rank on ``cores`` (empty: the cores of this process). Return its pid. Raises SupervisorLostError.
 
-        ``gives_up`` returns whether to stop waiting for the start.
+        ``streams`` are its stdin, stdout and stderr. ``gives_up`` returns whether to stop waiting for the start.
         """
         if self._lost:
             if self._fork:  # this process has threads now
@@ -115,7 +114,7 @@ class Workers:
         self._alive.add(tag)
         options = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
         request = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env)} | options
-        reply = self._request(request, (streams.stdin, streams.stdout, streams.stderr), gives_up)
+        reply = self._request(request, streams, gives_up)
         self._exec_reason = self._exec_reason or reply["plain"]
         if self._exec_reason and not self._reported_exec:
             self._reported_exec = True
