@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
 from measuring import clean_environ, free_port, options, wait_until, write_json
 
 BEAT_S = 0.25  # ddprun.nodes.consensus.HEARTBEAT_INTERVAL_S
@@ -192,11 +191,15 @@ class Node0:
         cost["others"] += played.calls
         played.calls = 0
         with suppress(psutil.Error):
-            self.size = {
-                "rss_mib": self._seen.memory_info().rss / 2**20,
-                "threads": self._seen.num_threads(),
-                "files": self._seen.num_fds(),
-            }
+            self.size = (
+                self.size
+                if phase == "end"
+                else {
+                    "rss_mib": self._seen.memory_info().rss / 2**20,
+                    "threads": self._seen.num_threads(),
+                    "files": self._seen.num_fds(),
+                }
+            )
         self._last = self._now()
 
     def has(self, event: str) -> bool:
@@ -210,8 +213,8 @@ def measure(num_nodes: int, seconds: float) -> dict[str, Any]:
         node = Node0(num_nodes, Path(name))
         try:
             wait_until(lambda: node.has("preflight_done"), "node 0", timeout_s=120)
-            node.begin()
             played = Played(node.port, num_nodes)
+            node.begin()
             played.join()
             played.arrive(1)
             node.end("join", played)
@@ -257,7 +260,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print("nodes  " + "".join(f"{phase + ': calls, CPU s':>24}" for phase in PHASES) + "   RSS MiB  threads  files  lag s")
+    print(
+        "nodes  " + "".join(f"{phase + ': calls, CPU s':>24}" for phase in PHASES) + "   RSS MiB  threads  files  lag s"
+    )
     results = []
     for number in args.nodes:
         result = measure(number, args.seconds)

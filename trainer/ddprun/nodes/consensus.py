@@ -19,6 +19,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -48,6 +49,7 @@ from ddprun.system.restart_policy import (
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
+MAX_NEW = 64  # nodes without a heartbeat that an update looks for
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
 
@@ -86,6 +88,7 @@ class LivenessTracker:
     def __init__(self, store: Store, max_nodes: int) -> None:
         self._store = store
         self._nodes = {node: NodeLiveness() for node in range(max_nodes)}
+        self._new, self._known = deque(range(max_nodes)), list[int]()  # nodes without and with a heartbeat
         self._attempt = 0
         self._members: tuple[int, ...] = ()
         self._updated_at = 0.0
@@ -122,8 +125,9 @@ class LivenessTracker:
         passed_s = min(now_s - self._updated_at, 2 * HEARTBEAT_INTERVAL_S)
         self._updated_at = now_s
         statuses: list[RankStatus] = []
+        values = self._read_heartbeats()
         for node, liveness in self._nodes.items():
-            value = self._store.get(f"beat/{node}") if self._store.check([f"beat/{node}"]) else b""
+            value = values.get(node, b"")
             if value != liveness.value:
                 liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
                 liveness.num_changes += 1
@@ -138,6 +142,14 @@ class LivenessTracker:
         self.statuses = tuple(statuses)
         steps = [status.step for status in statuses if status.step is not None]
         self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
+
+    def _read_heartbeats(self) -> dict[int, bytes]:
+        """Return the heartbeats by node, which takes one call, and one for each node that has not sent any yet."""
+        for _ in range(min(len(self._new), MAX_NEW)):
+            node = self._new.popleft()
+            (self._known if self._store.check([f"beat/{node}"]) else self._new).append(node)
+        keys = [f"beat/{node}" for node in self._known]
+        return dict(zip(self._known, self._store.multi_get(keys), strict=True)) if keys else {}
 
 
 class Consensus:

@@ -20,7 +20,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -50,6 +50,7 @@ from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
+SCAN_S = 0.001  # per node, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
@@ -281,11 +282,10 @@ class FixedRankRendezvous(RendezvousHandler):
         """On node 0, wait for the other nodes, create the attempt's store, and choose the members."""
         wait = self._new_wait()
         while missing := self._missing():
-            self._raise_if_left()
-            if wait.is_over(missing, key=f"{self.attempt}/here/{missing[0]}"):
+            if self._wait_for(missing, wait):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
-                raise self._absent_error(missing)
+                raise self._absent_error(self._missing() or missing)
         port = self.control.port
         if not self._config.one_port:
             host = self._host_of_ranks
@@ -302,15 +302,34 @@ class FixedRankRendezvous(RendezvousHandler):
         if number != self.attempt:
             self.control.set(f"{number}/group", group)
 
+    def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
+        """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
+
+        This looks at one node at a time: a look at all nodes after each arrival takes the square of their number.
+        """
+        until, waiting = time.monotonic() + max(POLL_S, SCAN_S * self._config.max_nodes), missing
+        while waiting and time.monotonic() < until:
+            self._raise_if_left()
+            key = f"{self.attempt}/here/{waiting[0]}"
+            if self.control.check([key, f"claim/{waiting[0]}"]):
+                waiting = waiting[1:]
+            elif wait.is_over(waiting, key=key):
+                return True
+        return False
+
     def _arrived(self) -> tuple[int, ...]:
-        nodes = range(self._config.max_nodes)
-        return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
+        nodes = tuple(range(self._config.max_nodes))
+        keys = {node: [f"{self.attempt}/here/{node}", f"claim/{node}"] for node in nodes}
+        if self.control.check([key for both in keys.values() for key in both]):  # one call, if all are there
+            return nodes
+        return tuple(node for node in nodes if self.control.check(keys[node]))
 
     def _missing(self) -> tuple[int, ...]:
         """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
-        everyone = tuple(range(self._config.max_nodes))
-        left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
-        expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
+        expected: Sequence[int] = range(self._config.max_nodes)
+        if self.previous_outcome and self._config.min_nodes < self._config.max_nodes:
+            left = [node for node in expected if self.control.check([f"claim/{node}"])]
+            expected = left if self._config.min_nodes <= len(left) else expected
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
@@ -337,13 +356,10 @@ class FixedRankRendezvous(RendezvousHandler):
             outcome = joining.refusal(self._config.node_rank, outcome)
         with contextlib.suppress(StoreError):  # node 0 is gone
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
-            deadline = time.monotonic() + LEFT_READ_S
-            while self._is_leader and not self._all_have_read_left() and time.monotonic() < deadline:
+            nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
+            keys, deadline = [f"{self.attempt}/left/{node}" for node in nodes], time.monotonic() + LEFT_READ_S
+            while self._is_leader and keys and not self.control.check(keys) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-
-    def _all_have_read_left(self) -> bool:
-        nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
-        return all(self.control.check([f"{self.attempt}/left/{node}"]) for node in nodes)
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
