@@ -6,16 +6,16 @@ that method returns success or failure. After a failure it calls ``_stop_workers
 the ranks are restarted.
 """
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -46,7 +46,7 @@ from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
 from ddprun.system import network, processes
 from ddprun.system.errors import NodeError, node_error
-from ddprun.system.restart_policy import Failure
+from ddprun.system.restart_policy import FailedAttempt, Failure
 from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import run_files
@@ -84,14 +84,7 @@ class NodeContext(Node):
 class NodeAgent(SimpleElasticAgent):
     """Runs the ranks of one node, and restarts them until node 0 decides that the run ends."""
 
-    def __init__(
-        self,
-        node: NodeContext,
-        rendezvous: FixedRankRendezvous,
-        consensus: Consensus,
-        start_consensus: Callable[..., Consensus],
-    ) -> None:
-        """If node 0 is replaced, ``start_consensus`` is called with the store of the new node 0."""
+    def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous) -> None:
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -104,8 +97,7 @@ class NodeAgent(SimpleElasticAgent):
         )
         self._node = node
         self._rendezvous_handler = rendezvous
-        self.consensus = consensus
-        self._start_consensus = start_consensus
+        self.consensus = self._start_consensus()
         self._first_rank = 0
         self._num_succeeded = 0
         self._log_at = 0.0  # when to log next that this node's ranks have ended
@@ -119,12 +111,8 @@ class NodeAgent(SimpleElasticAgent):
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
-        consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
-        node.stop.on_wait = self._record_rank_states
-        rendezvous.on_join = self._join
-        node.workers.gives_up_start = self._gives_up_start
         node.workers.on_supervisor_lost = self._report_lost_supervisor
         node.workers.on_give_up = self._report_give_up
 
@@ -151,6 +139,7 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 if is_store_lost and self._node.config.is_replaced:
                     self._rendezvous_handler.join_anew()
+                    self.consensus = self._start_consensus(self.consensus.history)
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
@@ -173,8 +162,16 @@ class NodeAgent(SimpleElasticAgent):
             if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
-    def _join(self, store: Store) -> None:
-        self.consensus = self._start_consensus(store, history=self.consensus.history)
+    def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
+        """``history``: the attempts that failed under a previous node 0."""
+        return Consensus(
+            self._rendezvous_handler.control,
+            self._node.config,
+            read_statuses=self._node.heartbeats.statuses,
+            requeues=self._node.folder.requeues,
+            describe_success=self._describe_success,
+            history=history,
+        )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -268,9 +265,11 @@ class NodeAgent(SimpleElasticAgent):
             raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
             cores = node.resources.cores(local_rank)
-            pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
+            gives_up, tag = self._gives_up_start, f"{attempt}.{local_rank}"
+            pid = node.workers.start(tag, node.config.command, env, streams, cores, gives_up)
         finally:
-            streams.close()  # so that the streams end when the rank and its children end
+            for descriptor in streams:
+                os.close(descriptor)  # so that the streams end when the rank and its children end
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
@@ -459,7 +458,9 @@ class NodeAgent(SimpleElasticAgent):
             # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
             number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else node.stop.signal
             grace_s = node.config.grace_s if cause == "stopped" else PEER_GRACE_S
-            node.stop.end_ranks(grace_s, number if cause == "stopped" else signal.SIGTERM)
+            node.stop.end_ranks(
+                grace_s, number if cause == "stopped" else signal.SIGTERM, on_wait=self._record_rank_states
+            )
         if node.stop.requested:
             self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)

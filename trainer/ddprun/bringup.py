@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 from ddprun.files.node_dir import Journal, Node
@@ -57,7 +56,6 @@ def bring_up(
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
         from ddprun.files.checkpoint_copies import start_copies
-        from ddprun.nodes.consensus import Consensus
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
@@ -80,14 +78,6 @@ def bring_up(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    settings = {"config": config, "read_statuses": heartbeats.statuses, "requeues": folder.requeues}
-    start_consensus = partial(Consensus.started, **settings)
-    consensus = start_consensus(rendezvous.control)
-    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
-    if not config.node_rank and not folder.previous_run:
-        report_missing_checkpoint(config, journal.log)
-    node_facts.write_inventory(folder.path, config, environ)
-    node_metrics.start()
     logs = RankLogs(node.console, config, node.files)
 
     def on_resize() -> None:
@@ -109,7 +99,12 @@ def bring_up(
         oom_monitor=OomMonitor(),
         downtime=downtime,
     )
-    agent = NodeAgent(context, rendezvous, consensus, start_consensus)
+    agent = NodeAgent(context, rendezvous)
+    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
+    if not config.node_rank and not folder.previous_run:
+        report_missing_checkpoint(config, journal.log)
+    node_facts.write_inventory(folder.path, config, environ)
+    node_metrics.start()
     try:
         agent.run()
     finally:

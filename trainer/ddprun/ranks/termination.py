@@ -131,7 +131,6 @@ class Stop:
         self.reason = ""  # why, if no signal requested it
         self.leaves = False  # whether only this node stops, and another is started in its place
         self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
-        self.on_wait: Callable[[], None] = lambda: None  # called while the ranks have time to end
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
@@ -187,15 +186,16 @@ class Stop:
         self._sent = 0
         self.forwarded = self.requested
 
-    def end_ranks(self, grace_s: float, number: int = signal.SIGTERM) -> None:
+    def end_ranks(self, grace_s: float, number: int, *, on_wait: Callable[[], None]) -> None:
         """Send a stop signal to all ranks, and kill the remaining ranks after ``grace_s``.
 
-        If the ranks have already received a stop signal, kill them after the rest of its grace period.
+        If the ranks have already received a stop signal, kill them after the rest of its grace period. While they have
+        time to end, call ``on_wait``.
         """
         if not self._sent:
             self._signal_ranks(number, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
-            self.on_wait()
+            on_wait()
             time.sleep(POLL_S)
         self._workers.clear()
 
