@@ -1,6 +1,9 @@
 """Answers of engines, and how an image is shown."""
 
+from pathlib import Path
+
 import pytest
+from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_images import image
 
 from ddpctl.command import Output
@@ -65,3 +68,22 @@ def test_only_an_image_that_is_missing_is_to_be_built_or_pulled(engine: Engine, 
         verb.send((Output(returncode=1, stderr=stderr + "\n"),))
     assert stderr in str(error.value)
     assert (f"ddpctl image build or {engine} pull" in str(error.value)) == is_missing
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "fact"),
+    [
+        ("image build", 66, "no Dockerfile or docker/Dockerfile"),
+        ("image build -f x", 66, "no x"),
+        ("image build UPPER", 2, "--image: 'UPPER'"),
+        ("image inspect x", 69, "docker: not found"),
+        ("image ship", 2, "--target"),
+        ("image ship --image x a/b", 2, "'a/b'"),
+    ],
+)
+def test_an_error_is_one_line_with_its_code(line: str, code: int, fact: str, tmp_path: Path) -> None:
+    done = ddpctl(*line.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("ddpctl: ")
+    assert done.stderr.count("\n") == 1
+    assert fact in done.stderr

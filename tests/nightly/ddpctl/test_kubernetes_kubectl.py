@@ -3,6 +3,10 @@
 import pytest
 from tests.unit.ddpctl.test_kubernetes_kubectl import RECORDED, states, status_of
 
+from ddpctl.command import Output
+from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.targets.kubernetes.kubectl import error_of
+
 
 def test_a_pod_that_outlives_its_grace_names_its_machine() -> None:
     status = status_of("terminating", now=RECORDED + 3600)
@@ -52,3 +56,37 @@ def test_why_an_image_cannot_be_pulled_is_the_same_line_in_each_state_of_the_pul
     (message,) = messages
     assert "reg:5000/t:1" in message
     assert message.endswith(fact)
+
+
+REFUSED = "The connection to the server {} was refused - did you specify the right host or port?\n"
+
+
+QUOTA = (
+    'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
+    "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
+)
+
+
+SECRETS = (
+    'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
+    'resource "secrets" in API group "" in the namespace "ml"'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stderr", "fact"),
+    [
+        (UnavailableError, REFUSED.format("10.0.0.1:6443"), "10.0.0.1:6443"),
+        (UnavailableError, REFUSED.format("localhost:8080"), "KUBECONFIG"),
+        (ConfigError, "error: cannot locate context prodd\n", "'prodd'"),
+        (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
+        (UnavailableError, "", "exit code 1"),
+        (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),
+        (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),
+    ],
+    ids=["refused", "no cluster", "no context", "unknown", "nothing", "two quotas", "secrets"],
+)
+def test_an_error_that_was_not_recorded(kind: type[DdpctlError], stderr: str, fact: str) -> None:
+    error = error_of(Output(returncode=1, stderr=stderr))
+    assert type(error) is kind
+    assert fact in str(error)

@@ -9,6 +9,9 @@ import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA
 from tests.unit.ddpctl.test_kubernetes_log_follower import Cluster, pod, printed, start, wait_for
 
+from ddpwire import log_record
+from ddpwire.events import EVENTS, EventLog
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
@@ -79,3 +82,22 @@ def test_a_job_that_is_gone_ends_the_follower_even_if_another_has_its_name(
     follower.communicate(timeout=60)
     assert follower.returncode == 0
     assert "pods --selector ddpctl.run=running,ddpctl.uid=4c1f5a1e2b3d" in (cluster.folder / "asked").read_text()
+
+
+def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(cluster: Cluster) -> None:
+    events = EventLog(cluster.folder / "there" / EVENTS, node=1)
+    (cluster.folder / "there").mkdir()
+    events.emit("node_ended", code=0)
+    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there", 1e6)]
+    cluster.emit("running-worker-0", "[node0 rank0] a")
+    cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
+    for node in (0, 1):
+        (cluster.folder / f"running-worker-{node}.done").touch()
+    cluster.pods(pod(0, "x"), pod(1, "y"))
+    cluster.job("succeeded")
+    follower = start(cluster, only=r"^\[node[0-9]+ rank(3)\] ", only_nodes=(1,))
+    follower.communicate(timeout=60)
+    assert follower.returncode == 0
+    assert printed(cluster) == ["[node1 rank3] d"]
+    kept = cluster.folder / "running/node-1" / EVENTS
+    assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()

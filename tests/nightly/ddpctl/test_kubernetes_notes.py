@@ -1,9 +1,14 @@
 """Further notes of a launch and of the head of a spec."""
 
+import base64
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from tests.unit.ddpctl.answers import Answer, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, cluster, plan_of
 from tests.unit.ddpctl.test_kubernetes_notes import SIZED, head
@@ -50,3 +55,30 @@ def test_of_many_files_some_are_named_and_all_are_counted() -> None:
 def test_a_path_of_the_machines_is_named_where_pod_security_forbids_it() -> None:
     (line,) = notes_of(replace(SIZED, mounts=("/mnt/data:/data", "pvc=ckpt:/runs")))
     assert all(fact in line for fact in ("/mnt/data", "restricted", "pvc=NAME"))
+
+
+KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, which makes a Secret's text")
+def test_the_command_in_the_head_of_a_spec_creates_its_secret() -> None:
+    job = replace(SIZED, secrets=("WANDB_API_KEY", "TOKEN"))
+    (line,) = (line for line in head(job, namespace="ml", context="lab of mine") if "First" in line)
+    assert line == (
+        "# First: printf '%s\\n' \"WANDB_API_KEY=$WANDB_API_KEY\" \"TOKEN=$TOKEN\" | kubectl --context 'lab of mine' "
+        "--namespace ml create secret generic digits --from-env-file=/dev/stdin"
+    )
+    (line,) = (line for line in head(job, namespace="ml") if "First" in line)
+    values = {"WANDB_API_KEY": "a b'\"$HOME", "TOKEN": "=x"}
+    command = line.removeprefix("# First: ") + " --dry-run=client -o json"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env={"PATH": str(Path(str(KUBECTL)).parent), **values},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    secret = json.loads(done.stdout)
+    assert {key: base64.b64decode(text).decode() for key, text in secret["data"].items()} == values
+    assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("digits", "ml")

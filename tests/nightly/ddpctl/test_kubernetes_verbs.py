@@ -4,13 +4,16 @@ import json
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.messages import assert_names
-from tests.unit.ddpctl.answers import matching, only, perform
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, run_of
 from tests.unit.ddpctl.test_kubernetes_verbs import (
-    EXEC,
+    DELETE_JOB,
+    GET_JOB,
     GET_PODS,
     NAMED,
     RUN,
@@ -19,8 +22,9 @@ from tests.unit.ddpctl.test_kubernetes_verbs import (
     UNSERVED,
 )
 
-from ddpctl.command import Output
+from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import NoInputError
+from ddpctl.operations.launcher import AppContext, Stopper
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.status import report
@@ -129,3 +133,80 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
     del pod["metadata"]["deletionTimestamp"]
     text = report(pod, "main", now=now).words
     assert (fact in text) if fact else "replac" not in text
+
+
+@pytest.mark.parametrize(
+    ("answers", "fact"),
+    [
+        ({GET_JOB: as_run("jobs/suspended", "digits-otter", "susp1")}, "ddpctl resume digits-otter"),
+        (
+            {
+                GET_JOB: as_run("jobs/created-pending", "digits-otter", "pend-gpu"),
+                GET_PODS: as_run("pods/pending-gpu", "digits-otter", "pend-gpu"),
+            },
+            "digits-otter-worker-0: no machine has enough free nvidia.com/gpu",
+        ),
+    ],
+    ids=["suspended", "pending"],
+)
+def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[str, Answer], fact: str) -> None:
+    with pytest.raises(NoInputError) as error:
+        perform(TARGET.logs(RUN, LogQuery()), answers)
+    assert fact in str(error.value)
+
+
+def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
+    asked: list[Command] = []
+    messages: list[str] = []
+
+    class Recorder:
+        def perform(self, verb: Any) -> Any:
+            return perform(verb, {}, asked)[1]
+
+    recorder: Any = Recorder()
+    stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
+    stopper()
+    assert DELETE_JOB in lines(asked)
+    (message,) = messages
+    assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
+
+
+EXEC = "kubectl --context lab --namespace ml exec"
+
+
+@pytest.mark.parametrize(
+    ("node", "argv", "tty", "line"),
+    [
+        (1, ("nvidia-smi", "-L"), False, f"{EXEC} digits-otter-worker-1 --container pytorch -- nvidia-smi -L"),
+        (0, ("bash",), True, f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- bash"),
+        (
+            0, (), True,
+            f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- "
+            "sh -c 'command -v bash >/dev/null && exec bash; exec sh'",
+        ),
+    ],
+    ids=["command", "terminal", "no command"],
+)  # fmt: skip
+def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
+    node: int, argv: tuple[str, ...], tty: bool, line: str
+) -> None:
+    answers = {GET_PODS: RUNNING, " exec ": Output(returncode=3)}
+    asked, code = perform(TARGET.execute(RUN, node=node, argv=argv, tty=tty), answers)
+    command = only(asked, EXEC)
+    assert (shell_line(command), command.mode, code) == (line, "tty" if tty else "stream", 3)
+
+
+@pytest.mark.parametrize(
+    ("workload", "again", "resource", "patch"),
+    [
+        ("pytorchjob", False, "pytorchjobs.kubeflow.org", {"runPolicy": {"suspend": True}}),
+        ("job", True, "jobs.batch", {"suspend": False}),
+    ],
+)
+def test_suspend_and_resume_patch_the_job(workload: str, resource: str, patch: dict[str, Any], *, again: bool) -> None:
+    assert "suspend" in TARGET.capabilities
+    asked, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
+    command = asked[-1]
+    assert command.argv[6:10] == ("patch", resource, "digits-otter", "--type=merge")
+    note = {"annotations": {"ddpctl.suspended": None if again else "true"}}
+    assert json.loads(command.argv[-1]) == {"metadata": note, "spec": patch}

@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from tests.unit.ddpctl.test_slurm_target import RUN as ON_SLURM
 
 from ddpctl import targets
 from ddpctl.command import Command, Host, Output, Verb
-from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.operations import removal
 from ddpctl.operations.launcher import AppContext
@@ -119,3 +121,20 @@ def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(folder / "node-0" / "ddprun.lock")
     assert by_script(folder, dry_run=False) == DiskUsage(path=str(folder))
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("age_s", "is_removed"), [(5, False), (300, True)])
+def test_without_file_locks_the_record_of_a_node_that_is_alive_keeps_its_folder(
+    age_s: int, is_removed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "night/node-0").mkdir(parents=True)
+    (tmp_path / "night/node-0/ddprun.lock").touch()
+    owner = tmp_path / "night/node-0/ddprun.lock.owner"
+    owner.touch()
+    os.utime(owner, (time.time() - age_s,) * 2)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flock").write_text("#!/bin/sh\nexit 71\n")
+    (tmp_path / "bin/flock").chmod(0o755)
+    with nullcontext() if is_removed else pytest.raises(UsageError, match="a live node"):
+        by_script(tmp_path / "night", dry_run=False, path=f"{tmp_path}/bin:/usr/bin:/bin")
+    assert (tmp_path / "night").exists() != is_removed

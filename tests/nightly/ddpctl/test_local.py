@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.ddpctl.answers import matching, perform
@@ -114,3 +115,20 @@ def test_too_few_gpus_are_counted(job: JobSpec, gpus: int) -> None:
         share_gpus(job, tuple("abcdefgh")[:gpus])
     assert "--device cpu" in str(error.value)
     assert error.value.fields == {"gpus_needed": job.max_nodes * job.gpus, "gpus_found": gpus}
+
+
+@pytest.mark.parametrize(
+    ("job", "attached", "inherited"),
+    [
+        pytest.param({"nodes": "1", "gpus": 1}, True, True, id="one-rank"),
+        pytest.param({"nodes": "1", "gpus": 1}, False, False, id="detached"),
+        pytest.param({"nodes": "1", "gpus": 2}, True, False, id="two-ranks"),
+        pytest.param({"nodes": "2", "gpus": 1}, True, False, id="two-nodes"),
+    ],
+)
+def test_the_only_rank_of_an_attached_launch_has_its_stdin(
+    job: dict[str, Any], attached: bool, inherited: bool
+) -> None:
+    plan = replace(PLAN, job=replace(JOB, device="cpu", **job))
+    asked, _ = submit(plan=plan, attached=attached)
+    assert {command.stdin_inherited for command in matching(asked, START)} == {inherited}

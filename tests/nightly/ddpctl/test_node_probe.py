@@ -11,14 +11,17 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.answers import Answer, matching, perform
+from tests.unit.ddpctl import test_slurm_target
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
+from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
 from tests.unit.ddpctl.test_node_probe import METRICS, PATH, node
 
 from ddpctl.command import Output
-from ddpctl.execution.node_probe import Probe, probe_script, read_probe
+from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
+from ddpctl.targets.ssh.target import SshTarget
 
 
 @pytest.fixture
@@ -107,3 +110,38 @@ def test_of_a_pod_that_has_ended_there_is_its_log() -> None:
     assert seen[0].files == {"node.log": "[node0] done\n"}
     assert (seen[0].metrics, "ended" in seen[0].failure) == ("", True)
     assert (seen[1].files, seen[1].failure) == ({}, "no such pod")
+
+
+def test_ssh_asks_every_host_for_its_own() -> None:
+    down = Output(returncode=255, stderr="box2: no route\n")
+    up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12.5\n\n\x1ehistory.csv\ntime\n")
+    commands, results = perform(SshTarget(OPTIONS).probe(RUN, Probe(files=("history.csv",))), {"": by_host(up, down)})
+    assert [(str(command.host), command.argv) for command in commands] == [
+        ("box1", ("/bin/sh",)),
+        ("box2", ("/bin/sh",)),
+    ]
+    assert [command.stdin for command in commands] == [
+        probe_script(Probe(files=("history.csv",)), (f'"$HOME"/.ddpctl/runs/night/node-{node}',)) for node in range(2)
+    ]
+    assert results == (
+        ProbeResult(node=0, time=12.5, files={"history.csv": "time"}),
+        ProbeResult(node=1, failure="box2: no route"),
+    )
+
+
+def test_slurm_asks_the_login_node_once() -> None:
+    output = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
+    target = test_slurm_target.SlurmTarget(test_slurm_target.DEFAULTS)
+    asked, results = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
+    command = only(asked)
+    assert command.argv == ("sh",)
+    assert command.stdin is not None
+    assert [line for line in command.stdin.splitlines() if line.startswith("if cd")] == [
+        "if cd /r/night/node-0 2>/dev/null; then",
+        "if cd /r/night/node-1 2>/dev/null; then",
+    ]
+    assert results == (ProbeResult(node=0, time=12.0, placed=(7.0, 9.0)), ProbeResult(node=1, time=13.0))
+    array = replace(test_slurm_target.RUN, handle={"job": "7", "tasks": ["0", "1"]})
+    with pytest.raises(test_slurm_target.ConfigError) as error:
+        perform(target.probe(array, Probe()), {})
+    assert ("--task" in str(error.value), "0, 1" in str(error.value)) == (True, True)

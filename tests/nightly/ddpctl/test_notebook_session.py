@@ -1,5 +1,6 @@
 """What a cell shows of its run's log, and which earlier run it continues from."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,18 @@ def test_an_invalid_argument_of_launch_is_refused_by_its_name(field: str, value:
     with pytest.raises(UsageError) as refused:
         session._job("train.py", (), {}, {**FIELDS, field: value})
     assert field in str(refused.value)
+
+
+def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, tmp_path: Path) -> None:
+    train, other = cells_function("train"), cells_function("other")
+    assert newest(context, train) is None
+    write_run(tmp_path, "first", 1.0, session.program_of(train))
+    write_run(tmp_path, "second", 2.0, session.program_of(train))
+    write_run(tmp_path, "others", 3.0, session.program_of(other))
+    write_run(tmp_path, "script", 4.0, command=("train",))
+    write_run(tmp_path, "elsewhere", 5.0, session.program_of(train), kind="slurm")
+    assert newest(context, train) == "second"
+    assert newest(context, partial(train, 1)) == "second"
+    assert newest(context, other) == "others"
+    with pytest.raises(UsageError):
+        newest(context, lambda: None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.test_profile import NOW, op, read, recorded, waits
 
-from ddpctl.diagnosis.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise
+from ddpctl.diagnosis.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise, summary_table
 from ddpwire.events import Event
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
@@ -136,3 +136,21 @@ def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
     assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
     assert not any(name == "too_old" for _, name in at)
     assert summarise(profiles)["seconds"] == pytest.approx(10, abs=0.01)
+
+
+def test_equal_ranks_and_ranks_without_an_answer():
+    unknown = {"rank": 2, "unknown": "not recorded, because the script runs its own profiler"}
+    profiles = read(waits(0), waits(1), unknown)
+    summary = summarise(profiles)
+    assert (summary["slowest"], sorted(summary["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
+    assert [row.split() for row in summary_table(profiles, summary["shares"])[1:]] == [
+        ["0", "0", "20%", "80%", "70%", "0%", "10%"],
+        ["1", "0", "20%", "80%", "70%", "0%", "10%"],
+        ["2", "0", "-", "-", "-", "-", "-"],
+    ]
+    busy = [recorded(rank, op("aten::mm", 0, 10)) for rank in (3, 4, 5)]
+    one_waits = summarise(read(waits(0), *busy))
+    assert one_waits["slowest"] is None
+    assert "0 % to 70 %" in one_waits["sentence"]
+    apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
+    assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)

@@ -1,9 +1,14 @@
 """The report: its axes, plots and tables from values, and that nothing in it is fetched, run or taken for HTML."""
 
+import re
+from dataclasses import replace
+
 from tests.unit.ddpctl.test_report import SPANS, history
+from tests.unit.ddpctl.test_watch_timeline import START, timeline
 
 from ddpctl.report.charts import Line, Mark, clock, gantt_chart, history_charts, line_chart, short, ticks, time_ticks
-from ddpctl.report.html import MOST_EVENTS, environments_table, event_rows
+from ddpctl.report.html import MOST_EVENTS, environments_table, event_rows, render_page
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.text import one_line
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import Span
@@ -121,3 +126,22 @@ def test_only_what_was_reported_is_plotted() -> None:
     assert charts[2].legend == [("forward", "forward"), ("comm_exposed", "waiting for the other ranks")]
     assert history_charts(History(nodes={}), begin=0, seconds=10, marks=[]) == []
     assert history_charts(history(1), begin=0, seconds=10, marks=[]) == []
+
+
+def test_the_page_has_its_tiles_and_begins_with_the_last_output() -> None:
+    failed = RunStatus(run="night", state="failed", message="rank 0 failed", code=1)
+    report = replace(
+        timeline([*START], SPANS, failed), history=history(), last_lines="Traceback\n", last_lines_of="rank 0 on node 0"
+    )
+    check = {"check": "doctor", "lines": ["node 0  node 1", "x"], "time": 140}
+    text = render_page(report, checks=[check])
+    assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
+    assert "rank 0 on node 0" in re.findall("<h2>(.*?)</h2>", text)[0]
+    assert re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', text) == [
+        ("100 s", "from launch to end"),
+        ("49", "steps"),
+        ("0.4000", "loss"),
+        ("17.42", "samples per second, training"),
+        ("90 %", "goodput"),
+        ("0", "restarts"),
+    ]

@@ -1,5 +1,6 @@
 """Runs that no ddpctl launched, found by what is in their folders."""
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -89,3 +90,18 @@ def test_a_printed_command_finds_the_run_of_a_folder(tmp_path: Path, monkeypatch
     said = ddpctl("status", "failing-24", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "my runs")).stdout
     assert "ddpctl logs failing-24 --rank 0\n" in said
     assert "ddpctl launch --resume failing-24\n" in said
+
+
+def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path) -> None:
+    path = node(tmp_path / "runs" / "a", ranks=1)
+    Outcome(code=0, cause="ok", message="every rank exited with 0").write(path)
+    (path / "rank-0.log").write_text("hello\n")
+    env = {"DDPCTL_STATE_DIR": str(tmp_path / "state")}
+    (listed,) = json.loads(ddpctl("ps", "--json", "--folder", "runs", cwd=tmp_path, **env).stdout)
+    assert (listed["run"], listed["state"], listed["code"]) == ("a", "succeeded", 0)
+    assert json.loads(ddpctl("status", "--json", "runs/a", cwd=tmp_path, **env).stdout) == listed
+    assert json.loads(ddpctl("timeline", "--json", "runs/a", cwd=tmp_path, **env).stdout)["run"] == "a"
+    refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
+    assert (refused.returncode, "--task" in refused.stderr) == (66, True)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
+    assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"

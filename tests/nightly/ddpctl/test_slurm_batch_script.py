@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, config, start, until, was_requeued
+from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, config, start, until, wait_for_go, was_requeued
 
 from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.slurm.batch_script import directives, render_script
@@ -255,3 +255,19 @@ def test_a_warning_before_the_container_has_a_step_waits_for_the_step(stand_ins:
         assert job.wait(30) == 143
     assert (folder / "told").read_text().splitlines() == ["--signal=TERM 4711.1"]
     assert was_requeued(stand_ins)
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "requeued"), [("USR1", 1, True), ("USR2", 1, False), ("INT", 1, False), ("TERM", 0, False)]
+)
+def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: str, told: int, requeued: bool) -> None:
+    signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+    wait_for_go(stand_ins, go)
+    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
+        until((run_dir / "step").exists)
+        job.send_signal(getattr(signal, f"SIG{name}"))
+        until(lambda: not told or signalled.exists())
+        go.touch()
+        assert job.wait(30) == 143
+    assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
+    assert was_requeued(stand_ins) == requeued

@@ -1,15 +1,19 @@
 """What Slurm and the nodes' files say of a run, as a state of ours."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from tests.unit.ddpctl.test_slurm_queue import NODE, SAVED, answered, status
+from tests.unit.ddpctl.test_slurm_target import RUN
 
 from ddpctl.runs.run_status import State
 from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import STATES, Job
+from ddpctl.targets.slurm.target import SlurmTarget, expand
 
 
 def test_who_follows_a_job_reads_why_it_waits(tmp_path: Path) -> None:
@@ -61,3 +65,25 @@ def test_every_slurm_state_is_one_of_ours() -> None:
     assert set(STATES.values()) <= set(get_args(State))
     jobs = [Job(id="7", task=None, word=word) for word in ("CANCELLED by 1000", "CANCELLED+", "NEW")]
     assert [job.state for job in jobs] == ["stopped", "stopped", "unknown"]
+
+
+def test_the_state_of_an_array_is_that_of_its_tasks() -> None:
+    run = replace(RUN, handle=RUN.handle | {"tasks": ["0", "1"]})
+    going = status(answered("7|0|RUNNING|None|x|n0\n7|1|PENDING|JobArrayTaskLimit|N/A|"), run=run)
+    assert going.state == "starting"
+    assert [fact in going.message for fact in ("1 starting", "1 pending")] == [True, True]
+    done = '{"code": 0, "cause": "ok", "message": "every rank exited with 0"}'
+    failed = '{"code": 3, "cause": "error", "message": "rank 0 exited with 3", "rank": 0}'
+    files = (("task-0/node-0/outcome.json", done), ("task-1/node-0/outcome.json", failed))
+    ended = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=run)
+    assert (ended.state, ended.code) == ("failed", 3)
+    assert [(one.run, one.state, one.code) for one in ended.tasks] == [
+        ("night.task-0", "succeeded", 0),
+        ("night.task-1", "failed", 3),
+    ]
+    (task,) = SlurmTarget(SlurmOptions()).tasks(run)[1:]
+    one = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=task)
+    assert (one.run, one.state, one.code, one.tasks) == ("night.task-1", "failed", 3, ())
+    facts = ("1 succeeded", "1 failed", "task 1: rank 0 exited with 3")
+    assert [fact in ended.message for fact in facts] == [True] * 3
+    assert expand("0-6:3,9%2") == ("0", "3", "6", "9")

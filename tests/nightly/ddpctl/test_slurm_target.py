@@ -5,12 +5,13 @@ from dataclasses import asdict, replace
 
 import pytest
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
-from tests.unit.ddpctl.test_slurm_target import DEFAULTS, NONE, RUN, SENT, UID, log_files, submit
+from tests.unit.ddpctl.test_slurm_target import DEFAULTS, NONE, PLAN, RUN, SENT, UID, log_files, submit
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError
-from ddpctl.targets import LogQuery, default_kind
+from ddpctl.targets import LogQuery, Submission, default_kind
 from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
@@ -83,3 +84,24 @@ def test_a_command_runs_beside_the_ranks_of_a_node() -> None:
     assert command.mode == "tty"
     with pytest.raises(NoInputError, match="node 2"):
         perform(target.execute(RUN, node=2, argv=(), tty=True), {})
+
+
+SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p")
+
+
+def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
+    asked, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
+    script = render_script(PLAN, SlurmOptions())
+    assert only(asked, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
+    written = only(asked, "cat >")
+    assert (written.argv[-1], written.stdin) == ("/r/night/job.sh", script)
+    assert only(asked, "--parsable") == Command(
+        argv=(*SBATCH, "--parsable", "/r/night/job.sh", UID), placeholder="<job>", timeout_s=120, starts=True
+    )
+    assert submission == Submission(
+        handle={"job": "7", "dir": "/r/night", "workdir": "/p"},
+        note=submission.note,
+        checkpoint_dir="/r/night/checkpoints",
+    )
+    assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
+    assert "_ddp_dir=/r/night\n" in script

@@ -9,6 +9,7 @@ from tests.unit.ddpctl.answers import OK, matching, perform
 from tests.unit.ddpctl.ssh_answers import (
     ANSWERS,
     FACTS,
+    GPUS,
     OPTIONS,
     PLAN,
     START,
@@ -18,7 +19,7 @@ from tests.unit.ddpctl.ssh_answers import (
 )  # fmt: skip
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError
+from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.target import SshTarget
 
@@ -49,3 +50,18 @@ def test_a_dry_run_sends_the_whole_project() -> None:
     (sent,) = [line for line in lines if "tar --extract" in line]
     assert sent.startswith("ssh -- box1 ")
     assert sent.endswith(" </s/night/project.tar.0")
+
+
+def test_a_dry_run_shows_its_commands_although_a_host_is_not_ready() -> None:
+    asked: list[Command] = []
+    hosts = by_host(facts(1, gpu=GPUS), Output(returncode=255, stderr="no route\n"))
+    with pytest.raises(UnavailableError) as error:
+        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: hosts, **ANSWERS}, asked)
+    assert "1 of 2" in str(error.value).splitlines()[0]
+    first, second = matching(asked, START)
+    assert '--gpus="device=GPU-0,GPU-1"' in (first.stdin or "")
+    line = next(line for line in (second.stdin or "").splitlines() if line.startswith("docker run"))
+    assert "'--user=<uid>:<gid>'" in line
+    assert "'--volume=<home>/.ddpctl/runs/night:/runs/night'" in line
+    assert """'--gpus="device=<GPU 0>,<GPU 1>"'""" in line
+    assert "'sha256:<image>'" in line

@@ -1,5 +1,6 @@
 """~/.ssh/config and known_hosts are read as OpenSSH reads them."""
 
+import getpass
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,34 @@ def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
         "spaced": (two,),
     }
     assert known_keys([path], "box3").revoked == (bad,)
+
+
+def test_openssh_reads_the_configuration(home: Path) -> None:
+    (home / ".ssh/config").write_text(
+        f"Include {home}/.ssh/conf.d/*.conf\nHost box*\n  User alice\n  Include {home}/.ssh/late\n  Port 2200\n"
+        f'Match host matched exec "test %n = matched"\n  User carol\n  IdentityFile {home}/%r-%h.key\n'
+        f'Host *\n  User bob\n  UserKnownHostsFile "~/a b" /b\n  GlobalKnownHostsFile none\n'
+        f'  IdentityFile "~{getpass.getuser()}/a key"\n'
+    )
+    (home / ".ssh/conf.d/a.conf").write_text("Host box1\n  HostName 10.0.0.1\n")
+    (home / ".ssh/conf.d/b.conf").write_text("Host box2\n  HostName 10.0.0.2\n  ProxyJump gate:2222\n")
+    (home / ".ssh/late").write_text("IdentityFile /keys/box\nHost other\n  Port 1\n")
+    names = ("box1", "box2", "other", "matched", "none")
+    settings = {name: read_settings(Host(address=name), home) for name in names}
+    assert {name: (values["hostname"], values["user"], values["port"]) for name, values in settings.items()} == {
+        "box1": ("10.0.0.1", "alice", "2200"),
+        "box2": ("10.0.0.2", "alice", "2200"),
+        "other": ("other", "bob", "22"),  # a Host inside an Include is one of the block around it
+        "matched": ("matched", "carol", "22"),
+        "none": ("none", "bob", "22"),
+    }
+    assert settings["box2"]["proxyjump"] == "gate:2222"
+    assert settings["box1"]["identityfile"].splitlines()[0] == "/keys/box"
+    assert settings["matched"]["identityfile"].splitlines()[0] == f"{home}/%r-%h.key"
+    assert settings["none"]["userknownhostsfile"].splitlines() == [f"{home}/a b", "/b"]
+    assert settings["none"]["globalknownhostsfile"] == ""
+    assert Connector(home)._expand(settings["none"]["identityfile"], Host(address="none"), settings["none"]) == str(
+        Path("~").expanduser() / "a key"
+    )
+    given = read_settings(Host(address="box1", user="dave", port=7), home)
+    assert (given["user"], given["port"]) == ("dave", "7")

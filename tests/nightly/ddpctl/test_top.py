@@ -1,10 +1,12 @@
 """What ``ddpctl top`` makes of what nodes export, and how it looks: whole screens."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snapshot
 
+from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
 from ddpctl.execution.node_probe import ProbeResult
 from ddpctl.text import number
@@ -210,3 +212,22 @@ def test_a_run_without_metrics_shows_its_state_alone() -> None:
 def test_metrics_that_cannot_be_read_are_no_reading() -> None:
     assert read_metrics(ProbeResult(node=0, time=1.0, metrics="ddp_loss{")) is None
     assert read_metrics(ProbeResult(node=0, failure="no route")) is None
+
+
+def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
+    ranks = snapshot().ranks
+    view = replace(
+        snapshot(),
+        ranks=(replace(ranks[0], step_s=float("nan")), *ranks[1:]),
+        loss=float("nan"),
+        moments=(1.0, 2.0, 3.0),
+        throughput=(None, 10.0, float("inf")),
+        losses=(float("nan"), None, 0.5),
+    )
+    text = document(view)
+    assert "\n" not in text
+    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (values["run"], values["loss"], values["ranks"][0]["step_s"]) == ("night", None, None)
+    assert values["throughput"] == [{"time": 2.0, "value": 10.0}]
+    assert values["losses"] == [{"time": 3.0, "value": 0.5}]
+    assert "moments" not in values

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ddptrain.test_augment import CPU
+from tests.messages import assert_names
+from tests.unit.ddptrain.test_augment import ALL, CPU, state
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddptrain.data import augment, sampling
 from ddptrain.data.augment import lay_out, make_mixing, mix_images, mixing_partners, num_bytes_laid_out
-from ddptrain.data.sampling import sample_hash
+from ddptrain.data.sampling import epoch_order, sample_hash
 
 
 class Held(TorchDispatchMode):
@@ -86,3 +87,20 @@ def test_mixed_images_are_as_much_of_each_other_as_their_labels_say() -> None:
     assert make_mixing(0, 0, CPU) is None
     drawn = mixing_partners(bits, 10)
     assert drawn.unique().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])
+def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> None:
+    device, loader = state(*augmentations, "--input=device"), state(*augmentations, "--input=loader", "--workers=1")
+    assert device.batch_builder.feed.description.startswith("0.1 MB" if augmentations else "0.0 MB")
+    assert_names(loader.batch_builder.feed.description, "1 worker")
+    for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
+        order = epoch_order(64, seed=0, epoch=epoch)
+        for batch in torch.split(order, 20)[first:]:
+            one, other = (each.batch_builder.batch(batch, epoch=epoch) for each in (device, loader))
+            assert torch.equal(one.inputs, other.inputs)
+            assert torch.equal(one.labels_B, other.labels_B)
+            assert (one.own_B is None) == ("--mixup=0.4" not in augmentations)
+            if one.own_B is not None and one.others_B is not None:
+                assert torch.equal(one.own_B, other.own_B)
+                assert torch.equal(one.others_B, other.others_B)

@@ -90,3 +90,20 @@ def test_a_path_that_is_not_there_or_no_checkpoint(tiny: Run, name: str, expecte
 
 def test_a_scaled_learning_rate_is_printed(tiny: Run) -> None:
     assert_names(tiny("--scale-lr")[1][1], "0.05", "1", "--scale-lr")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(["--no-deterministic"], id="algorithms"),
+        pytest.param(["--precision=bf16"], id="precision"),
+        pytest.param(["--no-channels-last"], id="memory-format"),
+        pytest.param(["--bucket-mb=4"], id="buckets"),
+    ],
+)
+def test_a_deterministic_training_goes_on_with_the_same_rounding(tiny: Run, changed: list[str]) -> None:
+    tiny("--deterministic", "--epochs=1")
+    code, _, err = tiny("--deterministic", *changed)
+    assert (code, len(err)) == (78, 1)
+    assert_names(err[0], "checkpoints/step-00000004.pt", "--checkpoint-dir", "--allow-changed-config")
+    assert tiny("--deterministic", "--precision=fp32", "--input=loader", "--recompute", "--no-bucket-view")[0] == 0

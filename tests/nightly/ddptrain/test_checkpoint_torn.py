@@ -99,3 +99,20 @@ def test_the_one_just_written_is_never_thinned_out(tmp_path: Path) -> None:
         write_checkpoint(directory.path(step), checkpoint(step))
     directory.delete_old(keep=1, keep_best=False, written=directory.path(4))
     assert directory.checkpoints() == [directory.path(12), directory.path(4)]
+
+
+def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    for step in (4, 8):
+        write_checkpoint(directory.path(step), checkpoint(step))
+    directory.path(8).unlink()
+    os.mkfifo(directory.path(8))
+    path, (warning,) = found(directory)
+    assert path == directory.path(4)
+    assert_names(warning, "step-00000008.pt")
+    mine = tmp_path / "mine"
+    mine.write_text("not a checkpoint")
+    partial_path(directory.path(12)).symlink_to(mine)
+    write_checkpoint(directory.path(12), checkpoint(12))
+    assert mine.read_text() == "not a checkpoint"
+    assert load_checkpoint(directory.path(12)).step == 12

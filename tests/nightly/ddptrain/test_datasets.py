@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.messages import assert_names
-from tests.unit.ddptrain.formats import write_cifar
+from tests.unit.ddptrain.formats import write_cifar, write_mnist
 from tests.unit.ddptrain.test_datasets import options
 
 from ddptrain.data import augment, datasets
@@ -74,3 +74,28 @@ def test_imagenets_normalisation_is_torchvisions() -> None:
     images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
     theirs = normalize(images.permute(0, 3, 1, 2) / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     assert torch.allclose(augment.normalisation_of_imagenet(3)(images), theirs, atol=1e-5)
+
+
+def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    write_mnist(raw)
+    given = options(tmp_path, "--data=mnist")
+    labels = raw / "t10k-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-3])
+    with pytest.raises(TrainError) as error:
+        SOURCES["mnist"].load(given, 0)
+    assert error.value.code == 65
+    assert_names(str(error.value).partition(": ")[0], "raw")
+    (raw / "train-images-idx3-ubyte").write_bytes(b"")
+    assert SOURCES["mnist"].prepare is not None
+    with pytest.raises(TrainError) as error:
+        SOURCES["mnist"].prepare(given)
+    assert error.value.code == 65
+    assert_names(
+        error.value,
+        "raw",
+        "train-images-idx3-ubyte.gz",
+        "train-labels-idx1-ubyte.gz",
+        "t10k-images-idx3-ubyte.gz",
+        "t10k-labels-idx1-ubyte.gz",
+    )

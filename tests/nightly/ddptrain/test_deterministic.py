@@ -1,10 +1,15 @@
 """A step of ``--deterministic`` does the same sums and draws the same numbers wherever its process started."""
 
 import sys
+from pathlib import Path
 
 import exact
 import pytest
 from tests import forks
+
+from ddptrain.config import parse_options
+from ddptrain.main import run
+from ddpwire.signals import Signals
 
 
 def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
@@ -18,3 +23,26 @@ def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
     said, errors = capsys.readouterr()
     assert ended.value.code == 0, said + errors
     assert said.count(" equal |") == 1
+
+
+def test_dropout_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = (
+        "--data=synthetic",
+        "--synthetic-shape=3x32x32",
+        "--synthetic-samples=16",
+        "--batch-size=4",
+        "--epochs=1",
+    )
+    model = ("--model=torchvision:mobilenet_v3_small", "--deterministic", "--checkpoint-every=2", "--keep=0")
+
+    def last_line() -> str:
+        assert run(parse_options([*options, *model], {}), {}, Signals()) == 0
+        return capfd.readouterr().out.splitlines()[-1]
+
+    whole = last_line()
+    for path in Path("checkpoints").glob("step-00000004.*"):
+        path.unlink()
+    assert last_line() == whole

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
@@ -74,3 +75,21 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     error = refused(options(tmp_path / "pictures", f"--cache-dir={tmp_path / 'file'}"))
     assert error.code == 73
     assert_names(error, "file", "--cache-dir")
+
+
+def test_pictures_become_squares_once(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    given = options(tmp_path)
+    image_folder.prepare_image_folder(given)
+    files = sorted((tmp_path / ".ddptrain").iterdir())
+    times = [file.stat().st_mtime_ns for file in files]
+    image_folder.prepare_image_folder(given)
+    assert [file.stat().st_mtime_ns for file in files] == times
+    assert len(files) == 2
+    data = image_folder.load_image_folder(given, 0)
+    assert (data.classes, image_folder.list_pictures(tmp_path).classes) == (3, ("class0", "class1", "class2"))
+    assert (data.train.images_NHWC.shape, data.test.images_NHWC.shape) == ((22, 32, 32, 3), (2, 32, 32, 3))
+    assert (data.shape.size_px, data.shape.channels, data.augmentation.flip) == (28, 3, True)
+    assert data.train.file in files
+    red = data.train.images_NHWC[:, 16, 16, 0].float() / 80  # JPEG is not exact
+    assert torch.equal(red.round().long(), data.train.labels_N)

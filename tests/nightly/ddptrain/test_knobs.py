@@ -1,5 +1,6 @@
 """Options that change how a step is taken, not what it learns: each trains, and ends where it should."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +109,44 @@ def test_fp16_goes_on_from_another_precision_with_a_fresh_scale(
     assert (scaler["scale"], scaler["_growth_tracker"]) == (1024.0, 8)
     assert parts(3, "fp16")["scaler"]["_growth_tracker"] == 16
     assert "scaler" not in parts(4, "fp32")
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        ("--precision=bf16", "--no-channels-last"),
+        ("--precision=fp64", "--norm=group"),
+        ("--optimizer=adamw", "--lr=0.002", "--clip=1", "--schedule=cosine", "--warmup=0.5"),
+        ("--ema=0.9", "--test-flip", "--test-shift=1", "--recompute", "--accumulate=2"),
+        (
+            "--model=cifarnet",
+            "--synthetic-shape=3x17x17",
+            "--synthetic-samples=64",
+            "--batch-size=8",
+            "--optimizer=muon",
+        ),
+        ("--mixup=0.2", "--cutmix=1", "--cutout=4", "--erase=0.3", "--flip", "--shift=2", "--input=loader"),
+    ],
+    ids=" ".join,
+)
+def test_one_process_learns_and_goes_on_where_it_was(
+    knobs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(*arguments: str) -> str:
+        code = run(parse_options([*TINY, "--model=convnet", "--deterministic", *knobs, *arguments], {}), {}, Signals())
+        out, err = capfd.readouterr()
+        assert (code, err) == (0, "")
+        return out
+
+    whole = told("--checkpoint-every=3", "--keep=0")
+    losses = [float(loss) for loss in re.findall(r"^epoch .* loss (\S+)", whole, re.M)]
+    assert losses[1] < losses[0] or "--mixup=0.2" in knobs  # whose loss says little in two epochs
+    for path in Path("checkpoints").glob("step-*"):  # continue from the first, in the middle of an epoch
+        if not path.name.startswith("step-00000003"):
+            path.unlink()
+    again = told()
+    assert "checkpoints/step-00000003.pt" in again
+    assert "step 4 of 16" in again
+    assert whole.splitlines()[-1] == again.splitlines()[-1]  # the weights' fingerprint

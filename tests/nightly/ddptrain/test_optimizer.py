@@ -1,9 +1,13 @@
 """Moments in another memory format than their weights."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
+from tests.unit.ddptrain.test_optimizer import HOW, gradients, small_model
 
-from ddptrain.optimizer import match_strides
+from ddptrain.optimizer import build_optimizer, match_strides
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -28,3 +32,37 @@ def test_moments_of_the_other_memory_format_belong_to_their_weights(name: str, f
         return weight.detach()
 
     assert torch.allclose(step(torch.channels_last, fused=fused), step(torch.contiguous_format, fused=False))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.5, 0.0), (0.0, 5e-4)])
+def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
+    momentum: float, weight_decay: float, memory_format: torch.memory_format
+) -> None:
+    options = dataclasses.replace(HOW, name="sgd", lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    ours = small_model(memory_format)
+    theirs = copy.deepcopy(ours)
+    optimizer = build_optimizer(ours, options)
+    assert len(optimizer.state) == (6 if momentum else 0)
+    for weight, state in optimizer.state.items():
+        assert state["momentum_buffer"].stride() == weight.stride()
+    groups = [
+        {"params": [one for one in theirs.parameters() if one.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    plain = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
+    for step in range(4):
+        torch.manual_seed(step)
+        gradients(ours, 1e-3)
+        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            other.grad = None if weight.grad is None else weight.grad.clone()
+        optimizer.step()
+        plain.step()
+        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(weight, other)
+            assert torch.equal(
+                *(
+                    one.state[of].get("momentum_buffer", torch.zeros(()))
+                    for one, of in ((optimizer, weight), (plain, other))
+                )
+            )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from tests.ranks import Ended, Start
 from tests.unit.ddptrain.test_sharding import OPTIONS, write_shards
 
 from ddptrain.checkpoint import (
+    UnusableCheckpoint,
+    data_files,
     load_checkpoint,
+    manifest_path,
 )
 from ddptrain.config import parse_options
 from ddptrain.distributed import RankInfo, check_strategy
@@ -187,3 +191,27 @@ def test_what_does_not_go_with_shards_is_refused(given: str) -> None:
         check_strategy(options, RankInfo(rank=0, size=4))
     assert refused.value.code == 78
     assert_names(refused.value, "--strategy")
+
+
+def test_100_corrupt_shards_are_all_noticed(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, 8)
+    files = [*data_files(path), manifest_path(path)]
+    draw, noticed = random.Random(0), 0
+    for trial in range(100):
+        file = files[trial % len(files)]
+        before = file.read_bytes()
+        damage = trial // len(files) % 4
+        if damage == 0:
+            file.unlink()
+        elif damage == 1:
+            file.write_bytes(before[: draw.randrange(len(before))])
+        else:
+            at, bit = draw.randrange(len(before)), 1 << draw.randrange(8)
+            file.write_bytes(before[:at] + bytes([before[at] ^ bit]) + before[at + 1 :])
+        try:
+            load_checkpoint(path)
+        except (UnusableCheckpoint, FileNotFoundError):
+            noticed += 1
+        file.write_bytes(before)
+    assert noticed == 100
+    assert load_checkpoint(path).step == 8

@@ -9,3 +9,8 @@ from tests.unit.ddptrain.test_speed_runs import compare
 @pytest.mark.parametrize(("recipe", "batch_size", "rel"), [("cifar10-94", 8, 1e-3), ("cifar10-96", 2, 1e-6)])
 def test_the_losses_of_50_steps_equal_those_of_a_plain_implementation(recipe: str, batch_size: int, rel: float) -> None:
     compare(recipe, size_px=32, batch_size=batch_size, epochs=5, steps=10, rel=rel)
+
+
+@pytest.mark.parametrize("recipe", ["cifar10-94", "cifar10-96"])
+def test_losses_equal_those_of_a_plain_implementation(recipe: str) -> None:
+    compare(recipe, size_px=17, batch_size=4, epochs=2, steps=2, rel=1e-6)

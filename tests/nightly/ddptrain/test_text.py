@@ -12,10 +12,14 @@ from tests.unit.ddptrain.test_text import CPU, text
 from ddptrain.config import ModelOptions, parse_options
 from ddptrain.data.text import TextBatches, load_text
 from ddptrain.distributed import RankInfo, World
+from ddptrain.errors import TrainError
 from ddptrain.gpt import generate
+from ddptrain.main import run
 from ddptrain.memory_estimate import LIBRARY_BYTES, warn_if_too_large
 from ddptrain.memory_estimate import main as fit
 from ddptrain.models import build_gpt
+from ddptrain.training_state import build_training_state
+from ddpwire.signals import Signals
 
 
 def test_windows_begin_elsewhere_in_each_epoch_whatever_the_batch(tmp_path: Path) -> None:
@@ -69,3 +73,37 @@ def test_what_fit_recommends_is_a_training_that_ddptrain_takes(capsys: pytest.Ca
     recompute = ["--recompute"] if options.model.recompute else []
     assert fit([*shape, "--memory=8GB", "--strategy=fsdp", f"--ranks={ranks}", *recompute]) == 0
     assert fit([*shape, "--memory=8GB", "--strategy=fsdp", f"--ranks={max(2, ranks // 2)}", *recompute]) == 78
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("--mixup=0.2", 78),
+        ("--input=loader", 78),
+        ("--model=convnet", 78),
+        ("--heads=3", 78),
+        ("--context=500", 65),
+        ("--data-dir=missing.txt", 66),
+    ],
+)
+def test_what_a_text_does_not_go_with_is_refused(given: str, code: int, tmp_path: Path) -> None:
+    options = parse_options(["--data=text", f"--data-dir={text(tmp_path)}", "--context=16", given], {})
+    with pytest.raises(TrainError) as refused:
+        build_training_state(options, CPU, load_text(options.data, 0), batch_size=8)
+    assert refused.value.code == code
+    assert_names(refused.value, given.partition("=")[0])
+
+
+def test_it_learns_a_text_that_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A stand-in for the memory of a GPU. The training runs on the CPU.
+    monkeypatch.setattr("ddptrain.memory_estimate.gpu_memory", lambda _: LIBRARY_BYTES + 256 * 1024)
+    (tmp_path / "ab.txt").write_text("ab" * 1000)
+    shape = ("--layers=1", "--width=16", "--heads=2", "--context=16", "--batch-size=8", "--lr=0.01", "--epochs=6")
+    assert run(parse_options(["--data=text", "--data-dir=ab.txt", *shape], {}), {}, Signals()) == 0
+    out, err = capfd.readouterr()
+    assert_names(err.splitlines()[0].replace("fp32", "amp"), "11,760", "16", "2.0")
+    assert float(re.findall(r"^bits a byte    ([\d.]+)$", out, re.M)[0]) < 0.5
+    assert re.search(r"^test accuracy  100.00 % \((\d+) of \1 bytes\)$", out, re.M)

@@ -1,5 +1,7 @@
 """The parts of the estimate of `ddptrain fit`, and its arguments."""
 
+import re
+
 import pytest
 import torch
 from tests.messages import assert_names
@@ -60,3 +62,24 @@ def test_without_a_gpu_the_memory_must_be_given() -> None:
         memory_estimate.main(["--params", "8e9"])
     assert error.value.code == 2
     assert_names(error.value, "--memory")
+
+
+def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        memory_estimate.main(["--model", "resnet18", "--image", "3x32x32", "--batch-size", "128", "--memory", "16GB"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    first, *table, last = out.splitlines()
+    assert "11,173,962" in first
+    assert_names(first, "11,173,962", "3x32x32", "16.0")
+    assert_names(next(line for line in table if line.startswith("  DDP's buckets ")), "0.0")
+    assert_names(
+        re.sub(r"\d\.\d GiB", "N GiB", next(line for line in table if line.startswith("  activations "))), "128"
+    )
+    assert_names(last.partition(":")[0], "16.0")
+    plain = ("--dtype", "fp32", "--no-bucket-view", "--memory", "16GB")
+    assert memory_estimate.main(["--model", "resnet18", *plain]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == first.replace("amp", "fp32")
+    assert_names(next(line for line in out.splitlines() if line.startswith("  DDP's buckets ")), "42.6", "11,173,962")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.answers import only, perform
 
-from ddpctl.command import Command, FilePart, Host, Output, Transfer
+from ddpctl.command import Command, Host, Output
 from ddpctl.errors import UnavailableError
 from ddpctl.files.images import Image
 from ddpctl.operations import image_transfer
@@ -45,21 +45,6 @@ INSPECTED = json.dumps(
 )
 
 
-def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
-    first = Output(returncode=0, stdout=f"zstd\n700 {LOW}.tar.zst\n12 {HIGH}.tar.zst.part\n")
-    failed = Output(returncode=69, stderr="x\nCannot connect to the Docker daemon\n")
-    none = Output(returncode=1, stderr="No such image")
-    verb = image_transfer.survey_hosts("docker", "me/train:1", (BOX1, BOX2))
-    asked, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
-    assert surveys == (
-        Survey(host=BOX1, has_zstd=True, files={f"{LOW}.tar.zst": 700, f"{HIGH}.tar.zst.part": 12}),
-        Survey(host=BOX2, problem="Cannot connect to the Docker daemon"),
-    )
-    assert (surveys[0].blob_of(LOW), surveys[0].blob_of(HIGH)) == (f"{LOW}.tar.zst", None)
-    assert [command.host for command in asked] == [BOX1, BOX1, BOX2, BOX2]
-    assert asked[1].argv == ("docker", "image", "inspect", "me/train:1")
-
-
 def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     manifest = json.dumps([{"Config": f"{CONFIG}.json", "Layers": ["a/layer.tar", "b/layer.tar", "link/layer.tar"]}])
     verb = image_transfer.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
@@ -86,23 +71,6 @@ def test_images_that_are_packed_at_the_same_time_share_no_file(tmp_path: Path) -
         image_transfer._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
     path = Path(only(asked, "save").argv[-2])
     assert (path.parent.parent, path.parent.exists()) == (tmp_path, False)
-
-
-def test_the_rest_of_a_blob_goes_over_stdin() -> None:
-    blob = Blob(digest=LOW, name=f"{LOW}.tar.gz", path="/cache/x y", size=700)
-    survey = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 695})
-    (command,), sent = perform(image_transfer.send(survey, blob), {})
-    part = FilePart(path="/cache/x y", start=695, length=5)
-    assert (sent, command.transfer) == (5, Transfer(num_bytes=5, num_files=1, reads=part))
-    assert command.argv[4:] == (blob.name, "695", "700", LOW)
-    longer = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 701})
-    assert perform(image_transfer.send(longer, blob), {})[1] == 700
-    assert perform(image_transfer.send(Survey(host=BOX2, files={blob.name: 700}), blob), {}) == ([], 0)
-    lost = Output(returncode=255, stderr="the connection was lost (the host is gone)")
-    with pytest.raises(UnavailableError, match="the host is gone"):
-        perform(image_transfer.send(survey, blob), {"": lost})
-    with pytest.raises(UnavailableError, match=LOW[:12]):
-        perform(image_transfer.send(survey, blob), {"": Output(returncode=65)})
 
 
 def test_a_blob_that_arrives_incomplete_is_kept_and_a_corrupt_one_is_not(tmp_path: Path) -> None:

@@ -50,25 +50,6 @@ def test_a_text_that_is_no_host_is_refused_by_name(text: str) -> None:
         parse_host(text)
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "fact"),
-    [
-        ("image build", 66, "no Dockerfile or docker/Dockerfile"),
-        ("image build -f x", 66, "no x"),
-        ("image build UPPER", 2, "--image: 'UPPER'"),
-        ("image inspect x", 69, "docker: not found"),
-        ("image ship", 2, "--target"),
-        ("image ship --image x a/b", 2, "'a/b'"),
-    ],
-)
-def test_an_error_is_one_line_with_its_code(line: str, code: int, fact: str, tmp_path: Path) -> None:
-    done = ddpctl(*line.split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith("ddpctl: ")
-    assert done.stderr.count("\n") == 1
-    assert fact in done.stderr
-
-
 def test_an_option_is_no_host() -> None:
     argv = [sys.executable, "-P", "-m", "ddpctl", "image", "ship", "-oProxyCommand=x"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)

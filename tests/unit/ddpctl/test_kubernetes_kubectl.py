@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.kubernetes_lab import DATA, recorded, run_of
 
-from ddpctl.command import Output
-from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.kubernetes.kubectl import error_of
@@ -41,38 +39,6 @@ def test_an_error_of_the_cluster_has_its_type_and_names_what_it_concerns(name: s
     error = error_of(recorded(f"bad/{name}"))
     assert type(error).__name__ == kind
     assert [fact for fact in named if fact not in str(error)] == []
-
-
-REFUSED = "The connection to the server {} was refused - did you specify the right host or port?\n"
-QUOTA = (
-    'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
-    "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
-)
-
-
-SECRETS = (
-    'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
-    'resource "secrets" in API group "" in the namespace "ml"'
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "stderr", "fact"),
-    [
-        (UnavailableError, REFUSED.format("10.0.0.1:6443"), "10.0.0.1:6443"),
-        (UnavailableError, REFUSED.format("localhost:8080"), "KUBECONFIG"),
-        (ConfigError, "error: cannot locate context prodd\n", "'prodd'"),
-        (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
-        (UnavailableError, "", "exit code 1"),
-        (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),
-        (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),
-    ],
-    ids=["refused", "no cluster", "no context", "unknown", "nothing", "two quotas", "secrets"],
-)
-def test_an_error_that_was_not_recorded(kind: type[DdpctlError], stderr: str, fact: str) -> None:
-    error = error_of(Output(returncode=1, stderr=stderr))
-    assert type(error) is kind
-    assert fact in str(error)
 
 
 RECORDED = datetime(2026, 11, 20, 9, 8, tzinfo=UTC).timestamp()  # before the recorded pods' graces end

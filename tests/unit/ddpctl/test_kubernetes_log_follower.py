@@ -15,8 +15,6 @@ from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
 
 from ddpctl.runs import run_store
 from ddpctl.targets.kubernetes.log_follower import Task
-from ddpwire import log_record
-from ddpwire.events import EVENTS, EventLog
 
 # `get KIND...` prints the file KIND. `logs POD` prints the file POD line by line until POD.done is there, or POD.cut if
 # the connection is lost. Two lines each have the same time.
@@ -142,25 +140,6 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     finally:
         follower.kill()
     assert printed(cluster) == lines
-
-
-def test_the_lines_of_one_rank_are_printed_and_the_nodes_records_are_saved(cluster: Cluster) -> None:
-    events = EventLog(cluster.folder / "there" / EVENTS, node=1)
-    (cluster.folder / "there").mkdir()
-    events.emit("node_ended", code=0)
-    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there", 1e6)]
-    cluster.emit("running-worker-0", "[node0 rank0] a")
-    cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
-    for node in (0, 1):
-        (cluster.folder / f"running-worker-{node}.done").touch()
-    cluster.pods(pod(0, "x"), pod(1, "y"))
-    cluster.job("succeeded")
-    follower = start(cluster, only=r"^\[node[0-9]+ rank(3)\] ", only_nodes=(1,))
-    follower.communicate(timeout=60)
-    assert follower.returncode == 0
-    assert printed(cluster) == ["[node1 rank3] d"]
-    kept = cluster.folder / "running/node-1" / EVENTS
-    assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
 
 
 def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:

@@ -58,21 +58,3 @@ def test_only_the_chosen_target_is_checked_against_the_job(tmp_path: Path) -> No
     with pytest.raises(FileError) as error:
         load(tmp_path, text, target="lab")
     check_errors(str(error.value).replace(f"{tmp_path}/", ""), ["4:17 | master | 1:2"])
-
-
-def test_a_patch_in_the_file_has_the_types_of_json(tmp_path: Path) -> None:
-    spec = "{hostNetwork: true, priority: 5, a: 0.5, b: '5', c: null, d: yes, e: 010, f: [1, {g: ~}], h: 2026-11-27}"
-    pod = load(tmp_path, GOOD.replace("kubernetes}", f"kubernetes, pod: {{spec: {spec}}}}}")).options.pod
-    assert pod == {
-        "spec": {
-            "hostNetwork": True,
-            "priority": 5,
-            "a": 0.5,
-            "b": "5",
-            "c": None,
-            "d": "yes",
-            "e": "010",
-            "f": [1, {"g": None}],
-            "h": "2026-11-27",
-        }
-    }

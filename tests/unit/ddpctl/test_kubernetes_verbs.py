@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from tests.messages import assert_names
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, recorded, run_of
 
-from ddpctl.command import Command, Output, shell_line
+from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.operations.launcher import AppContext, Stopper
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
@@ -154,26 +152,6 @@ def test_logs_of_a_rank_that_does_not_exist_are_refused_without_a_question() -> 
     assert all(fact in str(error.value) for fact in ("digits-otter", "0 to 1", "0 to 3"))
 
 
-@pytest.mark.parametrize(
-    ("answers", "fact"),
-    [
-        ({GET_JOB: as_run("jobs/suspended", "digits-otter", "susp1")}, "ddpctl resume digits-otter"),
-        (
-            {
-                GET_JOB: as_run("jobs/created-pending", "digits-otter", "pend-gpu"),
-                GET_PODS: as_run("pods/pending-gpu", "digits-otter", "pend-gpu"),
-            },
-            "digits-otter-worker-0: no machine has enough free nvidia.com/gpu",
-        ),
-    ],
-    ids=["suspended", "pending"],
-)
-def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[str, Answer], fact: str) -> None:
-    with pytest.raises(NoInputError) as error:
-        perform(TARGET.logs(RUN, LogQuery()), answers)
-    assert fact in str(error.value)
-
-
 NAMED = "digits-otter --ignore-not-found --wait=false"
 DELETE_JOB = f"{KUBECTL} delete pytorchjobs.kubeflow.org {NAMED} --cascade=foreground"
 DELETE_REST = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {NAMED}"
@@ -225,22 +203,6 @@ def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> N
     with pytest.raises(ConfigError) as error:
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
     assert "k8s/rbac.yaml" in str(error.value)
-
-
-def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
-    asked: list[Command] = []
-    messages: list[str] = []
-
-    class Recorder:
-        def perform(self, verb: Any) -> Any:
-            return perform(verb, {}, asked)[1]
-
-    recorder: Any = Recorder()
-    stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
-    stopper()
-    assert DELETE_JOB in lines(asked)
-    (message,) = messages
-    assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 
 
 INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
@@ -297,47 +259,6 @@ def test_stop_of_an_interrupted_launch_deletes_nothing_while_the_cluster_does_no
     with pytest.raises(UnavailableError):
         perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster({OF_LABEL: UNREACHABLE}), asked)
     assert matching(asked, " delete ") == []
-
-
-EXEC = "kubectl --context lab --namespace ml exec"
-
-
-@pytest.mark.parametrize(
-    ("node", "argv", "tty", "line"),
-    [
-        (1, ("nvidia-smi", "-L"), False, f"{EXEC} digits-otter-worker-1 --container pytorch -- nvidia-smi -L"),
-        (0, ("bash",), True, f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- bash"),
-        (
-            0, (), True,
-            f"{EXEC} --stdin --tty digits-otter-worker-0 --container pytorch -- "
-            "sh -c 'command -v bash >/dev/null && exec bash; exec sh'",
-        ),
-    ],
-    ids=["command", "terminal", "no command"],
-)  # fmt: skip
-def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
-    node: int, argv: tuple[str, ...], tty: bool, line: str
-) -> None:
-    answers = {GET_PODS: RUNNING, " exec ": Output(returncode=3)}
-    asked, code = perform(TARGET.execute(RUN, node=node, argv=argv, tty=tty), answers)
-    command = only(asked, EXEC)
-    assert (shell_line(command), command.mode, code) == (line, "tty" if tty else "stream", 3)
-
-
-@pytest.mark.parametrize(
-    ("workload", "again", "resource", "patch"),
-    [
-        ("pytorchjob", False, "pytorchjobs.kubeflow.org", {"runPolicy": {"suspend": True}}),
-        ("job", True, "jobs.batch", {"suspend": False}),
-    ],
-)
-def test_suspend_and_resume_patch_the_job(workload: str, resource: str, patch: dict[str, Any], *, again: bool) -> None:
-    assert "suspend" in TARGET.capabilities
-    asked, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
-    command = asked[-1]
-    assert command.argv[6:10] == ("patch", resource, "digits-otter", "--type=merge")
-    note = {"annotations": {"ddpctl.suspended": None if again else "true"}}
-    assert json.loads(command.argv[-1]) == {"metadata": note, "spec": patch}
 
 
 def in_queue(**annotations: str) -> Output:

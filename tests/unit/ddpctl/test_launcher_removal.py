@@ -3,8 +3,6 @@
 import fcntl
 import os
 import subprocess
-import time
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -126,23 +124,6 @@ def test_a_node_that_is_alive_keeps_its_folder(tmp_path: Path) -> None:
         _, usage = disk_usage(on_hosts, OK, dry_run=False)
         assert isinstance(usage, UsageError)
     assert lock.exists()
-
-
-@pytest.mark.parametrize(("age_s", "is_removed"), [(5, False), (300, True)])
-def test_without_file_locks_the_record_of_a_node_that_is_alive_keeps_its_folder(
-    age_s: int, is_removed: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "night/node-0").mkdir(parents=True)
-    (tmp_path / "night/node-0/ddprun.lock").touch()
-    owner = tmp_path / "night/node-0/ddprun.lock.owner"
-    owner.touch()
-    os.utime(owner, (time.time() - age_s,) * 2)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/flock").write_text("#!/bin/sh\nexit 71\n")
-    (tmp_path / "bin/flock").chmod(0o755)
-    with nullcontext() if is_removed else pytest.raises(UsageError, match="a live node"):
-        by_script(tmp_path / "night", dry_run=False, path=f"{tmp_path}/bin:/usr/bin:/bin")
-    assert (tmp_path / "night").exists() != is_removed
 
 
 def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:

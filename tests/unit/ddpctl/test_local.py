@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 from tests.unit.ddpctl.answers import OK, Answer, matching, only, perform
@@ -81,23 +80,6 @@ def test_submit_checks_the_machine_and_starts_every_node() -> None:
     assert {command.stdin_inherited for command in nodes} == {False}
     assert replace(submission, note="") == Submission(handle={"port": "40001"})
     assert "4 CPU ranks" in submission.note
-
-
-@pytest.mark.parametrize(
-    ("job", "attached", "inherited"),
-    [
-        pytest.param({"nodes": "1", "gpus": 1}, True, True, id="one-rank"),
-        pytest.param({"nodes": "1", "gpus": 1}, False, False, id="detached"),
-        pytest.param({"nodes": "1", "gpus": 2}, True, False, id="two-ranks"),
-        pytest.param({"nodes": "2", "gpus": 1}, True, False, id="two-nodes"),
-    ],
-)
-def test_the_only_rank_of_an_attached_launch_has_its_stdin(
-    job: dict[str, Any], attached: bool, inherited: bool
-) -> None:
-    plan = replace(PLAN, job=replace(JOB, device="cpu", **job))
-    asked, _ = submit(plan=plan, attached=attached)
-    assert {command.stdin_inherited for command in matching(asked, START)} == {inherited}
 
 
 @pytest.mark.parametrize(

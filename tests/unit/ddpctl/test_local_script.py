@@ -1,7 +1,5 @@
 """The script that the target local renders, run for real, with a stand-in for the interpreter."""
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,22 +41,3 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
     )
     assert done.returncode == 78
     assert ("4 GPUs" in done.stderr, "has 1" in done.stderr) == (True, True)
-
-
-def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:
-    stand_in = tmp_path / "python"
-    stand_in.write_text(
-        "#!/bin/bash\n[[ $4 != port ]] || { echo 1; exit; }\n[[ $4 != gpus ]] || exit 0\n"
-        "trap 'exit 143' TERM\necho up >\"$DDP_RUN_DIR/$PET_NODE_RANK\"\nwhile :; do /bin/sleep 0.05; done\n"
-    )
-    stand_in.chmod(0o755)
-    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
-    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run")}
-    process = subprocess.Popen(["/bin/bash", "-c", script], env=env)
-    try:
-        while not all((tmp_path / "run" / node).exists() for node in "01"):
-            assert process.poll() is None
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(10) == 143
-    finally:
-        process.kill()

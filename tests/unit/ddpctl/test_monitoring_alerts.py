@@ -53,29 +53,6 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"{len(RECORDINGS) + len(ALERTS)} rules found" in done.stdout
 
 
-@needs_promtool
-def test_an_alert_fires_while_no_step_is_taken_and_resolves(tmp_path: Path) -> None:
-    """The cases of every alert are in tests/nightly."""
-    labels = 'job="ddp",job_id="night",node="0",instance="10.0.0.1:9200"'
-    fires = 'count(ALERTS{alertname="DdpStalledStep",alertstate="firing"})'
-    samples = {5: [], 14: [], 18: [{"labels": "{}", "value": 1}], 23: []}
-    test = {
-        "interval": "1m",
-        "input_series": [
-            {"series": f'ddp_run_info{{{labels},run_id="night",run_uid="0a1b"}}', "values": "1x300"},
-            {"series": f'ddp_job_state{{{labels},state="training"}}', "values": "1x300"},
-            {
-                "series": f'ddp_last_step_timestamp_seconds{{{labels},rank="0"}}',
-                "values": "0+60x10 600x10 1320+60x10",
-            },
-        ],
-        "promql_expr_test": [
-            {"expr": fires, "eval_time": f"{minute}m", "exp_samples": expected} for minute, expected in samples.items()
-        ],
-    }
-    check_rules(test, tmp_path)
-
-
 def test_the_operators_rule_is_the_same() -> None:
     body = prometheus_rule(Limits()).split("\nspec:\n")[1]
     plain = rule_groups(Limits()).split("\n", 1)[1]

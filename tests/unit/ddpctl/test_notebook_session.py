@@ -1,7 +1,6 @@
 """What a cell shows of its run's log, and which earlier run it continues from."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -66,21 +65,6 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
 def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None:
     run = session._newest(context, session.program_of(program))
     return run.name if run else None
-
-
-def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, tmp_path: Path) -> None:
-    train, other = cells_function("train"), cells_function("other")
-    assert newest(context, train) is None
-    write_run(tmp_path, "first", 1.0, session.program_of(train))
-    write_run(tmp_path, "second", 2.0, session.program_of(train))
-    write_run(tmp_path, "others", 3.0, session.program_of(other))
-    write_run(tmp_path, "script", 4.0, command=("train",))
-    write_run(tmp_path, "elsewhere", 5.0, session.program_of(train), kind="slurm")
-    assert newest(context, train) == "second"
-    assert newest(context, partial(train, 1)) == "second"
-    assert newest(context, other) == "others"
-    with pytest.raises(UsageError):
-        newest(context, lambda: None)
 
 
 def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import gzip
 import json
 from typing import Any
 
-from ddpctl.diagnosis.profile import RankProfile, chrome_trace, read_profile, summarise, summary_table
+from ddpctl.diagnosis.profile import RankProfile, chrome_trace, read_profile, summarise
 
 NOW = 1_800_000_000.0
 BASE_NS = 1_790_000_000_000_000_000
@@ -53,21 +53,3 @@ def test_the_slowest_rank_is_named_with_what_it_does():
 def test_no_thread_of_a_trace_has_the_number_of_its_process():
     events = json.loads(gzip.decompress(chrome_trace(read(*map(waits, range(4))))))["traceEvents"]
     assert [event["tid"] for event in events if event["ph"] == "X" and event["pid"] == event["tid"]] == []
-
-
-def test_equal_ranks_and_ranks_without_an_answer():
-    unknown = {"rank": 2, "unknown": "not recorded, because the script runs its own profiler"}
-    profiles = read(waits(0), waits(1), unknown)
-    summary = summarise(profiles)
-    assert (summary["slowest"], sorted(summary["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
-    assert [row.split() for row in summary_table(profiles, summary["shares"])[1:]] == [
-        ["0", "0", "20%", "80%", "70%", "0%", "10%"],
-        ["1", "0", "20%", "80%", "70%", "0%", "10%"],
-        ["2", "0", "-", "-", "-", "-", "-"],
-    ]
-    busy = [recorded(rank, op("aten::mm", 0, 10)) for rank in (3, 4, 5)]
-    one_waits = summarise(read(waits(0), *busy))
-    assert one_waits["slowest"] is None
-    assert "0 % to 70 %" in one_waits["sentence"]
-    apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
-    assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)

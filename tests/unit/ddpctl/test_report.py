@@ -1,6 +1,5 @@
 """The report: its axes, plots and tables from values, and that nothing in it is fetched, run or taken for HTML."""
 
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -110,25 +109,6 @@ def test_whatever_a_run_writes_is_escaped() -> None:
     assert "{{7*7}}" in written
     assert page.tags >= {"svg", "polyline", "rect", "table", "pre"}
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
-
-
-def test_the_page_has_its_tiles_and_begins_with_the_last_output() -> None:
-    failed = RunStatus(run="night", state="failed", message="rank 0 failed", code=1)
-    report = replace(
-        timeline([*START], SPANS, failed), history=history(), last_lines="Traceback\n", last_lines_of="rank 0 on node 0"
-    )
-    check = {"check": "doctor", "lines": ["node 0  node 1", "x"], "time": 140}
-    text = render_page(report, checks=[check])
-    assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
-    assert "rank 0 on node 0" in re.findall("<h2>(.*?)</h2>", text)[0]
-    assert re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', text) == [
-        ("100 s", "from launch to end"),
-        ("49", "steps"),
-        ("0.4000", "loss"),
-        ("17.42", "samples per second, training"),
-        ("90 %", "goodput"),
-        ("0", "restarts"),
-    ]
 
 
 class Tags(HTMLParser):

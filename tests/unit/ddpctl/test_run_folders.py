@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.in_process import ddpctl
 
 from ddpctl.errors import NoInputError
 from ddpctl.operations import run_folders
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpwire.events import Event
-from ddpwire.run_files import NodeState, Outcome, RankProcess
+from ddpwire.run_files import NodeState, RankProcess
 
 LOST = RunStatus(run="a", state="lost", message="", code=137)
 
@@ -66,18 +65,3 @@ def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path) -> No
     far = run_folders.without_guess(runs["far"], LOST)
     assert (far.state, far.code) == ("unknown", None)
     assert "box7" in far.message
-
-
-def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path) -> None:
-    path = node(tmp_path / "runs" / "a", ranks=1)
-    Outcome(code=0, cause="ok", message="every rank exited with 0").write(path)
-    (path / "rank-0.log").write_text("hello\n")
-    env = {"DDPCTL_STATE_DIR": str(tmp_path / "state")}
-    (listed,) = json.loads(ddpctl("ps", "--json", "--folder", "runs", cwd=tmp_path, **env).stdout)
-    assert (listed["run"], listed["state"], listed["code"]) == ("a", "succeeded", 0)
-    assert json.loads(ddpctl("status", "--json", "runs/a", cwd=tmp_path, **env).stdout) == listed
-    assert json.loads(ddpctl("timeline", "--json", "runs/a", cwd=tmp_path, **env).stdout)["run"] == "a"
-    refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
-    assert (refused.returncode, "--task" in refused.stderr) == (66, True)
-    assert sorted(file.name for file in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
-    assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"

@@ -25,22 +25,6 @@ def test_an_option_that_looks_secret_is_named_as_a_secret_and_its_value_is_not(
     assert "abc" not in warning
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("--token",),
-        ("--token", "--lr", "0.1"),
-        ("--use-auth-token", "true"),
-        ("--tokenizer", "gpt2", "--max-tokens", "4096", "--token-dim", "64"),
-        ("--token-file", "/run/secrets/hub", "--password_env", "DB"),
-        ("--author", "me", "--lr", "0.1", "/data/secret=1"),
-    ],
-    ids=" ".join,
-)
-def test_the_options_that_only_sound_secret(command: tuple[str, ...]) -> None:
-    assert exposed_arguments(JobSpec(command=("train.py", *command))) is None
-
-
 def test_the_variables_that_look_secret() -> None:
     env = {"TOKEN": "abc", "SIGN_KEY": "abc", "TOKENIZERS_PARALLELISM": "false", "SECRET_NAME": "db", "PASSWORD": ""}
     warning = exposed(JobSpec(env=env))

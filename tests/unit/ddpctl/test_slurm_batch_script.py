@@ -284,19 +284,3 @@ def test_a_signal_is_handed_on_to_the_step(
     assert set(signalled.read_text().splitlines()) == {"--quiet --signal=TERM 4711.1"}
     assert len(signalled.read_text().splitlines()) == num_signals
     assert was_requeued(stand_ins) == requeued
-
-
-@pytest.mark.parametrize(
-    ("name", "told", "requeued"), [("USR1", 1, True), ("USR2", 1, False), ("INT", 1, False), ("TERM", 0, False)]
-)
-def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: str, told: int, requeued: bool) -> None:
-    signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
-    wait_for_go(stand_ins, go)
-    with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
-        until((run_dir / "step").exists)
-        job.send_signal(getattr(signal, f"SIG{name}"))
-        until(lambda: not told or signalled.exists())
-        go.touch()
-        assert job.wait(30) == 143
-    assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
-    assert was_requeued(stand_ins) == requeued

@@ -1,6 +1,5 @@
 """What Slurm and the nodes' files say of a run, as a state of ours."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from ddpctl.runs.run_store import Run
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import read_answers
-from ddpctl.targets.slurm.target import SlurmTarget, expand
+from ddpctl.targets.slurm.target import SlurmTarget
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
 
@@ -69,28 +68,6 @@ def test_a_job_that_never_started_has_no_log() -> None:
     cancelled = "7|N/A|CANCELLED|None|x|"
     assert not status(answered(cancelled)).has_logs
     assert status(answered(cancelled, ("starts", "slurm 7 0 20 900\n"))).has_logs
-
-
-def test_the_state_of_an_array_is_that_of_its_tasks() -> None:
-    run = replace(RUN, handle=RUN.handle | {"tasks": ["0", "1"]})
-    going = status(answered("7|0|RUNNING|None|x|n0\n7|1|PENDING|JobArrayTaskLimit|N/A|"), run=run)
-    assert going.state == "starting"
-    assert [fact in going.message for fact in ("1 starting", "1 pending")] == [True, True]
-    done = '{"code": 0, "cause": "ok", "message": "every rank exited with 0"}'
-    failed = '{"code": 3, "cause": "error", "message": "rank 0 exited with 3", "rank": 0}'
-    files = (("task-0/node-0/outcome.json", done), ("task-1/node-0/outcome.json", failed))
-    ended = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=run)
-    assert (ended.state, ended.code) == ("failed", 3)
-    assert [(one.run, one.state, one.code) for one in ended.tasks] == [
-        ("night.task-0", "succeeded", 0),
-        ("night.task-1", "failed", 3),
-    ]
-    (task,) = SlurmTarget(SlurmOptions()).tasks(run)[1:]
-    one = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=task)
-    assert (one.run, one.state, one.code, one.tasks) == ("night.task-1", "failed", 3, ())
-    facts = ("1 succeeded", "1 failed", "task 1: rank 0 exited with 3")
-    assert [fact in ended.message for fact in facts] == [True] * 3
-    assert expand("0-6:3,9%2") == ("0", "3", "6", "9")
 
 
 def test_answers_of_slurm_22_05_are_read() -> None:

@@ -15,7 +15,6 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.slurm import queue
-from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
 
@@ -44,7 +43,6 @@ NONE, GONE = Output(returncode=1), Output(returncode=127)
 
 
 FAILED = "sbatch: error: Batch job submission failed: "
-SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p")
 TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
@@ -71,24 +69,6 @@ def submit(
 ) -> tuple[list[Command], Submission]:
     """What a launch runs, and its submission; ``answers`` are those that differ from a cluster that takes the job."""
     return perform(SlurmTarget(options, environ).submit(plan, attached=True), ANSWERS | dict(answers))
-
-
-def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
-    asked, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
-    script = render_script(PLAN, SlurmOptions())
-    assert only(asked, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
-    written = only(asked, "cat >")
-    assert (written.argv[-1], written.stdin) == ("/r/night/job.sh", script)
-    assert only(asked, "--parsable") == Command(
-        argv=(*SBATCH, "--parsable", "/r/night/job.sh", UID), placeholder="<job>", timeout_s=120, starts=True
-    )
-    assert submission == Submission(
-        handle={"job": "7", "dir": "/r/night", "workdir": "/p"},
-        note=submission.note,
-        checkpoint_dir="/r/night/checkpoints",
-    )
-    assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
-    assert "_ddp_dir=/r/night\n" in script
 
 
 def test_a_login_node_has_folders_of_its_own() -> None:

@@ -26,7 +26,7 @@ from tests.unit.ddpctl.ssh_answers import (
     submit,
 )  # fmt: skip
 
-from ddpctl.command import Command, Host, Output
+from ddpctl.command import Host, Output
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.operations.removal import disk_usage_script
 from ddpctl.targets import LogQuery
@@ -151,18 +151,3 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
     line = [shellcheck, "-s", "sh", "-e", "SC2086,SC2317", *paths]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
-
-
-def test_a_dry_run_shows_its_commands_although_a_host_is_not_ready() -> None:
-    asked: list[Command] = []
-    hosts = by_host(facts(1, gpu=GPUS), Output(returncode=255, stderr="no route\n"))
-    with pytest.raises(UnavailableError) as error:
-        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: hosts, **ANSWERS}, asked)
-    assert "1 of 2" in str(error.value).splitlines()[0]
-    first, second = matching(asked, START)
-    assert '--gpus="device=GPU-0,GPU-1"' in (first.stdin or "")
-    line = next(line for line in (second.stdin or "").splitlines() if line.startswith("docker run"))
-    assert "'--user=<uid>:<gid>'" in line
-    assert "'--volume=<home>/.ddpctl/runs/night:/runs/night'" in line
-    assert """'--gpus="device=<GPU 0>,<GPU 1>"'""" in line
-    assert "'sha256:<image>'" in line

@@ -44,27 +44,3 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
     assert targets.fill_options(SshOptions, json.loads(json.dumps(asdict(options)))) == options
     with pytest.raises(ConfigError, match="hosts"):
         targets.fill_options(SshOptions, {})
-
-
-@pytest.mark.parametrize(
-    ("text", "places"),
-    [
-        pytest.param("    runtime: none\n", ["3:5"], id="no-hosts"),
-        pytest.param("    hosts: box1\n", ["4:12"], id="no-list"),
-        pytest.param("    hosts: []\n", ["4:12"], id="empty"),
-        pytest.param("    hosts: [a, b, a]\n", ["4:12"], id="twice"),
-        pytest.param("    hosts: [-oProxyCommand=x, 'a b', 'a:99999']\n", ["4:13", "4:31", "4:38"], id="short-form"),
-        pytest.param(
-            "    hosts:\n      - {user: bob, prt: 3, gpus: 99}\n      - {address: '-x'}\n",
-            ["5:9", "5:21", "5:35", "6:19"],
-            id="long-form",
-        ),
-        pytest.param("    hosts: [a]\n    home: runs\n    project: here\n", ["5:11", "6:14"], id="paths"),
-        pytest.param("    hosts: [a, b]\n    exclude: [c]\n", ["5:14"], id="exclude"),
-    ],
-)
-def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        load(text, tmp_path)
-    errors = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
-    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in errors] == places

@@ -1,7 +1,6 @@
 """What ``ddpctl top`` makes of what nodes export, and how it looks: whole screens."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from rich.console import Console
 from tests.unit.ddpctl.test_local import RUN
 
 from ddpctl.command import Output
-from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import line, screen
 from ddpctl.errors import UnavailableError
 from ddpctl.execution.executor import Executor
@@ -164,25 +162,6 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> N
     assert "no answer within 45 s" in silent
     with pytest.raises(UnavailableError):
         Watcher(replace(context, executor=Flaky(0)), run).probe()
-
-
-def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
-    ranks = snapshot().ranks
-    view = replace(
-        snapshot(),
-        ranks=(replace(ranks[0], step_s=float("nan")), *ranks[1:]),
-        loss=float("nan"),
-        moments=(1.0, 2.0, 3.0),
-        throughput=(None, 10.0, float("inf")),
-        losses=(float("nan"), None, 0.5),
-    )
-    text = document(view)
-    assert "\n" not in text
-    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert (values["run"], values["loss"], values["ranks"][0]["step_s"]) == ("night", None, None)
-    assert values["throughput"] == [{"time": 2.0, "value": 10.0}]
-    assert values["losses"] == [{"time": 3.0, "value": 0.5}]
-    assert "moments" not in values
 
 
 def test_what_a_run_says_moves_no_cursor() -> None:

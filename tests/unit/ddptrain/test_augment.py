@@ -81,23 +81,6 @@ def test_about_half_are_mirrored_and_it_is_the_same_with_and_without_kept_mirror
 ALL = ("--alternate-flip", "--reflect", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--erase=0.5")
 
 
-@pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])
-def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> None:
-    device, loader = state(*augmentations, "--input=device"), state(*augmentations, "--input=loader", "--workers=1")
-    assert device.batch_builder.feed.description.startswith("0.1 MB" if augmentations else "0.0 MB")
-    assert_names(loader.batch_builder.feed.description, "1 worker")
-    for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
-        order = epoch_order(64, seed=0, epoch=epoch)
-        for batch in torch.split(order, 20)[first:]:
-            one, other = (each.batch_builder.batch(batch, epoch=epoch) for each in (device, loader))
-            assert torch.equal(one.inputs, other.inputs)
-            assert torch.equal(one.labels_B, other.labels_B)
-            assert (one.own_B is None) == ("--mixup=0.4" not in augmentations)
-            if one.own_B is not None and one.others_B is not None:
-                assert torch.equal(one.own_B, other.own_B)
-                assert torch.equal(one.others_B, other.others_B)
-
-
 def test_a_sample_is_changed_the_same_way_on_every_rank() -> None:
     whole = state(*ALL).batch_builder
     batch = epoch_order(64, seed=0, epoch=3)[:20]

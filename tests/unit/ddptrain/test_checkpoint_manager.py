@@ -112,23 +112,6 @@ def test_no_code_in_a_checkpoint_is_run(tiny: Run) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param(["--no-deterministic"], id="algorithms"),
-        pytest.param(["--precision=bf16"], id="precision"),
-        pytest.param(["--no-channels-last"], id="memory-format"),
-        pytest.param(["--bucket-mb=4"], id="buckets"),
-    ],
-)
-def test_a_deterministic_training_goes_on_with_the_same_rounding(tiny: Run, changed: list[str]) -> None:
-    tiny("--deterministic", "--epochs=1")
-    code, _, err = tiny("--deterministic", *changed)
-    assert (code, len(err)) == (78, 1)
-    assert_names(err[0], "checkpoints/step-00000004.pt", "--checkpoint-dir", "--allow-changed-config")
-    assert tiny("--deterministic", "--precision=fp32", "--input=loader", "--recompute", "--no-bucket-view")[0] == 0
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
         pytest.param(["--seed=1"], id="seed"),
         pytest.param(["--batch-size=32"], id="batch-size"),
         pytest.param(["--batch-size=32", "--lr=0.5"], id="batch-size-and-lr"),

@@ -17,7 +17,6 @@ from ddptrain.checkpoint import (
     Checkpoint,
     load_checkpoint,
     manifest_path,
-    partial_path,
     write_checkpoint,
 )
 from ddptrain.checkpoint_directory import CheckpointDirectory
@@ -142,23 +141,6 @@ def test_too_little_memory_sets_nothing_aside(tmp_path: Path, monkeypatch: pytes
     assert path == directory.path(4)
     assert os.strerror(errno.ENOMEM) in warning
     assert directory.path(8).exists()
-
-
-def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
-    for step in (4, 8):
-        write_checkpoint(directory.path(step), checkpoint(step))
-    directory.path(8).unlink()
-    os.mkfifo(directory.path(8))
-    path, (warning,) = found(directory)
-    assert path == directory.path(4)
-    assert_names(warning, "step-00000008.pt")
-    mine = tmp_path / "mine"
-    mine.write_text("not a checkpoint")
-    partial_path(directory.path(12)).symlink_to(mine)
-    write_checkpoint(directory.path(12), checkpoint(12))
-    assert mine.read_text() == "not a checkpoint"
-    assert load_checkpoint(directory.path(12)).step == 12
 
 
 def test_an_older_one_among_newer_ones_is_refused(tmp_path: Path) -> None:

@@ -180,28 +180,6 @@ def test_a_place() -> None:
     assert read_rank_info({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param({"WORLD_SIZE": None}, id="no-world-size"),
-        pytest.param({"RANK": None}, id="no-rank"),
-        pytest.param({"RANK": "4"}, id="rank-too-high"),
-        pytest.param({"RANK": "-1"}, id="rank-negative"),
-        pytest.param({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, id="local-rank-too-high"),
-        pytest.param({"MASTER_ADDR": None}, id="no-address"),
-        pytest.param({"MASTER_PORT": "99999"}, id="port-too-high"),
-        pytest.param({"MASTER_PORT": "0"}, id="port-0"),
-        pytest.param({"MASTER_PORT": "tcp://10.0.0.1:80"}, id="port-word"),
-    ],
-)
-def test_wrong_variables_of_a_rank_are_refused(wrong: dict[str, str | None]) -> None:
-    environ = {name: value for name, value in {**RANK, **wrong}.items() if value is not None}
-    with pytest.raises(TrainError) as error:
-        read_rank_info(environ)
-    assert (error.value.code, error.value.rank) == (78, None)
-    assert_names(error.value, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there() -> None:
     assert choose_device(RankInfo(), "auto").type == "cpu"

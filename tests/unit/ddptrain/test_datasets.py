@@ -42,31 +42,6 @@ def test_mnist_is_read(tmp_path: Path) -> None:
     assert (data.shape.channels, data.shape.size_px, data.shape.classes) == (1, 28, 10)
 
 
-def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
-    raw = tmp_path / "MNIST" / "raw"
-    write_mnist(raw)
-    given = options(tmp_path, "--data=mnist")
-    labels = raw / "t10k-labels-idx1-ubyte"
-    labels.write_bytes(labels.read_bytes()[:-3])
-    with pytest.raises(TrainError) as error:
-        SOURCES["mnist"].load(given, 0)
-    assert error.value.code == 65
-    assert_names(str(error.value).partition(": ")[0], "raw")
-    (raw / "train-images-idx3-ubyte").write_bytes(b"")
-    assert SOURCES["mnist"].prepare is not None
-    with pytest.raises(TrainError) as error:
-        SOURCES["mnist"].prepare(given)
-    assert error.value.code == 65
-    assert_names(
-        error.value,
-        "raw",
-        "train-images-idx3-ubyte.gz",
-        "train-labels-idx1-ubyte.gz",
-        "t10k-images-idx3-ubyte.gz",
-        "t10k-labels-idx1-ubyte.gz",
-    )
-
-
 def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = write_cifar(tmp_path, "cifar10", monkeypatch)
     given = options(tmp_path, "--data=cifar10")

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain.config import RankOptions, parse_options
+from ddptrain.config import RankOptions
 from ddptrain.data.base import ImageShape
 from ddptrain.data.sampling import seed_step
 from ddptrain.distributed import RankInfo, lay_out_buckets, make_world
-from ddptrain.main import run
 from ddptrain.models import build_model
-from ddpwire.signals import Signals
 
 CPU = torch.device("cpu")
 
@@ -102,26 +99,3 @@ def test_a_steps_random_numbers_depend_on_the_seed_the_step_and_the_rank_alone()
     values = [drawn(*key) for key in keys]
     assert values == [drawn(*key) for key in keys]
     assert len({tuple(value) for value in values}) == len(keys)
-
-
-def test_dropout_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = (
-        "--data=synthetic",
-        "--synthetic-shape=3x32x32",
-        "--synthetic-samples=16",
-        "--batch-size=4",
-        "--epochs=1",
-    )
-    model = ("--model=torchvision:mobilenet_v3_small", "--deterministic", "--checkpoint-every=2", "--keep=0")
-
-    def last_line() -> str:
-        assert run(parse_options([*options, *model], {}), {}, Signals()) == 0
-        return capfd.readouterr().out.splitlines()[-1]
-
-    whole = last_line()
-    for path in Path("checkpoints").glob("step-00000004.*"):
-        path.unlink()
-    assert last_line() == whole

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
@@ -28,24 +27,6 @@ def refused(given: DataOptions) -> TrainError:
         open_it()
     assert "\n" not in str(error.value)
     return error.value
-
-
-def test_pictures_become_squares_once(tmp_path: Path) -> None:
-    write_pictures(tmp_path)
-    given = options(tmp_path)
-    image_folder.prepare_image_folder(given)
-    files = sorted((tmp_path / ".ddptrain").iterdir())
-    times = [file.stat().st_mtime_ns for file in files]
-    image_folder.prepare_image_folder(given)
-    assert [file.stat().st_mtime_ns for file in files] == times
-    assert len(files) == 2
-    data = image_folder.load_image_folder(given, 0)
-    assert (data.classes, image_folder.list_pictures(tmp_path).classes) == (3, ("class0", "class1", "class2"))
-    assert (data.train.images_NHWC.shape, data.test.images_NHWC.shape) == ((22, 32, 32, 3), (2, 32, 32, 3))
-    assert (data.shape.size_px, data.shape.channels, data.augmentation.flip) == (28, 3, True)
-    assert data.train.file in files
-    red = data.train.images_NHWC[:, 16, 16, 0].float() / 80  # JPEG is not exact
-    assert torch.equal(red.round().long(), data.train.labels_N)
 
 
 def test_train_and_val_are_kept_apart(tmp_path: Path) -> None:

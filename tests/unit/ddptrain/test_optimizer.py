@@ -79,40 +79,6 @@ def gradients(model: nn.Module, scale: float = 1.0) -> None:
     loss.backward()
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.5, 0.0), (0.0, 5e-4)])
-def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
-    momentum: float, weight_decay: float, memory_format: torch.memory_format
-) -> None:
-    options = dataclasses.replace(HOW, name="sgd", lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    ours = small_model(memory_format)
-    theirs = copy.deepcopy(ours)
-    optimizer = build_optimizer(ours, options)
-    assert len(optimizer.state) == (6 if momentum else 0)
-    for weight, state in optimizer.state.items():
-        assert state["momentum_buffer"].stride() == weight.stride()
-    groups = [
-        {"params": [one for one in theirs.parameters() if one.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
-    ]
-    plain = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
-    for step in range(4):
-        torch.manual_seed(step)
-        gradients(ours, 1e-3)
-        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            other.grad = None if weight.grad is None else weight.grad.clone()
-        optimizer.step()
-        plain.step()
-        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(weight, other)
-            assert torch.equal(
-                *(
-                    one.state[of].get("momentum_buffer", torch.zeros(()))
-                    for one, of in ((optimizer, weight), (plain, other))
-                )
-            )
-
-
 @pytest.fixture
 def filled_with_nan() -> Iterator[None]:
     """Memory that is not initialised holds NaN."""

@@ -1,4 +1,4 @@
-"""The recipes cifar10-94 and cifar10-96 train as a plain implementation of the published speed runs does."""
+"""The tests of the recipes cifar10-94 and cifar10-96 are those of the published speed runs."""
 
 import math
 from collections.abc import Iterator
@@ -121,11 +121,6 @@ def compare(recipe: str, *, size_px: int, batch_size: int, epochs: int, steps: i
     pairs = [*zip(losses(state), plain_losses(state, weights, deep=recipe == "cifar10-96"), strict=True)]
     assert len(pairs) == epochs * steps
     assert all(ours == pytest.approx(plain, rel=rel) for ours, plain in pairs)
-
-
-@pytest.mark.parametrize("recipe", ["cifar10-94", "cifar10-96"])
-def test_losses_equal_those_of_a_plain_implementation(recipe: str) -> None:
-    compare(recipe, size_px=17, batch_size=4, epochs=2, steps=2, rel=1e-6)
 
 
 def test_six_views_of_a_test_image_are_weighted_as_published() -> None:

@@ -157,27 +157,6 @@ def test_eight_billion_parameters_do_not_fit(capsys: pytest.CaptureFixture[str])
     assert_names(capsys.readouterr().out, "8,000,000,000", "80.0", "29.8", "4", "59.6")
 
 
-def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        memory_estimate.main(["--model", "resnet18", "--image", "3x32x32", "--batch-size", "128", "--memory", "16GB"])
-        == 0
-    )
-    out = capsys.readouterr().out
-    first, *table, last = out.splitlines()
-    assert "11,173,962" in first
-    assert_names(first, "11,173,962", "3x32x32", "16.0")
-    assert_names(next(line for line in table if line.startswith("  DDP's buckets ")), "0.0")
-    assert_names(
-        re.sub(r"\d\.\d GiB", "N GiB", next(line for line in table if line.startswith("  activations "))), "128"
-    )
-    assert_names(last.partition(":")[0], "16.0")
-    plain = ("--dtype", "fp32", "--no-bucket-view", "--memory", "16GB")
-    assert memory_estimate.main(["--model", "resnet18", *plain]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[0] == first.replace("amp", "fp32")
-    assert_names(next(line for line in out.splitlines() if line.startswith("  DDP's buckets ")), "42.6", "11,173,962")
-
-
 def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs/checkpoints.md").read_text()
     lines = [

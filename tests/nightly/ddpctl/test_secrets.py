@@ -1,0 +1,22 @@
+"""Which of a job's words look like a secret, and which only sound like one."""
+
+import pytest
+
+from ddpctl.job.secrets import exposed_arguments
+from ddpctl.job.spec import JobSpec
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--token",),
+        ("--token", "--lr", "0.1"),
+        ("--use-auth-token", "true"),
+        ("--tokenizer", "gpt2", "--max-tokens", "4096", "--token-dim", "64"),
+        ("--token-file", "/run/secrets/hub", "--password_env", "DB"),
+        ("--author", "me", "--lr", "0.1", "/data/secret=1"),
+    ],
+    ids=" ".join,
+)
+def test_the_options_that_only_sound_secret(command: tuple[str, ...]) -> None:
+    assert exposed_arguments(JobSpec(command=("train.py", *command))) is None
