@@ -87,7 +87,7 @@ bench-train: $(VENV)/.bench  ## compare ddptrain with tutorials' loops and frame
 recording: $(VENV)/.dev  ## record the README's terminal session again
 	$(BIN)/python bench/recording.py
 
-gpu:  ## show on a machine with a GPU what holds, in nine minutes, without a network: PART=2 for the rest, OUT=DIR
+gpu:  ## show on a machine with a GPU what holds, in nine minutes, without a network: PART=2 or 3 for the rest, OUT=DIR
 	$(PYTHON) bench/gpu.py --part $(or $(PART),1) --out $(or $(OUT),build/gpu) $(GPU_OPTIONS)
 
 gpu-wheels: $(VENV)/.dev  ## collect in build/gpu-wheels what make gpu installs there

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+from measuring import runtime_files
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat, read_node, runtime_files
+from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 RANK = str(Path(__file__).with_name("exact_rank.py"))

@@ -25,8 +25,7 @@ from typing import Any
 
 import measuring
 from explain_cases import nodes
-
-from ddpwire.run_files import runtime_files
+from measuring import runtime_files
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, TRAINED_S = 120.0, 4.0

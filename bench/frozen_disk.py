@@ -26,10 +26,11 @@ from typing import Any, BinaryIO
 
 import measuring
 import psutil
+from measuring import runtime_files
 
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import rank_heartbeat, runtime_files
+from ddpwire.run_files import rank_heartbeat
 
 RANK_MAIN = """
 import os, time

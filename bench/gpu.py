@@ -1,11 +1,12 @@
 """Show what holds on a machine with one GPU. Each step is a command with a time-out; its log is kept.
 
-    python bench/gpu.py [--part 1] [--only NAME,...] [--within S] [--cpu] [--wheels DIR] [--out DIR]
+    python bench/gpu.py [--part 1] [--only NAME,...] [--within S] [--cpu] [--wheels DIR] [--data-dir DIR] [--out DIR]
     python bench/gpu.py --list
     python bench/gpu.py --download DIR
 
 The steps of part 1 take at most nine minutes, and the most important ones come first. After each step, ``results.json``
-and ``results.md`` are written into --out. A step that fails does not end the run. No step needs a network.
+and ``results.md`` are written into --out. A step that fails does not end the run. No step needs a network. Part 3
+measures the accuracy of the speed runs if --data-dir has CIFAR-10.
 
 Libraries that this Python lacks are installed from --wheels into --out. ``--download`` collects these wheels on another
 machine, for Python 3.12 on Linux (x86_64). This project is imported from the checkout.
@@ -57,7 +58,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command of Python. {device} is cuda or cpu, and {json} is the file for the step's numbers."""
+    """A command of Python. {device} is cuda or cpu, {json} the file for the step's numbers, {data} the --data-dir."""
 
     name: str
     shows: str
@@ -66,10 +67,10 @@ class Step:
     part: int = 1
     cpu: tuple[str, ...] = ()  # further arguments of the CPU form
 
-    def arguments(self, device: str, numbers: Path) -> list[str]:
+    def arguments(self, device: str, numbers: Path, data: str = "") -> list[str]:
         """Return the arguments of Python."""
         given = [*self.command, *(self.cpu if device == "cpu" else ())]
-        return [argument.format(device=device, json=numbers) for argument in given]
+        return [argument.format(device=device, json=numbers, data=data) for argument in given]
 
 
 def check(name: str) -> tuple[str, ...]:
@@ -176,6 +177,13 @@ STEPS = (
         timeout_s=170,
         part=2,
     ),
+    Step(
+        name="speed_runs",
+        shows="seconds of the recipes cifar10-94 and cifar10-96, and their accuracy with --data-dir",
+        command=(*check("speed_runs"), "--data-dir={data}"),
+        timeout_s=300,
+        part=3,
+    ),
 )  # fmt: skip
 
 
@@ -218,13 +226,15 @@ def gpu_name(environ: Mapping[str, str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def run(step: Step, device: str, out: Path, environ: Mapping[str, str], timeout_s: float) -> dict[str, object]:
+def run(
+    step: Step, device: str, out: Path, environ: Mapping[str, str], timeout_s: float, data: str
+) -> dict[str, object]:
     """Run a step, end all its processes, and return its result."""
     log, numbers = out / f"{step.name}.log", out / f"{step.name}.json"
     numbers.unlink(missing_ok=True)
     began = time.monotonic()
     with log.open("wb") as output:
-        arguments = step.arguments(device, numbers)
+        arguments = step.arguments(device, numbers, data)
         process = measuring.start_python(
             arguments, cwd=ROOT, stdout=output, stderr=output, env=environ, start_new_session=True
         )
@@ -292,11 +302,12 @@ def environment(out: Path) -> dict[str, str]:
 
 def main() -> None:
     parser = measuring.options(__doc__)
-    parser.add_argument("--part", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), default=1)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="names of steps of any part")
     parser.add_argument("--within", type=float, default=PART_S, help="seconds in all; later steps are left out")
     parser.add_argument("--cpu", action="store_true", help="run the CPU form of each step")
     parser.add_argument("--wheels", type=Path, default=ROOT / "build" / "gpu-wheels")
+    parser.add_argument("--data-dir", type=Path, help="folder of CIFAR-10 for part 3")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
     parser.add_argument("--list", action="store_true", help="list the steps")
     parser.add_argument("--download", type=Path, metavar="DIR", help="collect the wheels")
@@ -314,7 +325,7 @@ def main() -> None:
 def run_steps(args: argparse.Namespace) -> int:
     """Run the chosen steps, and write the results after each. Return the exit code."""
     began, out, device = time.monotonic(), args.out.resolve(), "cpu" if args.cpu else "cuda"
-    steps = choose(args.part, args.only)
+    steps, data = choose(args.part, args.only), str(args.data_dir.resolve()) if args.data_dir else ""
     factor = CPU_FACTOR if args.cpu else 1.0
     out.mkdir(parents=True, exist_ok=True)
     environ = environment(out)
@@ -331,7 +342,7 @@ def run_steps(args: argparse.Namespace) -> int:
             results.append({"step": step.name, "state": "left out", "code": None, "seconds": 0, "last_line": ""})
         else:
             print(f"{step.name}: {step.shows}", flush=True)
-            results.append(run(step, device, out, environ, min(factor * step.timeout_s, left_s)))
+            results.append(run(step, device, out, environ, min(factor * step.timeout_s, left_s), data))
             print(f"  {results[-1]['state']} in {results[-1]['seconds']} s: {results[-1]['last_line']}", flush=True)
         measuring.write_json(out / "results.json", {"head": head, "results": results})
         (out / "results.md").write_text(table(results, head))

@@ -1,6 +1,6 @@
 """Check one thing that needs a GPU. bench/gpu.py runs these checks as its steps.
 
-    python bench/gpu_checks.py CHECK --device cuda|cpu [--json FILE]
+    python bench/gpu_checks.py CHECK --device cuda|cpu [--data-dir DIR] [--json FILE]
 
 With ``--device cpu``, a check runs its CPU form: the same commands, without what only a GPU has. Prints a line for each
 fact. The exit code is 1 if a fact is not as expected.
@@ -26,6 +26,7 @@ import psutil
 from explain import explained
 from kills import Run
 
+from ddpwire.events import EVENTS_FILE
 from ddpwire.run_files import METRICS_URL, Outcome, read_node, read_outcome
 
 ROOT = Path(__file__).parent.parent
@@ -35,11 +36,19 @@ FREE_MB = 64  # GPU memory that may differ before and after a run
 SAMPLES = "--synthetic-samples=512"
 MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "torchvision:mobilenet_v3_small", "torchvision:resnet50")
 CPU_RECIPES = (
-    *("cifar10-imageclassifier", "cifar10-resnet18-pretrained", "digits-digitsnet", "mnist-convnet", "text-gpt"),
+    *(
+        "cifar10-94",
+        "cifar10-imageclassifier",
+        "cifar10-resnet18-pretrained",
+        "digits-digitsnet",
+        "mnist-convnet",
+        "text-gpt",
+    ),
     "folder-resnet18-pretrained",
 )
 FORECAST = 1.35  # what is measured may be this many times the forecast
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
+NEAR = 0.005  # what the accuracy of one run may be below the published mean
 
 
 class Facts:
@@ -135,8 +144,8 @@ def losses(device: str, facts: Facts) -> None:
             facts.add(f"{model}: {name}, ddprun and torchrun", [round(each[name], 2) for each in (ours, theirs)])
 
 
-def one_training(*options: str, facts: Facts, name: str, device: str) -> None:
-    """Train in this process, as ddptrain does. Add the seconds and the peak of GPU memory."""
+def one_training(*options: str, facts: Facts, name: str, device: str) -> list[dict[str, Any]]:
+    """Train in this process, as ddptrain does. Add the seconds and the peak of GPU memory. Return the events."""
     import torch
 
     from ddptrain.config import parse_options
@@ -149,12 +158,15 @@ def one_training(*options: str, facts: Facts, name: str, device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        given = [*options, "--epochs=1", f"--device={device}", f"--checkpoint-dir={folder}/checkpoints"]
-        code = run(parse_options(given, {}), dict(os.environ), Signals())
+        given = ["--epochs=1", *options, f"--device={device}", f"--checkpoint-dir={folder}/checkpoints"]
+        file = Path(folder, "events")
+        code = run(parse_options(given, {}), os.environ | {EVENTS_FILE: str(file)}, Signals())
+        events = [json.loads(line) for line in file.read_text().splitlines()]
     facts.add(f"{name}: exit code", code, right=code == 0)
     facts.add(f"{name}: seconds", round(time.monotonic() - began, 2))
     if device == "cuda":
         facts.add(f"{name}: peak MB", torch.cuda.max_memory_allocated() >> 20)
+    return events
 
 
 def data_options(recipe: str, folder: Path, device: str) -> list[str]:
@@ -214,7 +226,26 @@ def recipes(device: str, facts: Facts) -> None:
 
 def grid(device: str, facts: Facts) -> None:
     """Train an epoch of each recipe in each precision."""
-    train_recipes(device, facts, PRECISIONS)
+    train_recipes(device, facts, PRECISIONS[device])
+
+
+def speed_runs(device: str, facts: Facts, data_dir: str = "") -> None:
+    """Train the recipes of the speed runs. Without CIFAR-10, images of its format give only the seconds."""
+    from ddptrain.recipes import read_recipe
+
+    for recipe, published in (("cifar10-94", 0.9401), ("cifar10-96", 0.9603)):
+        epochs = next(option for option in read_recipe(recipe) if option.startswith("--epochs="))
+        options = [f"--data-dir={data_dir}", epochs]
+        if device == "cpu":
+            options = data_options(recipe, Path(), device)
+        elif not data_dir:
+            options = ["--data=synthetic", "--synthetic-shape=3x32x32", "--synthetic-samples=50000", epochs]
+        events = one_training(f"--recipe={recipe}", *options, facts=facts, name=recipe, device=device)
+        ended = [event for event in events if event["event"] == "epoch_ended"]
+        facts.add(f"{recipe}: seconds in steps", round(sum(event["seconds"] for event in ended), 2), right=ended)
+        if data_dir:
+            accuracy = ended[-1]["accuracy"]
+            facts.add(f"{recipe}: accuracy, published", [accuracy, published], right=accuracy > published - NEAR)
 
 
 def ways(device: str, facts: Facts) -> None:
@@ -423,7 +454,7 @@ CHECKS = {
     function.__name__: function
     for function in (
         *(backends, losses, recipes, ways, compiled, ends, explains, metrics, check_nodes),
-        *(sharded, profiled, forecast, grid),
+        *(sharded, profiled, forecast, grid, speed_runs),
     )
 }
 
@@ -432,11 +463,12 @@ def main() -> None:
     parser = measuring.options(__doc__)
     parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--data-dir", default="", help="folder of CIFAR-10, for speed_runs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     facts = Facts()
     try:
-        CHECKS[args.check](args.device, facts)
+        CHECKS[args.check](args.device, facts, *([args.data_dir] if args.data_dir else []))
     finally:
         measuring.write_json(args.json, {"facts": facts.values, "wrong": facts.wrong})
     if facts.wrong:

@@ -30,10 +30,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import measuring
-from measuring import start_python
+from measuring import runtime_files, start_python
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat, read_node, runtime_files
+from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 STEPS_PER_EPOCH = 45  # of the digits
 TIMEOUT_S = 180.0

@@ -1,6 +1,7 @@
 """Functions that several benchmarks share: options, processes, turns, waiting, the machine, tables and results."""
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
+
+from ddpwire.run_files import NODE, read_node
 
 Way = TypeVar("Way")
 TABLE_END = "<!-- end -->\n"
@@ -31,6 +34,16 @@ def clean_environ(*prefixes: str) -> dict[str, str]:
 def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Start Python with these arguments. The options are those of Popen."""
     return subprocess.Popen([sys.executable, *arguments], **options)
+
+
+def runtime_files(run_dir: Path, pattern: str) -> list[Path]:
+    """Return the files in the runtime folders of a run's nodes on this machine, such as ``heartbeat/rank-*``."""
+    paths: list[Path] = []
+    for path in run_dir.glob(f"node-*/{NODE}"):
+        with contextlib.suppress(OSError, ValueError):  # the node is starting
+            runtime = read_node(path.read_text()).runtime
+            paths += Path(runtime).glob(pattern) if runtime else ()
+    return paths
 
 
 def free_port() -> int:

@@ -5,7 +5,8 @@
 Node 0 is a real ddprun with one rank, which imports nothing. This program plays the other nodes: for each of them it
 makes the calls that a ddprun makes to node 0's store, over a connection of its own. The phases are
 
-    join      from the first connection until all nodes are in the group
+    wait      node 0 waits for the others, which connect, during --seconds or longer
+    join      the others claim their numbers, compare builds and clocks, and arrive; until the group is chosen
     start     until node 0 has started its rank
     beat      heartbeats during --seconds
     failure   a rank of the last node fails; until all nodes are in the group of the next attempt
@@ -29,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
 from measuring import clean_environ, free_port, options, wait_until, write_json
 
 BEAT_S = 0.25  # ddprun.nodes.consensus.HEARTBEAT_INTERVAL_S
 RUN_ID = "scale"
 RANK = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.2)\n"
-PHASES = ("join", "start", "beat", "failure", "end")
+PHASES = ("wait", "join", "start", "beat", "failure", "end")
+LASTING = ("wait", "beat")  # shown per second
 
 
 def node_0(counts: str) -> None:
@@ -74,8 +75,9 @@ class Played:
     def __init__(self, port: int, num_nodes: int) -> None:
         from torch.distributed import TCPStore
 
-        self.num_nodes, self.calls, self.lag_s, self._beat_at = num_nodes, 0, 0.0, time.monotonic()
+        self.num_nodes, self.calls, self.lag_s = num_nodes, 0, 0.0
         self._stores = [TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in self.nodes]
+        self._beat_at = time.monotonic()
 
     @property
     def nodes(self) -> range:
@@ -89,6 +91,7 @@ class Played:
 
     def join(self) -> None:
         """Claim the numbers and compare the builds, as ddprun does before it meets the others."""
+        self._beat_at = time.monotonic()
         for node in self.nodes:
             first = json.loads(self.call(node, "get", "claim/0"))
             claim = json.dumps({**first, "token": f"played-{node}"})
@@ -192,16 +195,26 @@ class Node0:
         cost["others"] += played.calls
         played.calls = 0
         with suppress(psutil.Error):
-            self.size = {
-                "rss_mib": self._seen.memory_info().rss / 2**20,
-                "threads": self._seen.num_threads(),
-                "files": self._seen.num_fds(),
-            }
+            self.size = (
+                self.size
+                if phase == "end"
+                else {
+                    "rss_mib": self._seen.memory_info().rss / 2**20,
+                    "threads": self._seen.num_threads(),
+                    "files": self._seen.num_fds(),
+                }
+            )
         self._last = self._now()
 
     def has(self, event: str) -> bool:
         """Return whether the event was recorded."""
         return self.events.exists() and f'"{event}"' in self.events.read_text()
+
+
+def cost_cells(phase: str, cost: Mapping[str, float]) -> str:
+    """Return the calls and the CPU seconds, per second for a phase that lasts as long as one likes."""
+    per = cost["seconds"] if phase in LASTING else 1.0
+    return f"{cost['calls'] / per:>15.0f}{cost['cpu_s'] / per:>8.3f}"
 
 
 def measure(num_nodes: int, seconds: float) -> dict[str, Any]:
@@ -211,7 +224,10 @@ def measure(num_nodes: int, seconds: float) -> dict[str, Any]:
         try:
             wait_until(lambda: node.has("preflight_done"), "node 0", timeout_s=120)
             node.begin()
+            until = time.monotonic() + seconds
             played = Played(node.port, num_nodes)
+            time.sleep(max(0.0, until - time.monotonic()))
+            node.end("wait", played)
             played.join()
             played.arrive(1)
             node.end("join", played)
@@ -257,14 +273,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print("nodes  " + "".join(f"{phase + ': calls, CPU s':>24}" for phase in PHASES) + "   RSS MiB  threads  files  lag s")
+    titles = [f"{phase}: {'calls/s' if phase in LASTING else 'calls'}" for phase in PHASES]
+    print("nodes" + "".join(f"{title:>15}{'CPU s':>8}" for title in titles) + "   RSS MiB  threads  files  lag s")
     results = []
     for number in args.nodes:
         result = measure(number, args.seconds)
         results.append(result)
-        cells = "".join(f"{p['calls']:>15.0f}{p['cpu_s']:>9.2f}" for p in map(result["phases"].get, PHASES))
+        cells = "".join(cost_cells(phase, result["phases"][phase]) for phase in PHASES)
         sizes = f"{result['rss_mib']:>10.0f}{result['threads']:>9}{result['files']:>7}{result['lag_s']:>7.2f}"
-        print(f"{number:>5}  {cells}{sizes}", flush=True)
+        print(f"{number:>5}{cells}{sizes}", flush=True)
     write_json(args.json, results)
 
 

@@ -15,33 +15,11 @@ mkdir -p "$DDP_RUN_DIR" && { [ -s "$DDP_RUN_DIR"/store.secret ] ||
 echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
 # Find the GPUs, and divide them among the nodes. Without GPUs, the ranks use the CPU.
-_ddp_gpus=()
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as in CUDA: an invalid entry ends the list, and a repeated entry empties it
-  _ddp_kind='[[:space:]]*\+?0*([0-9]+)'
-  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) _ddp_kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
-  IFS=, read -ra _ddp_entries <<<"$CUDA_VISIBLE_DEVICES"
-  for _ddp_entry in "${_ddp_entries[@]}"; do
-    [[ $_ddp_entry =~ ^$_ddp_kind ]] || break
-    _ddp_gpu=${BASH_REMATCH[1]}
-    if [[ " ${_ddp_gpus[*]} " == *" $_ddp_gpu "* ]]; then
-      _ddp_gpus=()
-      break
-    fi
-    _ddp_gpus+=("$_ddp_gpu")
-  done
-else
-  _ddp_code=0
-  _ddp_listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || _ddp_code=$?
-  case $_ddp_code in
-    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
-    6 | 127) ;; # 6: no device; 127: no nvidia-smi
-    *)
-      echo "nvidia-smi failed (${_ddp_listed##*$'\n'}): repair the driver," \
-        "or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
-      exit 69
-      ;;
-  esac
-fi
+_ddp_listed=$(python3 -P -m ddprun.nodectl gpus) || {
+  echo "repair the driver, or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
+  exit 69
+}
+mapfile -t _ddp_gpus < <(grep . <<<"$_ddp_listed")
 if [[ 4 -gt 1 && ${_ddp_gpus[*]} == MIG-* ]]; then
   echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, but only a job with one GPU can use a MIG instance: to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit 78

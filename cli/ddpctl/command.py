@@ -6,6 +6,7 @@ outputs in the same order, and finally returns its result. The module ``executor
 
 import re
 import shlex
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -78,7 +79,7 @@ class Command:
     host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
-    # The text of its stdin (capture, hold, and stream on a host); None: empty. It may hold secrets.
+    # The text of its stdin (capture, hold, stream); None: empty. It may hold secrets.
     stdin: str | None = field(default=None, repr=False)
     transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, not even by a dry run
@@ -110,6 +111,7 @@ class Output:
     returncode: int
     stdout: str = ""
     stderr: str = ""
+    at: float = field(default_factory=time.time, compare=False)  # when it arrived, in seconds since the epoch
 
     def last_line(self, otherwise: str = "") -> str:
         """Return the last line of stderr. If stderr is empty, return ``otherwise``. If both are empty, return the exit
@@ -140,6 +142,12 @@ def once(command: Command) -> Verb[Output]:
     """Run a single command, and return its output."""
     (output,) = yield (command,)
     return output
+
+
+def write_file(path: str, text: str, *, host: Host | None = None, secret: bool = False) -> Command:
+    """Return the command that writes a file, which only its owner may read, and creates its folder."""
+    script = 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"'
+    return Command(argv=("sh", "-c", script, "ddpctl", path), host=host, stdin=text, secret=secret)
 
 
 def path_word(path: str) -> str:

@@ -2,22 +2,101 @@
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from ddpctl.commands import checks, explain, hosts, image, launch, monitor, provision, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpctl.execution import interrupts
 from ddpctl.text import plain
 from ddpwire.exits import Exit
 from ddpwire.streams import open_closed
 
+# In the order of --help: the name of each verb, its function in ddpctl.commands, and its first sentence.
+VERBS: Mapping[str, tuple[str, str]] = {
+    "launch": ("launch:launch", "Start a training and follow it to its end."),
+    "render": ("launch:render", "Print a job as a file that runs without ddpctl."),
+    "ps": ("runs:ps", "List runs, newest first."),
+    "status": ("runs:status", "Show the state of a run, its nodes and its first failure."),
+    "logs": ("runs:logs", "Print a run's logs, one node after another."),
+    "explain": ("explain:explain", "Explain why a run hangs, is slow or has failed."),
+    "profile": ("explain:profile", "Record a trace of what all ranks of a run do."),
+    "stop": ("runs:stop", "Stop a run."),
+    "top": ("top:top", "Watch the ranks of a run while it trains."),
+    "report": ("timeline:report", "Write a report about a run as one HTML file."),
+    "timeline": ("timeline:timeline", "Show how a run's time was spent."),
+    "rm": ("runs:rm", "Remove ended runs, with their checkpoints."),
+    "attach": ("runs:attach", "Follow a run to its end, as if it had been launched here."),
+    "exec": ("runs:execute", "Run a command on a node of a run."),
+    "shell": ("runs:shell", "Open a shell on a node of a run."),
+    "suspend": ("runs:suspend", "Stop a run's ranks and release its machines, but keep the run."),
+    "resume": ("runs:resume", "Continue a suspended run."),
+    "pull": ("runs:pull", "Copy a run's checkpoints, logs and weights to this machine."),
+    "export": ("runs:export", "Write the weights in a run's checkpoint to one file."),
+    "hosts": ("hosts:hosts", "List SSH machines, their GPUs, and the run on each GPU."),
+    "bench": ("checks:bench", "Measure the collectives and the links of a target."),
+    "doctor": ("checks:doctor", "Check the nodes of a target and the network between them."),
+    "provision": ("provision:provision", "Set up new machines as nodes, with Ansible playbooks."),
+    "init": ("setup:init", "Write a commented ddpctl.yaml that fits this machine."),
+    "schema": ("setup:schema", "Print the JSON schema of ddpctl.yaml, for use in an editor."),
+    "version": ("setup:version", "Print the versions of ddpctl, Python and torch."),
+    "image": ("image:app", "Build, push, ship and inspect the container image of a job."),
+    "monitor": ("monitor:app", "Show all runs in Prometheus and Grafana."),
+}
+
+
+class FieldHelp(TyperCommand):
+    """A command that describes a flag of a field with the documentation of the field."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from ddpctl import targets
+        from ddpctl.job.schema import documentation
+
+        for parameter in self.params:
+            if getattr(parameter, "help", "") is None:
+                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+class Commands(Mapping[str, Any]):
+    """The verbs as Typer's commands. The module of a verb is imported when the verb is looked up."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+    def __getitem__(self, name: str) -> Any:
+        verb = resolve_name(f"ddpctl.commands.{VERBS[name][0]}")
+        if not isinstance(verb, typer.Typer):
+            alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+            alone.command(name=name, cls=FieldHelp)(verb)
+            verb = alone
+        return get_command(verb)
+
 
 class OneLineErrors(TyperGroup):
-    """A Typer group that prints errors as one line on stderr."""
+    """The group of the verbs. It prints errors as one line on stderr."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands()  # type: ignore[assignment]  # Typer only reads it
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of the verbs."""
+        return list(VERBS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print the list of the verbs, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
     def invoke(self, ctx: Any) -> Any:
         """Run a subcommand. Convert an exception to a message and an exit code."""
@@ -45,6 +124,12 @@ class OneLineErrors(TyperGroup):
             interrupts.exit_silently()  # Python's own shutdown takes a moment, too
 
 
+def _print_version(asked: bool) -> None:
+    from ddpctl.commands import setup
+
+    setup.print_version(asked)
+
+
 app = typer.Typer(
     cls=OneLineErrors,
     name="ddpctl",
@@ -65,22 +150,10 @@ app = typer.Typer(
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="As ddpctl version.")
     ] = False,
 ) -> None:
     """Declare the options of ddpctl itself. The help text is an argument of ``app``."""
-
-
-# In the order of --help.
-for verb in (
-    launch.launch, launch.render, runs.ps, runs.status, runs.logs, explain.explain, explain.profile, runs.stop, top.top,
-    timeline.report, timeline.timeline, runs.rm, runs.attach, runs.execute, runs.shell, runs.suspend, runs.resume,
-    runs.pull, runs.export, hosts.hosts, checks.bench, checks.doctor, provision.provision, setup.init, setup.schema,
-    setup.version,
-):  # fmt: skip
-    app.command(name="exec" if verb is runs.execute else None, cls=launch.FieldHelp)(verb)
-app.add_typer(image.app)
-app.add_typer(monitor.app)
 
 
 def _discard_stdout() -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.measuring import runtime_files
 from tests.cluster import slurm_lab
 from tests.e2e.driver import PACED
 
 from ddpwire.heartbeat import read_beat
-from ddpwire.run_files import rank_heartbeat, runtime_files
+from ddpwire.run_files import rank_heartbeat
 
 ROOT = Path(__file__).parents[2]
 FILE = str(ROOT / "examples" / "slurm.yaml")

@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bench.measuring import runtime_files
 from explain_cases import nodes
 from tests.e2e.driver import ddpctl, wait_until
-
-from ddpwire.run_files import runtime_files
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),

@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.measuring import runtime_files
 from tests.e2e.driver import SCRIPTS, ddpctl, wait_until
 from tests.in_process import ddpctl as in_process
-
-from ddpwire.run_files import runtime_files
 
 
 def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -> None:

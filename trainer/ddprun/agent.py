@@ -6,16 +6,16 @@ that method returns success or failure. After a failure it calls ``_stop_workers
 the ranks are restarted.
 """
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -36,15 +36,17 @@ from ddprun.metrics.recovery import Downtime, Recovery
 from ddprun.nodes.consensus import Consensus
 from ddprun.nodes.rendezvous import FixedRankRendezvous
 from ddprun.output.logs import RankLogs
+from ddprun.output.progress import Progress
 from ddprun.output.rank_errors import NO_STDIN, last_error
 from ddprun.ranks import rank_environment, termination
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.process_groups import GUIDE
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
 from ddprun.system import network, processes
 from ddprun.system.errors import NodeError, node_error
-from ddprun.system.restart_policy import Failure
+from ddprun.system.restart_policy import FailedAttempt, Failure
 from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import run_files
@@ -70,6 +72,7 @@ class NodeContext(Node):
     resources: ResourceAllocation
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
+    commands: NodeCommands
     stop: Stop
     logs: RankLogs
     series: NodeSeries
@@ -81,14 +84,7 @@ class NodeContext(Node):
 class NodeAgent(SimpleElasticAgent):
     """Runs the ranks of one node, and restarts them until node 0 decides that the run ends."""
 
-    def __init__(
-        self,
-        node: NodeContext,
-        rendezvous: FixedRankRendezvous,
-        consensus: Consensus,
-        start_consensus: Callable[..., Consensus],
-    ) -> None:
-        """If node 0 is replaced, ``start_consensus`` is called with the store of the new node 0."""
+    def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous) -> None:
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -101,8 +97,7 @@ class NodeAgent(SimpleElasticAgent):
         )
         self._node = node
         self._rendezvous_handler = rendezvous
-        self.consensus = consensus
-        self._start_consensus = start_consensus
+        self.consensus = self._start_consensus()
         self._first_rank = 0
         self._num_succeeded = 0
         self._log_at = 0.0  # when to log next that this node's ranks have ended
@@ -116,12 +111,8 @@ class NodeAgent(SimpleElasticAgent):
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
-        consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
-        node.stop.on_wait = self._record_rank_states
-        rendezvous.on_join = self._join
-        node.workers.gives_up_start = self._gives_up_start
         node.workers.on_supervisor_lost = self._report_lost_supervisor
         node.workers.on_give_up = self._report_give_up
 
@@ -148,6 +139,7 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 if is_store_lost and self._node.config.is_replaced:
                     self._rendezvous_handler.join_anew()
+                    self.consensus = self._start_consensus(self.consensus.history)
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
@@ -170,14 +162,24 @@ class NodeAgent(SimpleElasticAgent):
             if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
-    def _join(self, store: Store) -> None:
-        self.consensus = self._start_consensus(store, history=self.consensus.history)
+    def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
+        """``history``: the attempts that failed under a previous node 0."""
+        return Consensus(
+            self._rendezvous_handler.control,
+            self._node.config,
+            read_statuses=self._node.heartbeats.statuses,
+            requeues=self._node.folder.requeues,
+            describe_success=self._describe_success,
+            history=history,
+        )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
+        if not self._set_up():
+            return {}
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
@@ -221,6 +223,28 @@ class NodeAgent(SimpleElasticAgent):
         node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
+    def _set_up(self) -> bool:
+        """Run this node's node_setup, and wait for that of the other nodes. Return whether the ranks can start."""
+        node, rendezvous, number = self._node, self._rendezvous_handler, self._node.config.node_rank
+        done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
+        progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
+
+        def gives_up() -> bool:
+            return bool(node.stop.requested or self.consensus.decision)
+
+        why, code = node.commands.set_up(gives_up=gives_up)
+        if why and not gives_up():
+            self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
+        try:
+            if not why and len(done) > 1:
+                rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
+                while node.config.node_setup and not rendezvous.control.check(done) and not gives_up():
+                    progress.update()
+                    self.consensus.wait(MONITOR_S)
+        except StoreError:  # the consensus notices, too, that node 0 is lost
+            return False
+        return bool(node.stop.requested) or not (why or self.consensus.decision)
+
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
         node, attempt = self._node, self._rendezvous_handler.attempt
         rank, local_rank = worker.global_rank, worker.local_rank
@@ -241,9 +265,11 @@ class NodeAgent(SimpleElasticAgent):
             raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
             cores = node.resources.cores(local_rank)
-            pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
+            gives_up, tag = self._gives_up_start, f"{attempt}.{local_rank}"
+            pid = node.workers.start(tag, node.config.command, env, streams, cores, gives_up)
         finally:
-            streams.close()  # so that the streams end when the rank and its children end
+            for descriptor in streams:
+                os.close(descriptor)  # so that the streams end when the rank and its children end
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
@@ -430,8 +456,11 @@ class NodeAgent(SimpleElasticAgent):
             if not self._is_restart:
                 node.journal.update(state="stopping")
             # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
-            number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else signal.SIGTERM
-            node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S, number)
+            number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else node.stop.signal
+            grace_s = node.config.grace_s if cause == "stopped" else PEER_GRACE_S
+            node.stop.end_ranks(
+                grace_s, number if cause == "stopped" else signal.SIGTERM, on_wait=self._record_rank_states
+            )
         if node.stop.requested:
             self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 from ddprun.files.node_dir import Journal, Node
@@ -23,8 +22,9 @@ from ddprun.nodes import preflight
 from ddprun.nodes.preflight import PreflightReport, Route
 from ddprun.output import progress
 from ddprun.output.logs import RankLogs
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import ResourceAllocation
-from ddprun.ranks.termination import SAME_REQUEST_S, SLURM_SAME_REQUEST_S, OomMonitor, Signals, Stop
+from ddprun.ranks.termination import OomMonitor, Signals, Stop
 from ddprun.ranks.workers import Workers
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
@@ -39,7 +39,7 @@ DRAIN_S = 5.0
 
 def bring_up(
     node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime,
+    report: PreflightReport, downtime: Downtime, commands: NodeCommands,
 ) -> Outcome:  # fmt: skip
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
     config, folder, journal = node.config, node.folder, node.journal
@@ -56,7 +56,6 @@ def bring_up(
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
         from ddprun.files.checkpoint_copies import start_copies
-        from ddprun.nodes.consensus import Consensus
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
@@ -64,8 +63,7 @@ def bring_up(
     node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, node.files)
     series = node_metrics.series
     node_metrics.serve(config, route.own)
-    same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
-    stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log, same_request_s=same_request_s)
+    stop = Stop(workers, config, journal.log)
     route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
@@ -80,23 +78,6 @@ def bring_up(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    start_consensus = partial(
-        Consensus.started,
-        node=config.node_rank,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        restarts_errors=config.restarts_errors,
-        hang_timeout_s=config.hang_timeout_s,
-        read_statuses=heartbeats.statuses,
-        requeues=folder.requeues,
-        is_replaced=config.is_replaced,
-    )
-    consensus = start_consensus(rendezvous.control)
-    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
-    if not config.node_rank and not folder.previous_run:
-        report_missing_checkpoint(config, journal.log)
-    node_facts.write_inventory(folder.path, config, environ)
-    node_metrics.start()
     logs = RankLogs(node.console, config, node.files)
 
     def on_resize() -> None:
@@ -110,6 +91,7 @@ def bring_up(
         resources=resources,
         interface=route.interface,
         workers=workers,
+        commands=commands,
         stop=stop,
         logs=logs,
         series=series,
@@ -117,7 +99,12 @@ def bring_up(
         oom_monitor=OomMonitor(),
         downtime=downtime,
     )
-    agent = NodeAgent(context, rendezvous, consensus, start_consensus)
+    agent = NodeAgent(context, rendezvous)
+    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
+    if not config.node_rank and not folder.previous_run:
+        report_missing_checkpoint(config, journal.log)
+    node_facts.write_inventory(folder.path, config, environ)
+    node_metrics.start()
     try:
         agent.run()
     finally:

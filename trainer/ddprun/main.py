@@ -8,7 +8,6 @@ the supervisor, which then forks the ranks (decision 0003).
 import argparse
 import contextlib
 import os
-import re
 import shutil
 import socket
 import sys
@@ -33,6 +32,7 @@ from ddprun.output import progress
 from ddprun.output.console import Console
 from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
+from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
 from ddprun.ranks.termination import Signals, stopped_before_start
 from ddprun.ranks.workers import Workers
@@ -96,7 +96,7 @@ class NodeExit(Node):
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
                 self.console.log(message)
             if not has_met:
-                report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
+                joining.report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
         elif config.run_dir is None:
             shutil.rmtree(path.parent, ignore_errors=True)
         self.folder.runtime.remove()
@@ -124,7 +124,7 @@ def main() -> NoReturn:
         if config.node_rank != node_config.UNNUMBERED:
             node_rank = str(config.node_rank)
         node_config.check_program(config, alone=True)
-        config = number_node(config)
+        config = joining.settle_number(config, log_early, partial(preload_torch, config, log_early))
         node = config.node_rank
         node_rank = str(node)
         state = NodeState(
@@ -152,6 +152,7 @@ def main() -> NoReturn:
     downtime = Downtime(began_at=time.monotonic(), requeued_s=requeued_s)
     journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
+    commands = NodeCommands(config, os.environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
     def run() -> Outcome:
@@ -179,9 +180,10 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime)
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands)
 
     outcome = run_guarded(run, folder)
+    commands.tear_down(outcome.code)
     if outcome.code:
         report.failed(outcome.message)
     if config.check_only:
@@ -207,40 +209,22 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
 
 def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
     """End a node that has no folder yet. If ``reports`` is set, report its wrong settings to node 0."""
-    print(f"ddprun: {error}", file=sys.stderr, flush=True)
+    log_early(str(error))
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
     if reports:
         with contextlib.suppress(NodeError):
             settings = launchers.read_settings(args, os.environ)
             keys: tuple[launchers.Setting, ...] = ("node_rank", "master_addr", "master_port", "run_id")
-            report_refusal(error.outcome, *(settings.get(key, ("", ""))[1] for key in keys))
+            joining.report_refusal(error.outcome, *(settings.get(key, ("", ""))[1] for key in keys))
     sys.exit(error.outcome.code)
 
 
-def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 that this node cannot start.
-
-    Do nothing if this is node 0, if this node was stopped, or if the network is unavailable.
-    """
-    is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
-    if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
-        with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
-            run_id = run_id or node_config.DEFAULT_RUN_ID
-            joining.report_refusal(outcome, node=node, host=host, port=port, run_id=run_id)
+def log_early(line: str) -> None:
+    """Print a line before the node has a log."""
+    print(f"ddprun: {line}", file=sys.stderr, flush=True)
 
 
-def number_node(config: NodeConfig) -> NodeConfig:
-    """Return the configuration with this node's number, which node 0 assigns if no launcher does. Raises NodeError."""
-
-    def log(line: str) -> None:
-        print(f"ddprun: {line}", file=sys.stderr, flush=True)
-
-    if config.node_rank != node_config.UNNUMBERED:
-        return config
-    return joining.settle_number(config, log, lambda: preload_torch(config, log))
-
-
-def wait_for_disk(folder: Path, files: FileWriter, log: Callable[[str], None]) -> None:
+def wait_for_disk(folder: Path, files: FileWriter) -> None:
     """Wait until the file system of the node's folder answers a write. If it does not, end this process.
 
     No outcome is written: the write would sleep in the kernel as well.
@@ -249,11 +233,11 @@ def wait_for_disk(folder: Path, files: FileWriter, log: Callable[[str], None]) -
     files.begin(touch, folder)
     if files.has_ended(WARN_AFTER_S):
         return
-    log(f"{silent} {WARN_AFTER_S:g} s; this node ends after {GIVE_UP_AFTER_S:g} s")
+    log_early(f"{silent} {WARN_AFTER_S:g} s; this node ends after {GIVE_UP_AFTER_S:g} s")
     if not files.has_ended(GIVE_UP_AFTER_S - WARN_AFTER_S):
-        log(f"{silent} {GIVE_UP_AFTER_S:g} s (exit code {Exit.CANNOT_WRITE:d}; no outcome is written)")
+        log_early(f"{silent} {GIVE_UP_AFTER_S:g} s (exit code {Exit.CANNOT_WRITE:d}; no outcome is written)")
         os._exit(Exit.CANNOT_WRITE)
-    log(f"the file system of {folder} answers again")
+    log_early(f"the file system of {folder} answers again")
 
 
 def touch(folder: Path) -> None:
@@ -270,10 +254,10 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     """
     if not config.run_dir:
         return
-    folder, log = config.run_dir / node_name(config.node_rank), partial(print, "ddprun:", file=sys.stderr, flush=True)
-    wait_for_disk(folder, files, log)
+    folder = config.run_dir / node_name(config.node_rank)
+    wait_for_disk(folder, files)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
-    wait = joining.Wait(config, log, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))
     while config.is_replaced and process_discovery.is_locked(folder):
         if wait.is_over((config.node_rank,), why):
             raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)

@@ -22,7 +22,7 @@ from ddprun.output.timed_log import strip_torch_prefix
 from ddprun.system import network, processes
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
-from ddpwire.machine import MAX_PORT
+from ddpwire.machine import MAX_PORT, MIG, devices_of_rank
 from ddpwire.merged_output import LogTail, MergedOutput
 from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, parse_json, read_record
 
@@ -34,6 +34,8 @@ NODE_DIR = re.compile(r"node-(\d+)")
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 FIND_TIMEOUT_S = 0.3
 KILL_TIMEOUT_S = 2.0
+LIST_GPUS, LIST_GPUS_S = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), 25.0
+NO_GPU = (127, 6)  # nvidia-smi cannot start, or finds no device (see its manual page)
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 
 
@@ -114,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     port = verbs.add_parser("port", help="print a free port as JSON")
     port.add_argument("--want", type=int, default=0, metavar="P", help="only this port; 0: any free port")
     port.add_argument("--host", default="127.0.0.1")
+    verbs.add_parser("gpus", help="print the GPUs that CUDA_VISIBLE_DEVICES allows, one per line; unset: all GPUs")
     logs = verbs.add_parser("logs", help="print the nodes' logs")
     logs.add_argument("-f", "--follow", action="store_true", help="continue until every node has ended")
     logs.add_argument("--rank", type=int, action="append", default=[], dest="ranks", metavar="R")
@@ -214,6 +217,28 @@ def port(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def gpus(_args: argparse.Namespace) -> int:
+    """Print the GPUs that a job may use, one per line."""
+    if (devices := devices_of_rank()) is None:
+        import subprocess  # not needed by the other subcommands
+
+        try:
+            done = subprocess.run(LIST_GPUS, capture_output=True, text=True, timeout=LIST_GPUS_S, check=False)
+            code, text = done.returncode, done.stdout
+            reason = f"{text}{done.stderr}".strip().rpartition("\n")[2]
+        except FileNotFoundError:
+            code, text, reason = NO_GPU[0], "", ""
+        except subprocess.TimeoutExpired:
+            code, text, reason = Exit.UNAVAILABLE, "", f"no answer within {LIST_GPUS_S:g} s"
+        if code not in (0, *NO_GPU):
+            print(f"nvidia-smi failed ({reason or f'exit code {code}'})", file=sys.stderr)
+            return Exit.UNAVAILABLE
+        lines = text.splitlines() if code == 0 else ()
+        devices = tuple(line.strip() for line in lines if line.startswith(("GPU-", MIG)))  # it may also print warnings
+    print("".join(f"{device}\n" for device in devices), end="")
+    return Exit.OK
+
+
 def logs(args: argparse.Namespace) -> int:
     """Print the logs of a run, or follow them."""
     try:
@@ -233,7 +258,7 @@ def logs(args: argparse.Namespace) -> int:
 def main() -> int:
     """Run one subcommand, and return its exit code."""
     args = parser().parse_args()
-    return {"show": show, "signal": send, "port": port, "logs": logs}[args.verb](args)
+    return {"show": show, "signal": send, "port": port, "gpus": gpus, "logs": logs}[args.verb](args)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
 
 DATA = tuple(RECIPES)
-MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet")
+MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet", "cifarnet", "cifarnet-deep")
 TEXT_MODEL = "gpt"
 SHARDED = ("fsdp", "hybrid")  # strategies
 DEVICES = ("auto", "cuda", "cpu")
@@ -148,6 +148,10 @@ class AugmentationOptions:
     """random crops after padding by PX black pixels (default: 1 for digits, 4 for cifar10 and cifar100, else 0)"""
     flip: bool | None = shaping(None)
     """mirror half of the images (default: yes for cifar10, cifar100 and folder)"""
+    alternate_flip: bool = shaping(False)
+    """mirror each image in every second epoch, instead of at random"""
+    reflect: bool = shaping(False)
+    """pad for --shift with the mirrored border of the image instead of black"""
     cutout: Annotated[int, whole(0)] = shaping(0, metavar="PX")
     """side of a gray square in each image; 0: none"""
     erase: Annotated[float, real(0, 1.001)] = shaping(0.0)
@@ -164,8 +168,8 @@ class ModelOptions:
     """The model and its initial weights."""
 
     name: str = shaping(flag="--model", metavar="NAME")
-    """simple, convnet, imageclassifier, resnet18, digitsnet, gpt for text, or a torchvision classifier: resnet50,
-    torchvision:resnet18"""
+    """simple, convnet, imageclassifier, resnet18, digitsnet, cifarnet, cifarnet-deep, gpt for text, or a torchvision
+    classifier: resnet50, torchvision:resnet18"""
     pretrained: str | None = option(None, nargs="?", const="imagenet", metavar="FILE")
     """start from torchvision's ImageNet weights, or from the weights in FILE, with a new head"""
     stem: Literal["auto", "small", "imagenet"] = shaping("auto")
@@ -201,6 +205,8 @@ class TrainingOptions:
     """evaluate an exponential moving average of the weights with this decay per step, such as 0.999; 0: off"""
     test_flip: bool = option(False)
     """evaluate the mean of each image and its mirror image"""
+    test_shift: Annotated[int, whole(0)] = option(0, metavar="PX")
+    """evaluate the mean of each image and of the image moved by PX pixels to the top left and to the bottom right"""
     tensorboard: Path | None = option(None)
     """write TensorBoard scalars of each epoch to this folder"""
     seed: Annotated[int, whole(0)] = shaping(0)
@@ -211,25 +217,30 @@ class TrainingOptions:
 class OptimizerOptions:
     """The optimizer and its learning rate."""
 
-    name: Literal["sgd", "adamw"] = shaping("sgd", flag="--optimizer")
-    """SGD with Nesterov momentum, or AdamW"""
+    name: Literal["sgd", "adamw", "muon"] = shaping("sgd", flag="--optimizer")
+    """SGD with Nesterov momentum, AdamW, or for cifarnet and cifarnet-deep Muon, with SGD for head and biases"""
     lr: Annotated[float, real(0.0)] = shaping()
     """peak learning rate"""
+    sgd_lr: Annotated[float, real(0.0)] = shaping(1.0)
+    """with muon: factor of the learning rate of SGD"""
+    bias_lr: Annotated[float, real(0.0)] = shaping(0.0)
+    """factor of the learning rate of normalization layers and biases, whose weight decay is then divided by it; 0: no
+    factor, and no weight decay"""
     scale_lr: bool = shaping(False)
     """multiply --lr by the number of ranks, with a warm-up from --lr"""
-    schedule: Literal["one-cycle", "cosine", "steps", "constant"] = shaping("one-cycle")
-    """learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine falls to 0; steps
-    multiplies by --gamma at each of --milestones"""
+    schedule: Literal["one-cycle", "cosine", "linear", "steps", "constant"] = shaping("one-cycle")
+    """learning rate schedule: one-cycle rises for 30 %% of the steps and falls to 0; cosine and linear fall to 0;
+    steps multiplies by --gamma at each of --milestones"""
     warmup: Annotated[float, real(0.0)] | None = shaping(None)
-    """warm-up epochs of cosine, steps and constant (default: 0; with --scale-lr 5, at most a quarter of --epochs)"""
+    """warm-up epochs of all schedules but one-cycle (default: 0; with --scale-lr 5, at most a quarter of --epochs)"""
     milestones: Annotated[tuple[int, ...], increasing] = shaping((30, 60, 80), metavar="N,N,...")
     """epochs after which the learning rate is multiplied by --gamma"""
     gamma: Annotated[float, real(0.0)] = shaping(0.1)
     """factor of the learning rate at each of --milestones"""
     momentum: Annotated[float, real(0, 1)] = shaping(0.9)
-    """momentum of SGD, or the first beta of AdamW"""
+    """momentum of SGD, or the first beta of AdamW; that of Muon is 0.6"""
     weight_decay: Annotated[float, real(0.0)] = shaping(0.0)
-    """weight decay, not applied to normalization layers and biases; 0: none"""
+    """weight decay, not applied to normalization layers, biases and weights that Muon trains; 0: none"""
     clip: Annotated[float, real(0.0)] = shaping(0.0)
     """clip the norm of the gradient to this value; 0: off"""
 

@@ -404,6 +404,7 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
             "--compress": ranks.compress != "none",
             "--sync-bn": ranks.sync_bn,
             "--static-graph": ranks.static_graph,
+            "--optimizer muon": options.optimizer.name == "muon",
         }
         if wrong := next((flag for flag, value in given.items() if value), None):
             raise _conflict(f"{strategy} cannot be used with {wrong}", hint=f"give ddp, or leave out {wrong}")

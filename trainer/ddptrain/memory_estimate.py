@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddptrain.data.base import ImageShape
     from ddptrain.distributed import World
 
-OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state per parameter
+OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "muon": 1, "plain-sgd": 0}  # numbers in the optimizer's state per parameter
 DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # per parameter; amp: mixed precision, computed in 16 bits
 LIBRARY_BYTES = 2 * GIB
 MAX_RANKS = 4096  # the largest number of ranks that is tried

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
 from ddptrain.errors import TrainError, config_error
@@ -27,7 +28,7 @@ SMALL_PX = 64  # up to this size ImageNet's stem leaves too few pixels for the l
 
 # The smallest image of each of ddptrain's models: its poolings leave at least one pixel, and its batch norms see more
 # than one value per channel even if a rank has a single image.
-SMALLEST_PX = {"simple": 1, "convnet": 4, "imageclassifier": 8, "resnet18": 16, "digitsnet": 2}
+SMALLEST_PX = dict(zip(MODELS, (1, 4, 8, 16, 2, 17, 17), strict=True))
 _NORMED = ("convnet", "resnet18")
 TORCHVISION_PREFIX = "torchvision:"
 IMAGENET = "imagenet"
@@ -52,6 +53,8 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
         return ResNet18(shape, norm=norm_layer, small_stem=small_stem)
     if name == "convnet":
         return convnet(shape, norm_layer)
+    if name.startswith("cifarnet"):
+        return CifarNet(shape, deep=name == "cifarnet-deep")
     build = {"simple": simple_model, "imageclassifier": image_classifier, "digitsnet": digitsnet}
     return build[name](shape)
 

@@ -8,23 +8,30 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ddptrain import compat
+from ddptrain.cifarnet import Conv
 from ddptrain.config import OptimizerOptions
+from ddptrain.errors import config_error
 
 WARM_UP_SHARE = 0.3  # share of the steps
 START_SHARE = 1 / 25  # of the peak; both as in torch's OneCycleLR and L. N. Smith, N. Topin 2017, arXiv 1708.07120
+MUON_MOMENTUM = 0.6  # as in https://github.com/KellerJordan/cifar10-airbench
 SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://arxiv.org/abs/1706.02677
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return the optimizer. Norms and biases get no weight decay, because it would not regularise them."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
-            "weight_decay": options.weight_decay,
-        },
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    """Return the optimizer. Norms and biases get no weight decay, because it would not regularise them.
+
+    ``lr_scale`` of a group is the factor of its learning rate. Raises TrainError.
+    """
+    hidden = [module.weight for module in model.modules() if isinstance(module, Conv) and options.name == "muon"]
+    known = {id(weight) for weight in hidden}
+    parameters = [item for item in model.parameters() if item.requires_grad and id(item) not in known]
+    groups: list[dict[str, Any]] = [
+        {"params": [item for item in parameters if item.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [item for item in parameters if item.ndim < 2], "weight_decay": 0.0},
     ]
+    if options.bias_lr:
+        groups[1] |= {"weight_decay": options.weight_decay / options.bias_lr, "lr_scale": options.bias_lr}
     groups = [group for group in groups if group["params"]]
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, 0.999), fused=True)
@@ -34,7 +41,56 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
         # torch makes the buffers at the first step, which fp16 may skip. Buffers of 0 give the same first step.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
+    if options.name == "sgd":
+        return sgd
+    if not hidden:
+        raise config_error("--optimizer muon is for cifarnet and cifarnet-deep", hint="give sgd or adamw")
+    for group in sgd.param_groups:
+        group["lr_scale"] = options.sgd_lr * group.get("lr_scale", 1.0)
+    return Muon(torch.optim.Muon(hidden, lr=options.lr, weight_decay=0.0, momentum=MUON_MOMENTUM, ns_steps=3), sgd)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch's Muon for hidden weights, and SGD for all other parameters, as one optimizer.
+
+    Before a step, each matrix of Muon gets the norm of a matrix with orthonormal rows. Like torch's fused optimizers,
+    it changes nothing if ``found_inf`` is set and not 0.
+    """
+
+    _step_supports_amp_scaling = True  # so GradScaler and NonFiniteGuard set found_inf
+
+    def __init__(self, muon: torch.optim.Muon, sgd: torch.optim.SGD) -> None:
+        super().__init__([*muon.param_groups, *sgd.param_groups], {})
+        self._muon, self._sgd = muon, sgd
+        self._weights: list[Tensor] = muon.param_groups[0]["params"]
+        for weight in self._weights:
+            muon.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        self.state.update({**muon.state, **sgd.state})
+        self._share()
+
+    def _share(self) -> None:
+        self._muon.param_groups, self._sgd.param_groups = self.param_groups[:1], self.param_groups[1:]
+        self._muon.state = self._sgd.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step."""
+        found_inf: Any = getattr(self, "found_inf", None)
+        tensors = [*self._weights, *(self.state[weight]["momentum_buffer"] for weight in self._weights)]
+        before = [] if found_inf is None else [tensor.clone() for tensor in tensors]
+        for weight in self._weights:
+            weight.mul_(len(weight) ** 0.5 / weight.norm())
+        self._muon.step(closure)  # type: ignore[no-untyped-call]
+        is_skipped: Any = None if found_inf is None else found_inf > 0
+        for tensor, copy in zip(tensors, before, strict=False):
+            tensor.copy_(torch.where(is_skipped, copy, tensor))
+        self._sgd.found_inf = found_inf  # type: ignore[attr-defined]
+        self._sgd.step()
 
 
 def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps: int, steps_per_epoch: int) -> float:
@@ -46,8 +102,9 @@ def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps
     if step < warm_up:
         start = options.lr if options.scale_lr else 0.0
         return start + (peak - start) * (step + 1) / (warm_up + 1)
-    if options.schedule == "cosine":
-        return peak * cosine((step - warm_up) / (num_steps - warm_up))
+    if options.schedule in ("cosine", "linear"):
+        fraction = (step - warm_up) / (num_steps - warm_up)
+        return peak * (cosine(fraction) if options.schedule == "cosine" else 1 - fraction)
     if options.schedule == "steps":
         epoch = step // steps_per_epoch
         return float(peak * options.gamma ** sum(epoch >= milestone for milestone in options.milestones))

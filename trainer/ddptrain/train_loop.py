@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
+from ddptrain.config import TrainingOptions
 from ddptrain.data.augment import Batch, lay_out
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
@@ -91,7 +92,7 @@ def train(
             loss = train_step(
                 state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
             )
-            loss_sum += loss * (len(batch) / rank_info.size)
+            loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
             speed = (images - images_before) / (time.monotonic() - start)
@@ -156,7 +157,7 @@ def compute_gradients(
 ) -> Tensor:
     """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss."""
     state.optimizer.zero_grad()
-    loss = torch.zeros((), device=batch.labels_B.device)
+    losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
     ddp = find_ddp(state.ddp)
     for number, (part, weight) in enumerate(parts):
@@ -167,8 +168,8 @@ def compute_gradients(
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
-        loss = loss + part_loss.detach()
-    return loss
+        losses.append(part_loss.detach())
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
@@ -181,7 +182,7 @@ def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: flo
 def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFiniteGuard) -> None:
     """Update the weights from the gradients. Raises NonFinite."""
     for group in state.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
         scaler.unscale_(state.optimizer)
@@ -255,9 +256,8 @@ def evaluate(state: TrainingState) -> Evaluation:
         index_B = torch.arange(start, min(start + count, last))
         batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
-            logits = model(batch.inputs)
-            if state.options.training.test_flip:
-                logits = logits + model(batch.inputs.flip(3))
+            views = _test_views(batch.inputs, state.options.training)
+            logits = torch.stack([weight * model(inputs) for weight, inputs in views]).sum(0)
         if len(index_B):
             logits_PK, labels_P = logits.flatten(0, -2).float(), batch.labels_B.flatten()
             loss = functional.cross_entropy(logits_PK, labels_P, reduction="none").double().sum()
@@ -283,6 +283,18 @@ def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
     pixels = lay_out(test.images_NHWC[part].to(device), crop_px=data.shape.size_px, shift_px=0, mirrored=False)
     inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
     return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
+
+
+def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, Tensor]]:
+    """Return the inputs that are evaluated, each with the weight of its logits."""
+    views, shift, size_px = [(1.0, inputs)], options.test_shift, inputs.shape[-1]
+    if shift:
+        padded = functional.pad(inputs, (shift,) * 4, "reflect")
+        moved = (padded[:, :, at : at + size_px, at : at + size_px] for at in (0, 2 * shift))
+        views = [(0.5, inputs), *((0.25, images) for images in moved)]
+    if options.test_flip:
+        views = [(weight / 2, view) for weight, images in views for view in (images, images.flip(3))]
+    return views
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:

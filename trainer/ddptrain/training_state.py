@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
+from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MachineOptions, Options, TrainingOptions
 from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, normalisation_of_images
 from ddptrain.data.base import ImageDataset
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ddptrain.sharding import Sharding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+WHITENING_IMAGES = 1000  # enough for the covariance of a patch
 BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward pass
 
 
@@ -224,7 +226,7 @@ def build_training_state(
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
         if options.machine.compile != "off":
-            ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile))
+            ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile, dynamic=False))
     return TrainingState(
         options=options,
         world=world,
@@ -251,11 +253,16 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
-    """Return the model with its initial weights. Pretrained weights are not loaded on the meta device."""
+    """Return the model with its initial weights. On the meta device, there are no weights to load or compute."""
     if isinstance(data, TextDataset):
         return build_gpt(options.model, context=data.context)
     model = build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
-    if options.model.pretrained and not next(model.parameters()).is_meta:
+    if next(model.parameters()).is_meta:
+        return model
+    if isinstance(model, CifarNet):
+        images = data.train.images_NHWC[:: 1 + len(data.train) // WHITENING_IMAGES]
+        model.whiten(normalisation_of_images(images)(images))
+    if options.model.pretrained:
         load_pretrained(model, options.model)
     return model
 

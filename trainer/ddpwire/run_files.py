@@ -307,16 +307,6 @@ def read_node(text: str) -> NodeState:
         raise ValueError(f"not a node's state: {error}") from None
 
 
-def runtime_files(run_dir: Path, pattern: str) -> list[Path]:
-    """Return the files in the runtime folders of a run's nodes on this machine, such as ``heartbeat/rank-*``."""
-    paths: list[Path] = []
-    for path in run_dir.glob(f"node-*/{NODE}"):
-        with contextlib.suppress(OSError, ValueError):  # the node is starting
-            runtime = read_node(path.read_text()).runtime
-            paths += Path(runtime).glob(pattern) if runtime else ()
-    return paths
-
-
 # ---- ``outcome.json``: how a run ended. It is the same on every node of a run.
 
 
@@ -332,6 +322,7 @@ Cause = Literal[
     "absent",  # not all nodes joined in time
     "unavailable",  # an address or a port was not available
     "config",  # a node's variables are inconsistent, or contradict those of another node
+    "setup",  # a command of node_setup failed on a node
     "internal",  # a bug in ddprun
 ]
 

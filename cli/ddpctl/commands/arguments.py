@@ -5,21 +5,20 @@ import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ddpctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddpctl.operations.launcher import AppContext
-    from ddpctl.runs.run_store import Run
+from ddpctl.job.spec import check_time, time_s
+from ddpctl.operations import launcher, run_folders
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the names of the runs that begin with ``incomplete``, for completion in a shell."""
-    from ddpctl.runs import run_store
-
     return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]
 
 
@@ -43,39 +42,32 @@ SshTarget = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, but do not run it.")]
 
 
-def open_context() -> "AppContext":
+def open_context() -> AppContext:
     """Return the AppContext for the environment variables of this process."""
-    from ddpctl.operations import launcher
-
     return launcher.open_context(os.environ)
 
 
-def find_run(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
+def find_run(name: str | None, task: int | None = None) -> tuple[AppContext, Run]:
     """Return the AppContext and the run with this name or folder. Raises NoInputError if there is no such run."""
-    from ddpctl.operations import launcher
-
     context = open_context()
     return context, launcher.find(context, name, task=task)
 
 
-def has_name(run: "Run") -> bool:
+def has_name(run: Run) -> bool:
     """Return whether ``run_store.load`` finds the run or its array by name. All other runs have only a folder."""
-    from ddpctl.operations import run_folders
-    from ddpctl.runs import run_store
-
     return not run_folders.is_by_hand(run) and _whole_folder(run).parent == run_store.state_dir(os.environ)
 
 
-def _whole_folder(run: "Run") -> Path:
+def _whole_folder(run: Run) -> Path:
     return Path(run.folder).parent if "task" in run.handle else Path(run.folder)
 
 
-def whole_name(run: "Run") -> str:
+def whole_name(run: Run) -> str:
     """Return the name of the run. For a task, return the name of its array."""
     return run.name.removesuffix(f".task-{run.handle.get('task')}")
 
 
-def run_arguments(run: "Run", task: str | None = None) -> str:
+def run_arguments(run: Run, task: str | None = None) -> str:
     """Return the arguments with which ``find_run`` finds the run: its name or folder, and --task for a task.
 
     ``task`` selects a task if the run is an array.
@@ -93,8 +85,6 @@ def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> No
 
 def parse_time(option: str, text: str, *, example: str) -> int:
     """Convert the value of an option, such as ``2h30m``, to seconds. Raises UsageError if the value is invalid."""
-    from ddpctl.job.spec import check_time, time_s
-
     try:
         return time_s(check_time(text, example=example))
     except ValueError as error:

@@ -1,6 +1,7 @@
 """The subcommands ``bench`` and ``doctor``. They check a target with a job that runs ``ddpcheck`` there."""
 
 import re
+import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
+from ddpctl.commands.formatting import ago
 from ddpctl.commands.launch import File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
+from ddpctl.operations import check_job
+from ddpctl.operations.doctor import examine, lines
 
 DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
@@ -35,8 +39,6 @@ def bench(
 
     The exit code is 69 if a collective gives a wrong result, or if a link or a node is slow.
     """
-    from ddpctl.operations import check_job
-
     if show:
         print("\n".join(drawings()))
         return
@@ -47,9 +49,10 @@ def bench(
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
-    check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
-    check_job.keep_result(context, request.target, check.result, check.lines)
-    result = check.result | ({"last": before} if before else {})
+    print_line = (lambda _: None) if as_json else partial(print, flush=True)
+    _, result, lines = check_job.run_check(context, request, show=print_line)
+    check_job.keep_result(context, request.target, result, lines)
+    result |= {"last": before} if before else {}
     print_result(result, compared(result), as_json=as_json)
     raise typer.Exit(result["code"])
 
@@ -62,8 +65,6 @@ def doctor(
     The exit code is 69 if a node fails a check. Lines below the table then name the node and the check, and
     say what to do.
     """
-    from ddpctl.operations.doctor import examine, lines
-
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file})
     result, _ = examine(open_context(), request)
     print_result(result, lines(result), as_json=as_json)
@@ -72,10 +73,6 @@ def doctor(
 
 def compared(result: Mapping[str, Any]) -> list[str]:
     """Compare a result with the target's last bench, if that bench had the same data sizes and number of ranks."""
-    import statistics
-
-    from ddpctl.commands.formatting import ago
-
     with suppress(KeyError, TypeError, AttributeError):  # no earlier result, or a result that another version wrote
         last = result["last"]
         rows = last["collectives"] if last["ranks"] == result["ranks"] else ()

@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task, find_run, print_result, run_arguments
+from ddpctl.commands.formatting import closing_lines
 from ddpctl.errors import DdpctlError, UnavailableError, writing
+from ddpctl.execution.node_probe import Probe, ProbeResult
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
+from ddpwire.events import EVENTS, Event, read_events
+from ddpwire.run_files import DIAGNOSIS, NODE_LOG, PROFILE, diagnosis_file, parse_json, rank_log
 
 if TYPE_CHECKING:
     from ddpctl.diagnosis.explain import Explanation
     from ddpctl.diagnosis.profile import RankProfile
     from ddpctl.diagnosis.rank_view import RankView
-    from ddpctl.execution.node_probe import ProbeResult
-    from ddpctl.operations.launcher import AppContext
-    from ddpctl.runs.run_status import RunStatus
-    from ddpctl.runs.run_store import Run
-    from ddpwire.events import Event
 
 WITH_RANKS = ("running", "training", "stopping")  # the states in which ranks can answer
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
@@ -42,8 +46,6 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     The command asks all ranks what they are doing. This takes a few seconds and does not interrupt the training. For
     a run that was killed because it hung, the command uses the answers that the ranks gave before the kill.
     """
-    from ddpctl.operations import launcher
-
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     found = explain_run(context, record, state)
@@ -56,16 +58,12 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     print_result({"run": record.name, "state": state.state, **asdict(found)}, lines, as_json=as_json)
 
 
-def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
+def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation":
     """Explain an active run from its ranks' answers, or an ended run from its files.
 
     Raises UnavailableError if no node answers.
     """
     from ddpctl.diagnosis import explain as explaining
-    from ddpctl.execution.node_probe import Probe
-    from ddpctl.operations import launcher
-    from ddpwire.events import EVENTS, read_events
-    from ddpwire.run_files import DIAGNOSIS, NODE_LOG, diagnosis_file, rank_log
 
     if outcome := state.outcome:
         is_lost = outcome.cause == "node_lost"  # then no rank is known to have failed
@@ -99,12 +97,12 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     return found
 
 
-def _without_ranks(state: "RunStatus") -> str:
+def _without_ranks(state: RunStatus) -> str:
     what = "it is unknown whether its ranks run" if state.state == "unknown" else "no rank runs"
     return f"{what}: {state.message}"
 
 
-def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
+def why(context: AppContext, run: Run, state: RunStatus) -> str:
     """Return why a run hangs, hung or failed. Return "" if the cause is unknown or already in the run's message."""
     with suppress(DdpctlError):
         found = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
@@ -113,33 +111,30 @@ def why(context: "AppContext", run: "Run", state: "RunStatus") -> str:
     return ""
 
 
-def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
+def hang_lines(context: AppContext, run: Run, state: RunStatus) -> list[str]:
     """Return one line about why ranks waited in vain. The list is empty if they did not, or the cause is unknown."""
     sentence = why(context, run, state) if state.outcome and state.outcome.has_diagnosis else ""
     return [f"  why          {sentence}"] if sentence else []
 
 
-def emit_end(context: "AppContext", run: "Run", state: "RunStatus", code: int) -> None:
+def emit_end(context: AppContext, run: Run, state: RunStatus, code: int) -> None:
     """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
-    from ddpctl.commands.formatting import closing_lines
-    from ddpctl.runs import run_store
-
     lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
     for line in (*lines, *hang_lines(context, run, state)):
         context.emit(line)
+    with suppress(DdpctlError):
+        for text in context.executor.perform(launcher.target_of(run).made(run)) if state.ended else ():
+            context.emit(f"  made         {text} (ddpctl pull {run.name} fetches them)")
 
 
 def ask(
-    context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
-) -> "tuple[ProbeResult, ...]":
+    context: AppContext, run: Run, request: str, file: str, *, timeout_s: float, max_bytes: int
+) -> tuple[ProbeResult, ...]:
     """Send ``request`` to each node, and wait at most ``timeout_s`` seconds for the answers.
 
     The nodes write their answers to ``file``. Returns the last ``max_bytes`` bytes of each answer. Raises
     UnavailableError if no node answers.
     """
-    from ddpctl.execution.node_probe import Probe
-    from ddpctl.operations import launcher
-
     deadline = time.monotonic() + timeout_s
     seen = launcher.probe(context, run, Probe(metrics=False, request=request))
     answers: tuple[ProbeResult, ...] = ()
@@ -161,10 +156,9 @@ def ask(
     return answers
 
 
-def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
+def read_answers(seen: Sequence[ProbeResult], name: str) -> "list[RankView]":
     """Parse the file ``name`` of each node. Return the ranks that these files describe, sorted by rank."""
     from ddpctl.diagnosis.rank_view import read_answer
-    from ddpwire.run_files import parse_json
 
     found: list[RankView] = []
     for one in seen:
@@ -174,7 +168,7 @@ def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
     return sorted(found, key=lambda view: view.rank)
 
 
-def clock_offset(seen: "ProbeResult") -> float | None:
+def clock_offset(seen: ProbeResult) -> float | None:
     """Return how many seconds a node's clock is ahead of node 0's, or None if ``seen`` has no metrics."""
     found = CLOCK_OFFSET.search(seen.metrics)
     return float(found[1]) if found else None
@@ -197,7 +191,6 @@ def profile(
     shares of the time that the rank spends on computing, communicating and waiting for data. It names the slowest rank.
     """
     from ddpctl.diagnosis import profile as profiling
-    from ddpctl.operations import launcher
 
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
@@ -222,14 +215,9 @@ def profile(
 
 
 def record_profiles(
-    context: "AppContext", run: "Run", seconds: float
+    context: AppContext, run: Run, seconds: float
 ) -> "tuple[list[RankProfile], list[Event], list[str]]":
     """Record all ranks, and return what ``read_profiles`` returns. Raises UnavailableError if no rank is recorded."""
-    from ddpctl.execution.node_probe import Probe
-    from ddpctl.operations import launcher
-    from ddpwire.events import EVENTS
-    from ddpwire.run_files import PROFILE
-
     request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
     ask(context, run, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
     seen = launcher.probe(context, run, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
@@ -242,11 +230,9 @@ def record_profiles(
     return profiles, events, unknown
 
 
-def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
+def read_profiles(seen: Sequence[ProbeResult], request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
     """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0."""
     from ddpctl.diagnosis.profile import read_profile
-    from ddpwire.events import EVENTS, read_events
-    from ddpwire.run_files import PROFILE
 
     profiles, events, unknown = [], [], []
     for one in seen:

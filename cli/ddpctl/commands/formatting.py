@@ -181,6 +181,7 @@ def removed_lines(
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
+    lines += [f"  deleted {one.made} (made by the script, in {one})" for one in found if one.made]
     lines += [f"  kept    {path} (the target of a link in {one})" for one in found for path in one.stays]
     removed = {*others, *(name for one in found for name in one.names)}
     if has_files and run.checkpoint_dir and removed.isdisjoint(folders_above(run.checkpoint_dir)):

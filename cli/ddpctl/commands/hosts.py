@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ddpctl import targets
 from ddpctl.commands.arguments import Json, SshTarget, open_context, print_result
+from ddpctl.commands.formatting import ago, fit
 from ddpctl.commands.launch import File
 from ddpctl.errors import ConfigError
+from ddpctl.job.launch_plan import Request
+from ddpctl.targets import HostReport
 from ddpctl.text import one_line, quote, table
-
-if TYPE_CHECKING:
-    from ddpctl.job.config import Request
-    from ddpctl.targets import HostReport
 
 
 def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) -> None:
@@ -21,17 +20,13 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
     The table shows how long the run has had the GPU, and how busy the GPU is. Below the table are the launches that
     wait for a GPU, in the order of the queue.
     """
-    from ddpctl import targets
-    from ddpctl.commands.formatting import fit
-
     settings = ssh_settings("hosts", target, file)
     found = open_context().executor.perform(targets.make(settings.kind, settings.options).hosts())
     print_result([asdict(report) for report in found], map(fit, hosts_table(found)), as_json=as_json)
 
 
-def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> "Request":
+def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> Request:
     """Load the configuration of a target of kind ssh. Raises ConfigError, whose message ends with ``other``."""
-    from ddpctl import targets
     from ddpctl.job import config
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
@@ -41,7 +36,7 @@ def ssh_settings(command: str, target: str | None, file: Path | None, *, other: 
     return settings
 
 
-def hosts_table(found: "Sequence[HostReport]") -> list[str]:
+def hosts_table(found: Sequence[HostReport]) -> list[str]:
     """Return a line for each GPU and each run on CPUs, then lines for unreachable hosts and waiting launches."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
     lines = table([head, *(row for report in found for row in _rows(report))])
@@ -54,9 +49,7 @@ def hosts_table(found: "Sequence[HostReport]") -> list[str]:
     return lines
 
 
-def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
-    from ddpctl.commands.formatting import ago
-
+def _rows(report: HostReport) -> Iterator[tuple[str, ...]]:
     if report.failure:
         return
     host, load = one_line(report.host), "-" if report.load is None else f"{report.load:g} of {report.cores}"

@@ -4,22 +4,25 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from ddpctl import targets
+from ddpctl.command import Command, Host, once
 from ddpctl.commands import launch
 from ddpctl.commands.arguments import DryRun, Json, SshTarget, open_context, print_result
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
+from ddpctl.files import images
+from ddpctl.job.launch_plan import Request
+from ddpctl.operations import image_transfer
+from ddpctl.targets.ssh.options import SshHost
 from ddpwire.exits import Exit
-
-if TYPE_CHECKING:
-    from ddpctl.command import Host
-    from ddpctl.job.config import Request
 
 app = typer.Typer(
     name="image",
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Build, push, ship and inspect the container image of a job.",
 )
@@ -48,8 +51,6 @@ def build(
     dry_run: DryRun = False,
 ) -> None:
     """Build the image of the project in this folder."""
-    from ddpctl.files import images
-
     tag = _reference(image)
     found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
     if found is None or not found.is_file():
@@ -87,9 +88,6 @@ def ship(
 
     Layers that a host already has are not sent again. If a transfer was interrupted, the next one continues it.
     """
-    from ddpctl import targets
-    from ddpctl.operations.image_transfer import ship as ship_image
-
     settings = _settings(image, target, file)
     places = [parse_host(text) for text in hosts or ()]
     if not places and "hosts" in targets.capabilities(settings.kind):
@@ -99,9 +97,9 @@ def ship(
         raise UsageError("image ship: give the hosts, or choose a target of kind ssh with --target")
     context = open_context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
-    deliveries = ship_image(context, engine, settings.job.image, tuple(dict.fromkeys(places)), folder)
-    print_result([asdict(one) for one in deliveries], (), as_json=as_json)
-    failed = [one.host for one in deliveries if one.error]
+    deliveries = image_transfer.ship(context, engine, settings.job.image, tuple(dict.fromkeys(places)), folder)
+    print_result(deliveries, (), as_json=as_json)
+    failed = [one["host"] for one in deliveries if one["error"]]
     if failed:
         raise UnavailableError(f"the image is not on {len(failed)} of {len(deliveries)} hosts: {', '.join(failed)}")
 
@@ -109,10 +107,6 @@ def ship(
 @app.command()
 def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
     """Show an image's digest, size, layers and software versions."""
-    from ddpctl.command import Command, once
-    from ddpctl.files import images
-    from ddpctl.operations import image_transfer
-
     context = open_context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
     asked = context.executor.perform(once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
@@ -121,18 +115,15 @@ def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Jso
     print_result({**asdict(found), "versions": pairs}, images.show(found, versions), as_json=as_json)
 
 
-def parse_host(text: str) -> "Host":
+def parse_host(text: str) -> Host:
     """Parse a host such as ``alice@box1:2222``. Raises UsageError."""
-    from ddpctl.targets.ssh.options import SshHost
-
     try:
         return SshHost.from_text(text).host
     except ValueError:
         raise UsageError(f"'{text}' is not a host: expected [USER@]ADDRESS[:PORT], such as alice@box1:2222") from None
 
 
-def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Request":
-    from ddpctl import targets
+def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> Request:
     from ddpctl.job import config
 
     flags = {"image": image} if image else {}
@@ -145,8 +136,6 @@ def _reference(given: str | None) -> str:
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
-    from ddpctl.command import Command, once
-
     context = open_context()
     verb = once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
     done = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)

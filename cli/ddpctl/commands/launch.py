@@ -1,6 +1,6 @@
 """The subcommands ``launch`` and ``render``, their flags, and the functions that make a launch request from the flags.
 
-Each command imports most modules only when it runs. Otherwise --help would be slow.
+The file is read by a module that takes time to import, so that only a command that reads a file imports it.
 """
 
 import inspect
@@ -10,18 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from ddpctl import targets
 from ddpctl.commands.arguments import DryRun, open_context, parse_time
+from ddpctl.commands.explain import emit_end
 from ddpctl.errors import ConfigError, UsageError, writing
-
-if TYPE_CHECKING:
-    from ddpctl.job.config import Request
-    from ddpctl.operations.launcher import AppContext
-    from ddpctl.runs.run_store import Run
+from ddpctl.execution.executor import Executor
+from ddpctl.job.launch_plan import Request, command_line, unexpanded, unused_gpus
+from ddpctl.job.secrets import exposed, exposed_arguments
+from ddpctl.job.spec import NAME_PATTERN
+from ddpctl.operations import launcher
+from ddpctl.operations.doctor import only_sound
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_store import Run
 
 
 def _option(*names: str, metavar: str, help: str | None = None) -> Any:  # noqa: A002 -- Typer's name for it
@@ -77,20 +82,6 @@ FLAGS: Mapping[str, Any] = {
 Flags = Mapping[str, Any]  # the value of each given flag, by its name in FLAGS
 
 
-class FieldHelp(TyperCommand):
-    """A command that describes a flag of a field with the documentation of the field."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        from ddpctl import targets
-        from ddpctl.job.schema import documentation
-
-        for parameter in self.params:
-            if getattr(parameter, "help", "") is None:
-                parameter.help = documentation(str(parameter.name), targets.kinds())  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
-
-
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add FLAGS to ``command`` for Typer. ``command`` receives those that are given as its first argument."""
 
@@ -141,11 +132,6 @@ def launch(
     ddpctl launch --gpus 2 -- train.py --epochs 3
     ddpctl launch --detach && ddpctl logs -f
     """
-    from ddpctl import targets
-    from ddpctl.commands.explain import emit_end
-    from ddpctl.operations import launcher
-    from ddpctl.operations.doctor import only_sound
-
     context = open_context()
     request = _request(context, flags, resume)
     if pull and (detach or "pull" not in targets.capabilities(request.kind)):
@@ -174,10 +160,7 @@ def launch(
     raise typer.Exit(int(code))
 
 
-def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Request":
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
+def _request(context: AppContext, flags: Flags, resume: str | None) -> Request:
     if resume is None:
         return request_of_flags(flags)
     if {"file", "profile", "target", "workload"} & flags.keys():
@@ -198,10 +181,6 @@ def render(
     ] = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
-    from ddpctl import targets
-    from ddpctl.execution.executor import Executor
-    from ddpctl.operations import launcher
-
     request = request_of_flags(flags)
     _warn(request)
     plan = launcher.plan_of(request, request.name or request.job.name, Path())
@@ -222,10 +201,7 @@ def render(
             print(out / name)
 
 
-def _warn(request: "Request") -> None:
-    from ddpctl.job.launch_plan import unexpanded, unused_gpus
-    from ddpctl.job.secrets import exposed, exposed_arguments
-
+def _warn(request: Request) -> None:
     for warning in filter(
         None, (check(request.job) for check in (exposed, exposed_arguments, unused_gpus, unexpanded))
     ):
@@ -238,7 +214,6 @@ def _values(flags: Flags) -> dict[str, Any]:
     A command of another launcher after ``--`` is replaced by the flags that it stands for. Raises UsageError.
     """
     from ddpctl.job.other_launchers import translate
-    from ddpctl.job.spec import NAME_PATTERN
 
     of_request = ("target", "file", "profile", "name")
     values = {name: value for name, value in flags.items() if name not in of_request and value is not None}
@@ -260,9 +235,8 @@ def _values(flags: Flags) -> dict[str, Any]:
     return values | ({"env": dict(pair.split("=", 1) for pair in variables)} if variables else {})
 
 
-def request_of_flags(flags: Flags) -> "Request":
+def request_of_flags(flags: Flags) -> Request:
     """Make a launch request from the file and the flags. Raises FileError, UsageError or NoInputError."""
-    from ddpctl import targets
     from ddpctl.job import config
 
     values = _values(flags)
@@ -279,20 +253,18 @@ def request_of_flags(flags: Flags) -> "Request":
     return replace(request, name=flags.get("name"))
 
 
-def request_to_resume(flags: Flags, run: "Run") -> "Request":
+def request_to_resume(flags: Flags, run: Run) -> Request:
     """Make a request that continues a run from its checkpoints. Flags override the run's settings.
 
     Raises UsageError.
     """
-    from ddpctl import targets
     from ddpctl.job import config
-    from ddpctl.job.launch_plan import command_line
 
     values = _values(flags)
     # The run may continue on fewer nodes than had copies.
     job = replace(run.job, nodes=run.handle.get("nodes", run.job.nodes), checkpoint_copies=1)
     options = targets.fill_options(targets.options_type(run.kind), run.options)
-    earlier = config.Request(job=job, target=run.target, kind=run.kind, options=options)
+    earlier = Request(job=job, target=run.target, kind=run.kind, options=options)
     request = config.load(earlier=earlier, flags=values, kinds=targets.kinds())
     other = "" if request.job.command == job.command else f", which ran {command_line(job)}"
     return replace(

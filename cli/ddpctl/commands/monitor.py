@@ -2,25 +2,26 @@
 
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddpctl.commands.arguments import Json, open_context, print_result
 from ddpctl.errors import UnavailableError, UsageError, writing
+from ddpctl.operations.launcher import AppContext
 from ddpctl.text import table
+from ddpwire.run_files import TARGETS
 
 if TYPE_CHECKING:
-    from ddpctl.monitoring.prometheus import FiringAlert, ScrapeTarget, Scraping
-    from ddpctl.operations.launcher import AppContext
+    from ddpctl.monitoring.prometheus import Scraping
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 
 app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Show all runs in Prometheus and Grafana.",
 )
@@ -73,10 +74,9 @@ def up(
     scraping = _scraping(context, targets, interval, exporter)
     services = stack.SERVICES if grafana else stack.SERVICES[:1]
     limits, ports = parse_limits(limit or ()), (port, grafana_port)
-    places = stack.up(context, scraping, limits, ports=ports, retention=retention, only=services)
-    context.emit(f"Prometheus  {places.prometheus}")
-    if grafana:
-        context.emit(f"Grafana     {places.grafana}")
+    urls = stack.up(context, scraping, limits, ports=ports, retention=retention, only=services)
+    for service in services:
+        context.emit(f"{service.capitalize():<10}  {urls[service]}")
     context.emit("ddpctl monitor status shows what they scrape; ddpctl monitor down stops them")
 
 
@@ -99,19 +99,13 @@ def status(
 ) -> None:
     """Show which nodes Prometheus scrapes and which alerts are firing."""
     from ddpctl.monitoring import prometheus, stack
-    from ddpctl.monitoring.prometheus import JOB
 
-    places = None if url else stack.places(open_context().root)
-    if not (address := url or (places.prometheus if places else None)):
+    urls = {"prometheus": url} if url else stack.urls_of(open_context().root)
+    if not (address := urls.get("prometheus")):
         raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or give the --url of yours")
-    nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
-    grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
-    document = {
-        "prometheus": address,
-        "grafana": grafana,
-        "nodes": [asdict(node) for node in nodes],
-        "alerts": [asdict(alert) for alert in firing],
-    }
+    nodes, firing = prometheus.scrape_targets(address), prometheus.firing_alerts(address)
+    grafana = urls["grafana"] if "grafana" in urls and prometheus.is_reachable(urls["grafana"]) else None
+    document = {"prometheus": address, "grafana": grafana, "nodes": nodes, "alerts": firing}
     print_result(document, _status_lines(address, grafana, nodes, firing), as_json=as_json)
 
 
@@ -150,11 +144,8 @@ def config(
     context.emit(f"scrape_configs to your own file; import {folder}/dashboards/run.json and fleet.json into Grafana")
 
 
-def _scraping(
-    context: "AppContext", targets: Path | None, interval_s: float, exporters: list[str] | None
-) -> "Scraping":
+def _scraping(context: AppContext, targets: Path | None, interval_s: float, exporters: list[str] | None) -> "Scraping":
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
-    from ddpwire.run_files import TARGETS
 
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also refuses NaN
         raise UsageError(f"--interval: {interval_s:g} is not allowed: expected {SHORTEST_S:g} to {LONGEST_S:g} seconds")
@@ -165,14 +156,16 @@ def _scraping(
 
 
 def _status_lines(
-    address: str, grafana: str | None, nodes: "tuple[ScrapeTarget, ...]", firing: "tuple[FiringAlert, ...]"
+    address: str, grafana: str | None, nodes: list[dict[str, Any]], firing: list[dict[str, str]]
 ) -> list[str]:
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     if not nodes:
         lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
     else:
-        lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
-        rows = [(f"  {node.run}", node.node, node.address, "up" if node.up else node.error) for node in nodes]
+        lines.append(f"nodes       {sum(node['up'] for node in nodes)} of {len(nodes)} answer")
+        rows = [
+            (f"  {node['run']}", node["node"], node["address"], "up" if node["up"] else node["error"]) for node in nodes
+        ]
         lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
     lines.append(f"alerts      {len(firing) or 'none'}")
-    return [*lines, *(f"  {alert.alert} ({alert.severity}, {alert.state}): {alert.summary}" for alert in firing)]
+    return [*lines, *("  {alert} ({severity}, {state}): {summary}".format(**alert) for alert in firing)]

@@ -12,10 +12,11 @@ from ddpctl.commands import launch
 from ddpctl.commands.arguments import DryRun, SshTarget, open_context
 from ddpctl.commands.hosts import ssh_settings
 from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
+from ddpctl.job.launch_plan import Request
+from ddpctl.targets.ssh.options import USER
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
-    from ddpctl.job.config import Request
     from ddpctl.operations.provision import Playbook
 
 FOLDER = ".provision"  # in the state directory, which also has the runs' folders
@@ -100,23 +101,17 @@ def provision(
             with writing(inventory):
                 inventory.write_text(text)
             context.emit(f"the inventory of the machines is {inventory}")
-    options = provisioning.PlaybookRun(
-        ansible=_ansible(required=not dry_run),
-        folder=str(_playbooks()),
-        inventory=str(inventory),
-        recap=str(folder / "recap.json"),
-        playbook=playbook,
-        check=check,
-        tags=tuple(tags.split(",")) if tags else (),
-        extra=tuple(extra or ()),
+    argv = (_ansible(required=not dry_run), f"--inventory={inventory}", *([f"--tags={tags}"] if tags else []))
+    recap = str(folder / "recap.json")
+    playing = provisioning.provision(
+        argv, extra or (), folder=str(_playbooks()), recap=recap, playbook=playbook, check=check
     )
-    playing = provisioning.provision(options)
     try:
         results = context.executor.dry_run(playing, sys.stdout) if dry_run else context.executor.perform(playing)
     except KeyboardInterrupt:
         context.emit("some machines may not be set up completely: run the command again to finish")
         raise
-    failed = {host: result.failed for host, result in results.items() if result.failed}
+    failed = {host: result["failed"] for host, result in results.items() if result["failed"]}
     for host, why in failed.items():
         context.emit(f"{host}: {why}")
     if failed:
@@ -124,15 +119,13 @@ def provision(
 
 
 def _check_login(login: str | None) -> None:
-    from ddpctl.targets.ssh.options import USER
-
     if login is not None and not USER.fullmatch(login):
         raise UsageError(
             f"provision: --login {quote(login)}: expected letters, digits, '_', '.' and '-', not starting with '-'"
         )
 
 
-def _keys(settings: "Request", given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
+def _keys(settings: Request, given: list[Path] | None, *, required: bool) -> tuple[str, ...]:
     """Read the ``given`` public keys, or else those of the hosts, or else those of this user. Raises NoInputError."""
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))

@@ -8,10 +8,13 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ddpctl import targets
+from ddpctl.command import Command, once
+from ddpctl.commands import explain, formatting
 from ddpctl.commands.arguments import (
     Json,
     Node,
@@ -27,13 +30,15 @@ from ddpctl.commands.arguments import (
 )
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.execution import interrupts
+from ddpctl.job.launch_plan import TRAINER, program
+from ddpctl.operations import launcher, removal, run_folders
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
+from ddpctl.targets import LogQuery, no_such_log
 from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
-
-if TYPE_CHECKING:
-    from ddpctl.operations.launcher import AppContext
-    from ddpctl.runs.run_status import RunStatus
-    from ddpctl.runs.run_store import Run
 
 EXPORT_S = 600.0
 
@@ -51,10 +56,6 @@ def ps(
     To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
     profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
-    from ddpctl.commands import formatting
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
     context = launcher.open_context(os.environ)
     root = folder or context.root
     found = launcher.in_folder(folder) if folder else run_store.load_all(root)
@@ -76,10 +77,6 @@ def ps(
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Show the state of a run, its nodes and its first failure."""
-    from ddpctl.commands import explain, formatting
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     tasks = launcher.target_of(record).tasks(record) if state.tasks else ()
@@ -115,9 +112,6 @@ def logs(
     Each line begins with its node and rank. With -f, a line is printed as soon as it is written. If a rank fails, the
     tracebacks that this causes in other ranks are left out; --rank and --timestamps print them.
     """
-    from ddpctl.operations import launcher, run_folders
-    from ddpctl.targets import LogQuery, no_such_log
-
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
         raise _no_log(record, launcher.status(context, (record,))[0])
@@ -148,16 +142,14 @@ def logs(
         raise typer.Exit(interrupts.code_of(error)) from None
 
 
-def _how_to_stop(run: "Run") -> str:
+def _how_to_stop(run: Run) -> str:
     """Return a phrase that says how a user can stop a run that has no name, but only a folder."""
-    from ddpctl.operations import launcher, run_folders
-
     if run_folders.is_by_hand(run):
         return launcher.target_of(run).how_to_stop_by_hand(run)
     return f"use DDPCTL_STATE_DIR={shlex.quote(str(Path(run.folder).parent))} ddpctl stop {run.name}"
 
 
-def _no_log(run: "Run", state: "RunStatus") -> NoInputError:
+def _no_log(run: Run, state: RunStatus) -> NoInputError:
     """Return the error for a run without any log."""
     what = "has no log" if state.ended else "has written no log yet"
     return NoInputError(f"run '{run.name}' {what}; its state is {state.state}: {one_line(state.message)}")
@@ -174,11 +166,6 @@ def stop(
 
     Ranks that have not ended after the grace period are killed. No process of the run remains.
     """
-    from ddpctl import targets
-    from ddpctl.commands import formatting
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
@@ -233,12 +220,9 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
     The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
     second Ctrl-C kills the ranks. To follow a run that Ctrl-C must not stop, use ddpctl logs -f.
     """
-    from ddpctl.commands.explain import emit_end
-    from ddpctl.operations import launcher
-
     context, record = _find_going(run)
     state, code = launcher.follow(context, record, tail=tail)
-    emit_end(context, record, state, code)
+    explain.emit_end(context, record, state, code)
     raise typer.Exit(int(code))
 
 
@@ -254,8 +238,6 @@ def execute(
     \b
     ddpctl exec night --node 1 -- nvidia-smi
     """
-    from ddpctl.operations import launcher
-
     context, record = _find_going(run)
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     raise typer.Exit(launcher.execute(context, record, node=node, argv=tuple(command), tty=tty))
@@ -263,8 +245,6 @@ def execute(
 
 def shell(run: RunName = None, node: Node = 0) -> None:
     """Open a shell on a node of a run. If the node has a container, the shell runs in it."""
-    from ddpctl.operations import launcher
-
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("shell: this is not a terminal; ddpctl exec RUN -- COMMAND runs a command without a terminal")
     context, record = _find_going(run)
@@ -287,10 +267,6 @@ def rm(
     This deletes a run's record and its folders, here and on the machines where the run was. Outside these folders, it
     deletes only the GPU reservations of ended runs on SSH hosts.
     """
-    from ddpctl.commands import formatting
-    from ddpctl.operations import launcher, removal
-    from ddpctl.runs import run_store
-
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
@@ -321,10 +297,7 @@ def rm(
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
 
 
-def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
+def _find_going(name: str | None) -> tuple[AppContext, Run]:
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
@@ -336,9 +309,6 @@ def _find_going(name: str | None) -> "tuple[AppContext, Run]":
 
 
 def _set_suspended(name: str, *, again: bool) -> None:
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
@@ -372,9 +342,6 @@ def pull(
 
     Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """
-    from ddpctl.operations import launcher
-    from ddpctl.runs import run_store
-
     context = launcher.open_context(os.environ)
     record = run_store.load(context.root, run)
     print(launcher.pull(context, record, into, best=best))
@@ -402,11 +369,6 @@ def export(
     ddpctl export night
     ddpctl export night weights.safetensors --best
     """
-    from ddpctl import targets
-    from ddpctl.command import Command, once
-    from ddpctl.job.launch_plan import TRAINER, program
-    from ddpctl.runs import run_store
-
     context, record = find_run(run)
     folder = run_store.checkpoints_here(record)
     words, other = program(record.job.command), ""

@@ -10,30 +10,46 @@ import typer
 
 from ddpctl.commands.arguments import open_context
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
+from ddpctl.text import table
 from ddpwire.version import __version__
+
+FROM = "Translate this file: an sbatch script, PyTorchJob, TrainJob, hostfile, accelerate or docker-compose file."
 
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("ddpctl.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    source: Annotated[Path | None, typer.Option("--from", metavar="FILE", help=FROM)] = None,
 ) -> None:
-    """Write a commented ddpctl.yaml that fits this machine."""
+    """Write a commented ddpctl.yaml that fits this machine. With --from, it says what each setting of FILE became."""
+    from ddpctl import targets
+    from ddpctl.job.config import load
     from ddpctl.job.schema import starter_text
+    from ddpctl.migration.formats import migrate
     from ddpctl.targets import local
 
     context = open_context()
-    try:
-        gpus = context.executor.perform(local.find_gpus())
-    except UnavailableError as error:
-        context.emit(f"{error}; the file is written for CPU ranks")
-        gpus = ()
     if not force and os.path.lexists(path):
         raise UsageError(f"{path} already exists: overwrite it with --force, or choose another name")
     if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
         raise CannotWriteError(f"cannot write {path}: it is not a regular file")
-    text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
+    if source:
+        migration = migrate(source, targets.kinds())
+        text = migration.text(str(source))
+        print("\n".join(table([("LINE", "SETTING", "BECAME"), *migration.rows()])))
+    else:
+        try:
+            gpus = context.executor.perform(local.find_gpus())
+        except UnavailableError as error:
+            context.emit(f"{error}; the file is written for CPU ranks")
+            gpus = ()
+        text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
     with writing(path), path.open("w" if force else "x") as file:
         file.write(text)
+    if source:
+        load(file=path, kinds=targets.kinds())
+        if "job.command" not in migration.values:
+            context.emit("no launch: the file names no script; write it as command, or after --")
     hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
     context.emit(f"wrote {path}: {hint}")
 

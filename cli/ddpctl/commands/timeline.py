@@ -7,16 +7,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task, find_run
+from ddpctl.commands.explain import why
 from ddpctl.errors import writing
+from ddpctl.job.secrets import SHORTEST, can_be_sought, exposed_values
+from ddpctl.operations import check_job
 from ddpctl.text import cut, format_duration, one_line
-
-if TYPE_CHECKING:
-    from ddpctl.watch.timeline import Span, Timeline
+from ddpctl.watch.timeline import (
+    Span,
+    Timeline,
+    describe_event,
+    load_timeline,
+    phase_shares,
+    phase_totals,
+    timeline_events,
+)
+from ddpwire.run_files import write_atomic
 
 DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
@@ -28,9 +38,6 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
     The command prints a bar for each phase, such as rendezvous, import, training and lost time. Below the bars are the
     failures and their times. Times and percentages do not include the time in a queue.
     """
-    from ddpctl.commands.explain import why
-    from ddpctl.watch.timeline import load_timeline, phase_totals
-
     context, record = find_run(run, task)
     found = load_timeline(context, record)
     if as_json:
@@ -55,10 +62,8 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
         context.emit(line)
 
 
-def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
+def lines(found: Timeline, width: int, *, plain: bool) -> list[str]:
     """Return a title, one line for each phase with its bar, and one line for each event."""
-    from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
-
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
@@ -119,12 +124,7 @@ def report(
     [REDACTED] in place of the job's secrets, and in place of variables and options whose name is like token or
     password.
     """
-    from ddpctl.commands.explain import why
-    from ddpctl.job.secrets import SHORTEST, can_be_sought, exposed_values
-    from ddpctl.operations import check_job
     from ddpctl.report.html import render_page
-    from ddpctl.watch.timeline import load_timeline
-    from ddpwire.run_files import write_atomic
 
     context, record = find_run(run, task)
     found = load_timeline(context, record)

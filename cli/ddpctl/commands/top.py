@@ -16,13 +16,15 @@ import typer
 
 from ddpctl.commands.arguments import RunName, Task, find_run
 from ddpctl.errors import UsageError
+from ddpctl.job.launch_plan import title
+from ddpctl.runs.run_status import ENDED
+from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
+from ddpctl.watch.snapshot import Snapshot, Watcher
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from ddpctl.runs.run_store import Run
-    from ddpctl.watch.snapshot import Snapshot, Watcher
 
 ONCE_S = 1.0  # the time between the two probes from which --once computes the speed
 
@@ -42,8 +44,6 @@ def top(
     a step without the time in which the rank waits for other ranks. A straggler has the largest value. ddpctl asks the
     nodes directly and needs no Prometheus. Press q to leave. The run continues.
     """
-    from ddpctl.watch.snapshot import Watcher
-
     if every != every:  # NaN, which passes min and max
         raise UsageError("--every: nan is not allowed: expected 0.2 to 3600 seconds")
     context, record = find_run(run, task)
@@ -56,7 +56,7 @@ def top(
         _live(watcher, record, every)
 
 
-def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
+def _once(watcher: Watcher, run: Run, *, as_json: bool) -> None:
     snapshot = watcher.probe()
     if snapshot.ranks:
         time.sleep(ONCE_S)
@@ -68,9 +68,8 @@ def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
         console.print(_screen(console, snapshot, run, height=None))
 
 
-def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
+def _lines(watcher: Watcher, every: float, *, as_json: bool) -> None:
     from ddpctl.commands.top_screen import line
-    from ddpctl.runs.run_status import ENDED
 
     while True:
         snapshot = watcher.probe()
@@ -80,7 +79,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
         time.sleep(every)
 
 
-def document(snapshot: "Snapshot") -> str:
+def document(snapshot: Snapshot) -> str:
     """Return the snapshot as one line of JSON. NaN becomes null.
 
     Each item of ``throughput`` and ``losses`` has a time and a value.
@@ -100,10 +99,8 @@ def _known(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _live(watcher: "Watcher", run: "Run", every: float) -> None:
+def _live(watcher: Watcher, run: Run, every: float) -> None:
     from rich.live import Live
-
-    from ddpctl.runs.run_status import ENDED
 
     console = _console()
     snapshot = watcher.probe()
@@ -126,9 +123,8 @@ def _console() -> "Console":
     return Piped(highlight=False, markup=False, emoji=False)
 
 
-def _screen(console: "Console", snapshot: "Snapshot", run: "Run", *, height: int | None) -> "RenderableType":
+def _screen(console: "Console", snapshot: Snapshot, run: Run, *, height: int | None) -> "RenderableType":
     from ddpctl.commands.top_screen import screen
-    from ddpctl.job.launch_plan import title
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
     heading = one_line(f"{title(run.job)} on {where}")

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
@@ -221,7 +222,7 @@ class Executor:
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         out = {"stdout": subprocess.PIPE} if self._filter else {}
-        with self._child(command, stdin=subprocess.DEVNULL, **out) as process:
+        with _input(command.stdin) as stdin, self._child(command, stdin=stdin, **out) as process:
             if self._filter:
                 copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
                 copier.start()
@@ -336,6 +337,18 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
 def _messages(commands: tuple[Command, ...]) -> str:
     """Return the distinct messages to print before these commands, one per line."""
     return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
+
+
+@contextmanager
+def _input(text: str | None) -> Iterator[IO[bytes] | int]:
+    """Yield the stdin of a process that reads ``text``. It is a file, because nothing serves a pipe meanwhile."""
+    if text is None:
+        yield subprocess.DEVNULL
+        return
+    with TemporaryFile() as file:
+        file.write(text.encode(errors="surrogateescape"))
+        file.seek(0)
+        yield file
 
 
 def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:

@@ -126,16 +126,9 @@ class Remote:
 
     def hold(self, command: Command) -> Output:
         """Start a command and return its first line of output. Its stdin stays open until ``release``."""
-        from paramiko.ssh_exception import SSHException
 
-        from ddpctl.execution.ssh import NoConnectionError
-
-        out, err = bytearray(), bytearray()
-        try:
-            channel = self._channel(_host(command))
-            channel.settimeout(command.timeout_s)
-            channel.exec_command(remote_line(command))
-            channel.sendall((command.stdin or "").encode())
+        def read_line(channel: "Channel") -> Output:
+            out, err = bytearray(), bytearray()
             while b"\n" not in out and (data := channel.recv(_CHUNK)):
                 out += data
             if b"\n" in out:
@@ -143,10 +136,8 @@ class Remote:
                 return Output(returncode=0, stdout=out.decode(errors="replace"))
             _drain(channel, out.extend, err.extend)
             return Output(returncode=channel.recv_exit_status() or 1, stderr=err.decode(errors="replace"))
-        except TimeoutError:
-            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
-        except (NoConnectionError, SSHException, OSError, EOFError) as error:
-            return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
+
+        return self._start(command, read_line)
 
     def release(self) -> None:
         """Close the stdin of all held commands, so that they end."""
@@ -172,11 +163,20 @@ class Remote:
             connection.close()
 
     def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
+        deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
+
+        def wait(channel: "Channel") -> Output:
+            channel.shutdown_write()
+            return Output(returncode=_pump(channel, deadline, out, err))
+
+        return self._start(command, wait)
+
+    def _start(self, command: Command, attend: "Callable[[Channel], Output]") -> Output:
+        """Start a command, send its stdin, and return the result of ``attend``. Close the channel unless it is held."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.execution.ssh import NoConnectionError
 
-        deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
         try:
             channel = self._channel(_host(command))
         except NoConnectionError as error:
@@ -184,20 +184,18 @@ class Remote:
         try:
             channel.settimeout(command.timeout_s)
             channel.exec_command(remote_line(command))
-            if command.stdin is not None:
-                data = command.stdin.encode(errors="surrogateescape")
-                for start in range(0, len(data), _CHUNK):  # in chunks, because sendall copies the rest for each packet
-                    channel.sendall(data[start : start + _CHUNK])
-            channel.shutdown_write()
-            code = _pump(channel, deadline, out, err)
+            data = (command.stdin or "").encode(errors="surrogateescape")
+            for start in range(0, len(data), _CHUNK):  # in chunks, because sendall copies the rest for each packet
+                channel.sendall(data[start : start + _CHUNK])
+            return attend(channel)
         except TimeoutError:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
         except (SSHException, OSError, EOFError) as error:
             self._forget(_host(command))
             return Output(returncode=UNREACHED, stderr=f"the connection was lost ({str(error) or 'the host is gone'})")
         finally:
-            channel.close()
-        return Output(returncode=code)
+            if channel not in self._held:
+                channel.close()
 
     def _channel(self, host: Host) -> "Channel":
         """Open a channel. If the existing connection is broken, connect again once."""

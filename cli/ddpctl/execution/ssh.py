@@ -400,7 +400,8 @@ def _why(error: Exception, hop: _Hop) -> str:
         case _SecondFactorError():
             return (
                 f"it accepts the key of {connection.user}, but also asks for a password or a code, which ddpctl cannot "
-                "give: the key must be enough there (AuthenticationMethods in sshd_config)"
+                "give: the key must be enough there (AuthenticationMethods in sshd_config), or run ddpctl there. "
+                "A connection that your ssh shares (ControlMaster) is not used"
             )
         case SSHException() if isinstance(error, AuthenticationException) or "authentication methods" in str(error):
             return _refused_keys(hop)

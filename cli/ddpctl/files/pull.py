@@ -23,22 +23,38 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, LOCK, STORE_SECRET, publish_part
 
 TRIES = 4  # a lost connection is opened again, and the transfer is resumed
+MAX_NAMED = 3  # files in a message
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file again for its checksum
 # Patterns of find -path: files in a run's folder that ddpctl has sent there, or that only running processes use.
 _SKIPPED = (
-    *("./project", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
+    *("./project", "./project.list", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
     *(f"./task-*/{name}" for name in ("secrets", STORE_SECRET)),
     f"*/node-*/{LOCK}",
 )
 _WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain
 _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
+# In a run's folder: print the files that its script has made or changed in the folder ``project``. project.list names
+# those that ddpctl has sent, and has the time of that.
+MADE = """\
+made() {
+  [ -f project.list ] || return 0
+  (cd project && find . -type f -newer ../project.list &&
+    find . -type f | LC_ALL=C sort | LC_ALL=C comm -13 ../project.list -) |
+    grep -v /__pycache__/ | LC_ALL=C sort -u | sed 's,^[.],./project,'
+}
+made_summary() {
+  made | awk 'NR < 4 { names = names (NR > 1 ? ", " : "") substr($0, 3) }
+    END { if (NR) print NR (NR > 1 ? " files" : " file") ": " names (NR > 3 ? ", ..." : "") }'
+}
+"""
 _LIST = f"""\
-list() {{
+{MADE}list() {{
   cd "$1" 2>/dev/null || return 0
   find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o \\
     \\( -type f -o -type l \\) -print0 |
     LC_ALL=C xargs -0 -r stat --printf "%s %Y %F:$2%n\\\\0" || true  # a file may have been removed
+  made | LC_ALL=C xargs -d '\\n' -r stat --printf "%s %Y %F:$2%n\\\\0" || true
 }}
 """
 _SEND = """\
@@ -157,6 +173,9 @@ def _fetch(
     what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
     if resumed := sum(rest.start for rest in rests.values()):
         what += f"; {human_size(resumed)} were fetched earlier"
+    if own := [file.path for file in wanted if file.path.startswith("project/")]:
+        names = ", ".join(own[:MAX_NAMED]) + ", ..." * (len(own) > MAX_NAMED)
+        what += f"; files that the script has made in its folder: {one_line(names)}"
     shares = [share for number in range(len(places)) if (share := [file for file in wanted if file.place == number])]
     outputs = yield tuple(
         replace(

@@ -7,7 +7,7 @@ file, line and column. Duplicate keys, merge keys, tags and deep nesting are err
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import yaml
 from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.schema import FILE_NAME, SECTIONS, Kinds, required, validate
 from ddpctl.job.spec import JobSpec
 from ddpctl.job.values import Text, bases_of, is_null, kind_of, read_text
@@ -31,21 +32,6 @@ FLAGS = {
     "mounts": "--mount",
     "workload": "--kind",
 }  # flags that are not named after their field
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The launch that the file and the flags request."""
-
-    job: JobSpec
-    target: str  # the target's name in the file, or its kind
-    kind: str
-    options: Any  # an instance of the kind's options dataclass
-    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
-    cwd: str = field(default_factory=os.getcwd)
-    name: str | None = None  # the run's exact name; None: a new name is chosen
-    resumes: Any = None  # the Run from whose checkpoints it continues
-    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
@@ -255,9 +241,9 @@ class _File:
 
 def _read_file(path: Path, kinds: Kinds) -> _File:
     file = _File(name=str(path))
-    data, root = _bytes_of(path), None
+    root = None
     try:
-        root = _compose(data)
+        root = next(iter(_compose(read_bytes(path))), None)
     except _InvalidYaml as error:
         text, place = error.args
         file.errors.add((*place, text))
@@ -367,7 +353,23 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _compose(data: bytes) -> yaml.Node | None:
+def read_documents(data: bytes) -> Iterator[tuple[Any, Mapping[tuple[Any, ...], Place], list[tuple[int, str]]]]:
+    """Yield each document of a YAML file: its value, the position of each part, and a line and a text for each error.
+
+    Scalars are Text. Raises ValueError if the file is not YAML.
+    """
+    try:
+        nodes = _compose(data, many=True)
+    except _InvalidYaml as error:
+        text, (line, _) = error.args
+        raise ValueError(f"line {line}: {text}") from None
+    for node in nodes:
+        file = _File(name="")
+        value = file.value(node)
+        yield value, file.places, [(line, text) for line, _, text in sorted(file.errors)]
+
+
+def _compose(data: bytes, *, many: bool = False) -> list[yaml.Node]:
     if len(data) > MAX_BYTES:
         raise _InvalidYaml(f"the file is larger than {MAX_BYTES} bytes", (1, 1))
     try:
@@ -379,7 +381,8 @@ def _compose(data: bytes) -> yaml.Node | None:
         raise _InvalidYaml(f"the character U+{ord(match[0]):04X} is not allowed", _end_of(text[: match.start()]))
     loader = _Loader(text)
     try:
-        return loader.get_single_node()
+        nodes = iter(lambda: loader.check_node() and loader.get_node(), False) if many else [loader.get_single_node()]
+        return [node for node in nodes if node]
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark or loader.get_mark(), error.problem or ""
         words = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
@@ -396,7 +399,8 @@ def _end_of(text: str) -> Place:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def _bytes_of(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Return a regular file, or at most one byte more than a YAML file may have. Raises NoInputError."""
     try:
         with open_regular(path) as file:
             return file.read(MAX_BYTES + 1)

@@ -1,9 +1,11 @@
 """Determines the environment and the arguments of ddprun on each node of a run, for all targets."""
 
 import itertools
+import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import NoInputError
@@ -13,6 +15,21 @@ from ddpwire import names
 from ddpwire.run_files import STORE_SECRET
 
 TRAINER = ("-m", "ddptrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The launch that the file and the flags request."""
+
+    job: JobSpec
+    target: str  # the target's name in the file, or its kind
+    kind: str
+    options: Any  # an instance of the kind's options dataclass
+    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
+    cwd: str = field(default_factory=os.getcwd)
+    name: str | None = None  # the run's exact name; None: a new name is chosen
+    resumes: Any = None  # the Run from whose checkpoints it continues
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +159,16 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
         "--restart-limit": job.max_restarts,
         "--join-timeout": job.join_timeout,
         "--hang-timeout": job.hang_timeout,
+        "--setup-timeout": job.setup_timeout if job.node_setup else None,
+        "--teardown-timeout": job.teardown_timeout if job.node_teardown else None,
         "--checkpoint-copies": job.checkpoint_copies if job.checkpoint_copies > 1 else None,
         "--deadline": job.time_limit_s if deadline else None,
     }
     given = ((flag, f"{value:.15g}") for flag, value in options.items() if value is not None)
-    resumes = ("--resumes", plan.resumes) if plan.resumes else ()
-    return (*itertools.chain.from_iterable(given), *resumes, *program(job.command))
+    texts: list[tuple[str, str]] = [("--resumes", plan.resumes)] if plan.resumes else []
+    texts += [("--stop-signal", job.stop_signal)] if job.stop_signal != "TERM" else []
+    texts += [(f"--node-{when}", text) for when in ("setup", "teardown") for text in getattr(job, f"node_{when}")]
+    return (*itertools.chain.from_iterable((*given, *texts)), *program(job.command))
 
 
 def find_script(plan: Plan) -> Verb[None]:

@@ -1,5 +1,6 @@
 """The command line of another launcher, such as torchrun, as flags of ddpctl launch."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,11 +75,11 @@ class Translation:
         return line + (f" (not needed: {', '.join(self.implied)})" if self.implied else "")
 
 
-def translate(command: Sequence[str]) -> Translation | None:
+def translate(command: Sequence[str], *, refused: list[str] | None = None) -> Translation | None:
     """Return what a command of another launcher means, or None if ``command`` names none.
 
-    A command that begins with an option of torchrun counts as one of torchrun. Raises UsageError for an option without
-    a counterpart.
+    A command that begins with an option of torchrun counts as one of torchrun. An option without a counterpart is
+    added to ``refused``. Raises UsageError for such an option if ``refused`` is None.
     """
     arguments = command[1:] if command[:1] and command[0] in ("python", "python3") else command
     if not arguments:
@@ -89,9 +90,9 @@ def translate(command: Sequence[str]) -> Translation | None:
         )
     for start, table in LAUNCHERS.items():
         if tuple(arguments[: len(start)]) == start:
-            return _read(" ".join(start), arguments[len(start) :], table)
+            return _read(" ".join(start), arguments[len(start) :], table, refused)
     if arguments[0].startswith("--") and _key(arguments[0]) in ONLY_OF_TORCHRUN:
-        return _read("torchrun", arguments, TORCHRUN)
+        return _read("torchrun", arguments, TORCHRUN, refused)
     return None
 
 
@@ -108,7 +109,7 @@ def _key(option: str) -> str:
     return option.partition("=")[0].lstrip("-").replace("_", "-")
 
 
-def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> Translation:
+def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str], refused: list[str] | None) -> Translation:
     flags: dict[str, str] = {}
     env: dict[str, str] = {}
     implied: list[str] = []
@@ -118,10 +119,8 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> 
         option, equals, value = rest.pop(0).partition("=")
         meaning = meaning_of(option, table)
         if meaning is None:
-            raise UsageError(
-                f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
-                hint="leave it out, or see docs/your_script.md for what ddpctl does instead",
-            )
+            _refuse(launcher, option, value if equals else None, rest, refused)
+            continue
         if not equals and meaning not in WITHOUT_VALUE:
             if not rest:
                 raise UsageError(f"{option}: this option of {launcher} needs a value")
@@ -138,16 +137,35 @@ def _read(launcher: str, arguments: Sequence[str], table: Mapping[str, str]) -> 
     if not rest:
         raise UsageError(f"{launcher}: no script is named", hint="ddpctl launch --gpus 2 -- train.py")
     if "--gpus" in flags:
-        flags["--gpus"] = _per_node(flags["--gpus"], flags.get("--nodes", "1") if table is ACCELERATE else "1")
+        nodes = flags.get("--nodes", "1") if table is ACCELERATE else "1"
+        flags |= {"--gpus": ranks} if (ranks := _per_node(flags.pop("--gpus"), nodes, refused)) else {}
     return Translation(launcher=launcher, flags=flags, env=env, implied=tuple(implied), program=(*module, *rest))
 
 
-def _per_node(processes: str, nodes: str) -> str:
+def _refuse(launcher: str, option: str, value: str | None, rest: list[str], refused: list[str] | None) -> None:
+    """Raise UsageError, or add the option to ``refused`` with its value, which may be the next of ``rest``."""
+    if refused is None:
+        raise UsageError(
+            f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
+            hint="leave it out, or see docs/your_script.md for what ddpctl does instead",
+        )
+    if value is None and rest and not re.match(r"-|.*\.py$", rest[0]):
+        value = rest.pop(0)
+    refused.append(f"{option} {value or ''}".rstrip())
+
+
+def _per_node(processes: str, nodes: str, refused: list[str] | None) -> str | None:
     """Return the ranks of each of these nodes: accelerate counts the processes of all machines together."""
+    problem = None
     if processes in ("auto", "gpu", "cpu"):
-        raise UsageError(f"{processes} ranks per node: ddpctl plans on another machine: give a number, --gpus N")
-    if nodes == "1":
-        return processes
-    if not (processes.isdecimal() and nodes.isdecimal() and int(nodes)) or int(processes) % int(nodes):
-        raise UsageError(f"--num_processes {processes}: expected a multiple of --num_machines, which is {nodes}")
-    return str(int(processes) // int(nodes))
+        problem = f"{processes} ranks per node: ddpctl plans on another machine: give a number, --gpus N"
+    elif nodes != "1" and (
+        not (processes.isdecimal() and nodes.isdecimal() and int(nodes)) or int(processes) % int(nodes)
+    ):
+        problem = f"--num_processes {processes}: expected a multiple of --num_machines, which is {nodes}"
+    if problem and refused is None:
+        raise UsageError(problem)
+    if problem and refused is not None:
+        refused.append(problem)
+        return None
+    return processes if nodes == "1" else str(int(processes) // int(nodes))

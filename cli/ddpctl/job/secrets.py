@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.errors import ConfigError
 from ddpctl.job.spec import JobSpec
 from ddpwire.run_files import STORE_SECRET
 
@@ -31,7 +30,7 @@ _FLAG = r"--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z]"
 
 def exposed(job: JobSpec) -> str | None:
     """Return a warning if a variable of ``job.env`` looks like a secret, otherwise None."""
-    names = [name for name, value in job.env.items() if _looks_secret(name, value)]
+    names = [name for name, value in job.env.items() if looks_secret(name, value)]
     if not names:
         return None
     return (
@@ -42,7 +41,7 @@ def exposed(job: JobSpec) -> str | None:
 
 def exposed_arguments(job: JobSpec) -> str | None:
     """Return a warning if an option of the script looks like a secret, otherwise None."""
-    names = tuple(dict.fromkeys(name for name, value in _options(job.command) if _looks_secret(name, value)))
+    names = tuple(dict.fromkeys(name for name, value in options_of(job.command) if looks_secret(name, value)))
     if not names:
         return None
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
@@ -52,7 +51,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
     )
 
 
-def _options(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def options_of(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each ``--name value``, ``--name=value`` and ``name=value``."""
     for word, following in zip(command, (*command, "")[1:], strict=True):
         name, equals, value = word.partition("=")
@@ -62,32 +61,22 @@ def _options(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield word, following
 
 
-def _looks_secret(name: str, value: str) -> bool:
+def looks_secret(name: str, value: str) -> bool:
+    """Return whether a variable or an option with this name and value looks like a secret."""
     looks = sounds_secret(name) or name.upper().endswith("_KEY")
     return looks and not _INNOCENT.search(name) and not _NO_SECRET.fullmatch(value)
 
 
 def exposed_values(job: JobSpec) -> list[str]:
     """Return the values in ``job.env`` and in the script's options whose names look like names of secrets."""
-    return [value for name, value in (*job.env.items(), *_options(job.command)) if _looks_secret(name, value)]
+    return [value for name, value in (*job.env.items(), *options_of(job.command)) if looks_secret(name, value)]
 
 
-def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
-    """Return the values of the job's secrets, keyed by name.
-
-    Raises ConfigError if a secret is not set, and UnavailableError if a secret cannot be read.
-    """
-    if not job.secrets:
-        return {}
-    outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
-    missing = [name for name, output in zip(job.secrets, outputs, strict=True) if output.returncode == 1]
-    if missing:
+def read_secrets(job: JobSpec, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the values of the job's secrets, keyed by name. Raises ConfigError if a secret is not set."""
+    if missing := [name for name in job.secrets if name not in environ]:
         raise ConfigError(f"secrets: your environment does not contain {', '.join(missing)}: export {missing[0]}=...")
-    for name, output in zip(job.secrets, outputs, strict=True):
-        if output.returncode:  # printenv itself failed
-            why = f"because printenv failed: {output.last_line()}"
-            raise UnavailableError(f"secrets: cannot read {name} from your environment, {why}")
-    return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
+    return {name: environ[name] for name in job.secrets}
 
 
 def make_store_secret(folder: str, *others: str) -> str:

@@ -59,8 +59,11 @@ def _check_not_ours(name: str) -> None:
 
 
 IMAGE = r"(?=.{1,512}$)[a-z0-9][A-Za-z0-9_.:/-]*(@sha256:[0-9a-f]{64})?"  # the registry checks the finer rules
-SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
-TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
+SIZE_PATTERN = re.compile(r"([1-9][0-9]*)([MGT]i?)")
+_CLOCK = r"(?=.*[1-9])(?:[0-9]{1,6}-[0-9]{1,2}(?::[0-9]{2}){0,2}|[0-9]{1,6}:[0-9]{2}:[0-9]{2})"  # of sbatch --time
+TIME_PATTERN = re.compile(
+    rf"(?=[1-9])(?:[0-9]{{1,9}}d)?(?:[0-9]{{1,9}}h)?(?:[0-9]{{1,9}}m)?(?:[0-9]{{1,9}}s)?|{_CLOCK}"
+)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PORT = 65535
 STORE = matching(
@@ -72,7 +75,9 @@ STORE = matching(
 def check_size(size: str) -> str:
     """Check that the text is a size such as ``64Gi``. Raises ValueError."""
     if not SIZE_PATTERN.fullmatch(size):
-        raise ValueError("expected a whole number and Mi, Gi or Ti, such as 64Gi")
+        raise ValueError(
+            "expected a whole number and Mi, Gi or Ti, such as 64Gi, or M, G or T as the scheduler has them"
+        )
     return size
 
 
@@ -82,12 +87,18 @@ SIZE = Rule(check_size, {"pattern": SIZE_PATTERN.pattern})
 def check_time(text: str, *, example: str = "12h") -> str:
     """Check that the text is a duration such as ``12h`` or ``2h30m``. Raises ValueError."""
     if not TIME_PATTERN.fullmatch(text):
-        raise ValueError(f"expected whole numbers with d, h, m or s, such as {example} or 2h30m")
+        raise ValueError(
+            f"expected whole numbers with d, h, m or s, such as {example} or 2h30m, or D-HH:MM:SS or HH:MM:SS"
+        )
     return text
 
 
 def time_s(text: str) -> int:
-    """Return a duration such as ``2h30m`` in seconds."""
+    """Return a duration such as ``2h30m`` or ``30-00:00:00`` in seconds."""
+    if text[-1] not in _SECONDS:
+        days, _, clock = text.rpartition("-")
+        hours, minutes, seconds = (*map(int, clock.split(":")), 0, 0)[:3]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhd])", text))
 
 
@@ -97,9 +108,9 @@ def is_port(text: str) -> bool:
 
 
 def size_bytes(size: str) -> int:
-    """Return a size such as ``64Gi`` in bytes."""
+    """Return a size such as ``64Gi`` in bytes. ``64G`` is the same, as in Slurm and docker."""
     number, unit = SIZE_PATTERN.fullmatch(size).groups()  # type: ignore[union-attr]
-    return int(number) << {"Mi": 20, "Gi": 30, "Ti": 40}[unit]
+    return int(number) << {"M": 20, "G": 30, "T": 40}[unit[0]]
 
 
 def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
@@ -124,6 +135,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return secrets
 
 
+COMMANDS = matching(r"[^\0]*\S[^\0]*", "a command must not be empty or contain a NUL byte")
 # The runtime would take a word without -- for the name of the image.
 RUNTIME_ARGS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 
@@ -168,6 +180,17 @@ class JobSpec(Options):
     """The rendezvous port on node 0; null: the target chooses one."""
     grace: Annotated[float, between(0, 3600)] = 30.0
     """Seconds that ranks have to save after a stop request, before they are killed."""
+    stop_signal: Literal["TERM", "USR1", "USR2"] = "TERM"
+    """The signal that asks the ranks to save and end: before a time limit, at a preemption and for ddpctl stop."""
+    node_setup: Annotated[Words, COMMANDS] = ()
+    """Shell commands that run on each node before its ranks start, once for each launch. If one fails, so does the
+    run."""
+    node_teardown: Annotated[Words, COMMANDS] = ()
+    """Shell commands that run on each node after its ranks have ended, whether they failed or not."""
+    setup_timeout: Annotated[float, between(1)] = 1800.0
+    """Seconds that all commands of node_setup may take together."""
+    teardown_timeout: Annotated[float, between(1, 3600)] = 60.0
+    """Seconds that all commands of node_teardown may take together."""
     join_timeout: Annotated[float, between(1)] | None = None
     """Seconds to wait for all nodes. null: the target's default (30 on one machine)."""
     hang_timeout: Annotated[float, between(0)] | None = None
@@ -183,7 +206,7 @@ class JobSpec(Options):
     cpus: Annotated[int, between(1, 1024)] | None = None
     """CPU cores per node. null: the target's default."""
     memory: Annotated[str, SIZE] | None = None
-    """Memory per node, such as 64Gi. null: the target's default."""
+    """Memory per node, such as 64Gi, or 64G as the target's scheduler counts it. null: the target's default."""
     shm: Annotated[str, SIZE] | None = None
     """Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: 8Gi, but at most
     a quarter of memory."""
@@ -197,7 +220,8 @@ class JobSpec(Options):
     """An object store, such as s3://BUCKET/PATH, that gets a copy of each checkpoint, in a folder named after the run;
     null: none. It needs ddpctl[s3] where the nodes run."""
     time_limit: Annotated[str, Rule(check_time, {"pattern": TIME_PATTERN.pattern})] | None = None
-    """Time limit of the run, such as 12h; the ranks save and stop before it. null: no limit."""
+    """Time limit of the run, such as 12h, or 2-12:00:00 as in sbatch; the ranks save and stop before it. null: no
+    limit."""
 
     @property
     def local_world_size(self) -> int:
@@ -227,6 +251,11 @@ class JobSpec(Options):
                 "job.checkpoint_copies",
                 f"{self.checkpoint_copies} is more than the number of nodes ({self.max_nodes})",
             )
+
+    @property
+    def stop_s(self) -> float:
+        """How long a node may take to end after a stop request: to save, and for node_teardown."""
+        return self.grace + (self.teardown_timeout if self.node_teardown else 0.0)
 
     @property
     def time_limit_s(self) -> int | None:

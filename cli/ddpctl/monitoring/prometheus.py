@@ -73,28 +73,6 @@ def prometheus_yml(scraping: Scraping) -> str:
     return HEAD + yaml.safe_dump(config, sort_keys=False, width=1000, allow_unicode=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScrapeTarget:
-    """A target of a scrape job, as Prometheus reports it."""
-
-    run: str
-    node: str
-    address: str
-    up: bool
-    error: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FiringAlert:
-    """An alert in the state firing or pending."""
-
-    alert: str
-    state: str  # firing or pending
-    severity: str
-    run: str
-    summary: str
-
-
 def is_reachable(url: str) -> bool:
     """Return whether an HTTP server answers at ``url``. Any status is an answer."""
     try:
@@ -106,36 +84,35 @@ def is_reachable(url: str) -> bool:
     return True
 
 
-def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
-    """Return the targets of a scrape job. Raises UnavailableError if Prometheus does not answer."""
-    active = _get(url, "/api/v1/targets?state=active")["activeTargets"]
-    targets = (
-        ScrapeTarget(
-            run=target["labels"].get("job_id", ""),
-            node=target["labels"].get("node", ""),
-            address=target["labels"]["instance"],
-            up=target["health"] == "up",
-            error=target["lastError"],
-        )
-        for target in active
-        if target["labels"]["job"] == job
-    )
-    return tuple(sorted(targets, key=lambda target: (target.run, target.node.zfill(5), target.address)))
+def scrape_targets(url: str) -> list[dict[str, Any]]:
+    """Return the nodes that Prometheus scrapes. Raises UnavailableError if Prometheus does not answer."""
+    targets = [
+        {
+            "run": target["labels"].get("job_id", ""),
+            "node": target["labels"].get("node", ""),
+            "address": target["labels"]["instance"],
+            "up": target["health"] == "up",
+            "error": target["lastError"],
+        }
+        for target in _get(url, "/api/v1/targets?state=active")["activeTargets"]
+        if target["labels"]["job"] == JOB
+    ]
+    return sorted(targets, key=lambda target: (target["run"], target["node"].zfill(5), target["address"]))
 
 
-def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
+def firing_alerts(url: str) -> list[dict[str, str]]:
     """Return the alerts of ddpctl that are firing or pending. Raises UnavailableError if Prometheus does not answer."""
-    return tuple(
-        FiringAlert(
-            alert=alert["labels"]["alertname"],
-            state=alert["state"],
-            severity=alert["labels"].get("severity", ""),
-            run=alert["labels"].get("job_id", ""),
-            summary=alert["annotations"].get("summary", ""),
-        )
+    return [
+        {
+            "alert": alert["labels"]["alertname"],
+            "state": alert["state"],
+            "severity": alert["labels"].get("severity", ""),
+            "run": alert["labels"].get("job_id", ""),
+            "summary": alert["annotations"].get("summary", ""),
+        }
         for alert in _get(url, "/api/v1/alerts")["alerts"]
         if alert["labels"]["alertname"].startswith("Ddp")
-    )
+    ]
 
 
 def _get(url: str, path: str) -> Any:

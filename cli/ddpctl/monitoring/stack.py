@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -50,27 +50,19 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """The URLs of the two servers."""
-
-    prometheus: str
-    grafana: str
-
-
 def folder_of(root: Path) -> Path:
     """Return the folder for the files and the data. No run can have this folder's name."""
     return root / ".monitoring"
 
 
-def places(root: Path) -> Places | None:
-    """Return the URLs of the servers, with the ports from ``.env``, or None if there is no such file."""
+def urls_of(root: Path) -> dict[str, str]:
+    """Return the URL of each service, with the ports from ``.env``. Return no URLs if there is no such file."""
     try:
         lines = (folder_of(root) / ".env").read_text().splitlines()
     except OSError:
-        return None
+        return {}
     env = dict(line.split("=", 1) for line in lines if "=" in line)
-    return _places(env["PROMETHEUS_PORT"], env["GRAFANA_PORT"])
+    return _urls(env["PROMETHEUS_PORT"], env["GRAFANA_PORT"])
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
@@ -108,16 +100,16 @@ def up(
     ports: tuple[int, int],
     retention: str,
     only: tuple[str, ...] = SERVICES,
-) -> Places:
+) -> dict[str, str]:
     """Start the containers, or create them again if they are running, and wait until the servers answer.
 
-    ``ports``: the ports of Prometheus and Grafana.
+    ``ports``: the ports of Prometheus and Grafana. Return the URL of each service.
     """
-    folder, urls = folder_of(context.root), _places(*ports)
+    folder, urls = folder_of(context.root), _urls(*ports)
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
-        for flag, url in (("--port", urls.prometheus), ("--grafana-port", urls.grafana)):
+        for flag, url in zip(("--port", "--grafana-port"), urls.values(), strict=True):
             if is_reachable(url):
                 raise UsageError(f"{flag}: another program answers at {url}: choose another port")
     data = {"PROMETHEUS_DATA": folder / "data" / "prometheus", "GRAFANA_DATA": folder / "data" / "grafana"}
@@ -137,9 +129,8 @@ def up(
     write_files(folder, {**compose_files(scraping, limits), ".env": env_file}, force=True)
     todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
     _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
-    for service, url in zip(SERVICES, (urls.prometheus, urls.grafana), strict=True):
-        if service in only:
-            _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {folder}")
+    for service in only:
+        _wait(service, urls[service], f"{' '.join((*compose, 'logs', service))} in {folder}")
     return urls
 
 
@@ -186,8 +177,8 @@ def _run(context: AppContext, command: Command, todo: str = "") -> None:
         raise UnavailableError(f"{' '.join(command.argv)} {reason}{todo}")
 
 
-def _places(prometheus_port: object, grafana_port: object) -> Places:
-    return Places(prometheus=f"http://127.0.0.1:{prometheus_port}", grafana=f"http://127.0.0.1:{grafana_port}")
+def _urls(*ports: object) -> dict[str, str]:
+    return {service: f"http://127.0.0.1:{port}" for service, port in zip(SERVICES, ports, strict=True)}
 
 
 def _wait(service: str, url: str, where: str) -> None:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.execution.executor import Executor
-from ddpctl.job.config import Request
-from ddpctl.job.launch_plan import program
+from ddpctl.job.launch_plan import Request, program
 from ddpctl.job.schema import validate
 from ddpctl.job.spec import NAME_PATTERN, JobSpec
 from ddpctl.notebook import serialization

@@ -8,13 +8,13 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ddpctl.errors import DdpctlError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.operations import launcher, removal
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
@@ -29,15 +29,6 @@ TIME_LIMIT = "30m"  # for the run of a check, including the start of its ranks
 CHECKS = ".checks"  # a folder in the folder of the runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckRun:
-    """The result of a check as data, and the lines that rank 0 printed for the user."""
-
-    run: Run
-    result: dict[str, Any]
-    lines: tuple[str, ...] = ()
-
-
 class NoResultError(DdpctlError):
     """A check ended without a result. The exit code of the check's run is the exit code of the error."""
 
@@ -47,11 +38,13 @@ class NoResultError(DdpctlError):
         self.run, self.outcome, self.code = run, state.outcome, code or Exit.SOFTWARE
 
 
-def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
+def run_check(
+    context: AppContext, request: Request, *, show: Callable[[str], None]
+) -> tuple[Run, dict[str, Any], list[str]]:
     """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
 
-    ``show`` is called with each line that rank 0 prints. Ctrl-C stops the run, as in an attached launch. The run is
-    removed if it has a result or was stopped.
+    Return the run, its result as data, and the lines that rank 0 printed for the user. ``show`` is called with each of
+    these lines. Ctrl-C stops the run, as in an attached launch. The run is removed if it has a result or was stopped.
     """
     name = request.job.command[2]
     command = (*request.job.command, "--record")
@@ -74,7 +67,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
             context.emit(f"{run.name} is not removed: {error}")
     if result is None:
         raise NoResultError(run, state, code)
-    return CheckRun(run=run, result=result, lines=tuple(output.lines))
+    return run, result, output.lines
 
 
 class _Output:

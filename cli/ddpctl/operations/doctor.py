@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpctl import targets
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, launcher
 from ddpctl.operations.launcher import AppContext
@@ -65,14 +65,14 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
     """Return the run and the doctor's result. If a node prevented the start of ddprun, the result is its message."""
     try:
-        check = check_job.run_check(context, request, show=lambda _: None)
+        run, result, _ = check_job.run_check(context, request, show=lambda _: None)
     except check_job.NoResultError as error:
         if error.outcome is None or error.outcome.node is None:
             raise
         nodes = [{"node": node, "host": "unknown", "address": "unknown"} for node in range(request.job.max_nodes)]
         results = [_refusal(error.outcome.node, "preflight", error.outcome.message)]
         return error.run, {"nodes": nodes, "results": results}
-    return check.run, check.result
+    return run, result
 
 
 def _refusal(node: int, check: str, why: str) -> dict[str, Any]:

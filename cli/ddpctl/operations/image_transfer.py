@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from ddpctl.command import Command, FilePart, Host, Transfer, Verb
 from ddpctl.errors import DdpctlError, UnavailableError, writing
@@ -213,20 +213,12 @@ def digest_hex(digest: str) -> str:
 # The complete transfer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """What was sent to one host."""
-
-    host: str
-    sent: int  # bytes, without the overhead of SSH
-    error: str = ""
-
-
 def ship(
     context: AppContext, engine: Engine, reference: str, hosts: tuple[Host, ...], folder: Path
-) -> tuple[Delivery, ...]:
+) -> list[dict[str, Any]]:
     """Copy an image to all hosts. Only layers that a host does not have are sent. Raises UnavailableError.
 
+    Return each ``host``, the number of bytes ``sent`` to it (without the overhead of SSH), and its ``error`` or "".
     ``folder`` keeps the packed blobs; the next call uses them again.
     """
     perform, emit = context.executor.perform, context.emit
@@ -246,8 +238,8 @@ def ship(
         sent = 0 if isinstance(result, DdpctlError) else result
         loaded = f"loaded, {human_size(sent)} sent" if survey.host in results else "has it already"
         emit(f"{survey.host}: {error or loaded}")
-        deliveries.append(Delivery(host=str(survey.host), sent=sent, error=error))
-    return tuple(deliveries)
+        deliveries.append({"host": str(survey.host), "sent": sent, "error": error})
+    return deliveries
 
 
 def _pack(

@@ -25,8 +25,7 @@ from ddpctl.errors import (
 from ddpctl.execution import interrupts
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
-from ddpctl.job.config import Request
-from ddpctl.job.launch_plan import TRAINER, Plan, program, title
+from ddpctl.job.launch_plan import TRAINER, Plan, Request, program, title
 from ddpctl.operations import lost_replies, run_folders
 from ddpctl.operations.replacement import Replacement
 from ddpctl.runs import run_store
@@ -344,7 +343,7 @@ def stop(context: AppContext, run: Run, *, kill: bool, before: RunStatus | None 
                 f"ddpctl stop --kill {run.name} ends them at once"
             )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))
-        state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
+        state = _wait_until_ended(context, run, run.job.stop_s + STOP_MARGIN_S)
         if state.ended:
             return state
         if state.state == "unknown" and not state.alive:  # its ranks may be saving

@@ -4,10 +4,10 @@ The playbook first runs with ``--check``. Machines that fail this check are not 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import yaml
 
@@ -32,22 +32,7 @@ class Site:
     places: Mapping[str, str]  # group → the address of its only host
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaybookRun:
-    """The settings of one call of ``ddpctl provision``."""
-
-    ansible: str  # the program ansible-playbook
-    folder: str  # the folder of the playbooks
-    inventory: str
-    recap: str  # the file into which a playbook writes the result of each machine
-    playbook: Playbook = "site"
-    check: bool = False  # only check, and change nothing
-    tags: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()  # further arguments for ansible-playbook
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostResult:
+class HostResult(TypedDict):
     """The result for one machine."""
 
     changed: int  # number of tasks that changed something, or would change something
@@ -116,37 +101,43 @@ def inventory_text(options: SshOptions, site: Site) -> str:
     return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
 
 
-def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
+def provision(
+    argv: Sequence[str], extra: Sequence[str] = (), *, folder: str, recap: str, playbook: Playbook, check: bool
+) -> Verb[dict[str, HostResult]]:
     """Run the playbook with ``--check``, and then without this option on the machines that passed the check.
 
-    The second run is skipped if ``run.check``, or if there is nothing to change. The playbook ``verify`` runs only
-    once, without ``--check``. Raises UnavailableError and KeyboardInterrupt.
+    The second run is skipped if ``check``, or if there is nothing to change. The playbook ``verify`` runs only once,
+    without ``--check``. Raises UnavailableError and KeyboardInterrupt.
+
+    ``argv`` and ``extra``: the program ansible-playbook with its first options, and further arguments. ``folder``: the
+    folder of the playbooks. ``recap``: the file into which a playbook writes the result of each machine.
     """
-    if run.playbook == "verify":
-        return (yield from _play(run, check=False))
-    looked = yield from _play(run, check=True)
-    sound = tuple(host for host, fared in looked.items() if not fared.failed)
-    if run.check or not any(looked[host].changed for host in sound):
+    env = {"ANSIBLE_CONFIG": f"{folder}/ansible.cfg", "DDPCTL_RECAP": recap, "LC_ALL": "C.UTF-8"}
+
+    def play(*options: str) -> Verb[dict[str, HostResult]]:
+        command = (*argv, f"{folder}/{playbook}.yaml", *options, *extra)
+        return _play(Command(argv=command, env=env, mode="tty", kills_orphans=True, timeout_s=None), recap)
+
+    if playbook == "verify":
+        return (yield from play())
+    looked = yield from play("--check")
+    sound = [host for host, fared in looked.items() if not fared["failed"]]
+    if check or not any(looked[host]["changed"] for host in sound):
         return looked
-    done = yield from _play(run, check=False, only=() if len(sound) == len(looked) else sound)
-    return {**looked, **done}
+    only = () if len(sound) == len(looked) else (f"--limit={','.join(sound)}",)
+    return {**looked, **(yield from play(*only))}
 
 
-def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
-    """Run the playbook on the machines in ``only`` (empty: all machines). Return the result of each machine."""
-    argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
-    argv += ["--check"] if check else []
-    argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
-    argv += [f"--limit={','.join(only)}"] if only else []
-    env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
-    # Remove the result of an earlier call.
-    yield (Command(argv=("rm", "-f", run.recap)),)
-    (played,) = yield (Command(argv=(*argv, *run.extra), env=env, mode="tty", kills_orphans=True, timeout_s=None),)
-    (recap,) = yield (Command(argv=("cat", run.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
+def _play(command: Command, recap_file: str) -> Verb[dict[str, HostResult]]:
+    """Run a playbook. Return the result of each machine."""
+    yield (Command(argv=("rm", "-f", recap_file)),)  # the result of an earlier call
+    (played,) = yield (command,)
+    (recap,) = yield (Command(argv=("cat", recap_file), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
     if played.returncode == _INTERRUPTED:
         raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
             f"ansible-playbook exited with {played.returncode} before it reached a machine: see its output above"
         )
-    return {host: HostResult(**fared) for host, fared in json.loads(recap.stdout).items()}
+    results: dict[str, HostResult] = json.loads(recap.stdout)
+    return results

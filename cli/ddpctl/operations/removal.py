@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from ddpctl import targets
 from ddpctl.command import SHELL, UNREACHED, Command, Host, Output, T, Verb, path_word
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
+from ddpctl.files.pull import MADE
 from ddpctl.operations.launcher import AppContext, clear, status, target_of
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
@@ -185,7 +186,7 @@ def disk_usage_script(root: str, names: Sequence[str], *, dry_run: bool, outside
     return f"""\
 dry_run={"yes" if dry_run else ""}
 say() {{ printf '%s\\t%s\\t%s\\n' "$@"; }}
-remove() {{ find "$@" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} + && rm -rf -- "$@"; }}
+{MADE}remove() {{ find "$@" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} + && rm -rf -- "$@"; }}
 {outside}cd {path_word(root)} 2>/dev/null || exit 0
 set -- {shlex.join(f"./{name}" for name in names)}
 for d; do
@@ -204,6 +205,8 @@ for d; do
         fi
       fi
     done
+    summary=$(cd "$d" && made_summary)
+    [ -z "$summary" ] || say "$d" made "$summary"
     set -- "$@" "$d"
   fi
 done
@@ -232,6 +235,7 @@ def read_disk_usage(output: Output, root: str, name: str, host: Host | None = No
         host=str(host or ""),
         size=int(said.get("size", 0)) * 1024,
         checkpoints=int(said.get("checkpoints", 0)) * 1024,
+        made=said.get("made", ""),
         stays=tuple(value for word, value in words if word == "stays"),
     )
     if "held" in said:

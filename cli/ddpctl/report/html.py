@@ -128,6 +128,7 @@ _CAUSES = {  # ddpwire.run_files.Cause
     "absent": "not all nodes joined in time",
     "unavailable": "an address or a port was not available",
     "config": "a wrong configuration, or nodes that do not match",
+    "setup": "a failure of node_setup",
     "internal": "a fault of ddprun",
 }
 _NAMES = {"number of ranks": "ranks on the node"}

@@ -400,6 +400,7 @@ class DiskUsage:
     host: str = ""  # empty: this machine
     size: int = 0  # bytes that a removal frees, so files with several hard links do not count
     checkpoints: int = 0  # how many of these bytes are checkpoints
+    made: str = ""  # a text about files that its script has made in its copy of the project
     stays: tuple[str, ...] = ()  # the targets of its symbolic links, which are not removed
 
     def __str__(self) -> str:

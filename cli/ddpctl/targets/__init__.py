@@ -5,6 +5,7 @@ commands (``ddpctl.command``), receive their output, and return a value.
 """
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -155,8 +156,9 @@ class Target(ABC):
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, environ: Mapping[str, str] = os.environ) -> None:
         self.options = options
+        self.environ = environ  # the variables of the user's environment
 
     @abstractmethod
     def render(self, plan: Plan) -> str:
@@ -275,6 +277,11 @@ class Target(ABC):
         where = run.checkpoint_dir if run.elsewhere else run.folder
         why = f"is on a target of kind {run.kind}, so there is nothing to pull"
         raise ConfigError(f"run '{run.name}' {why}: its files are in {where}")
+
+    def made(self, run: Run) -> Verb[tuple[str, ...]]:
+        """Return a text for each machine on which the script has made files that are removed together with the run."""
+        yield ()
+        return ()
 
     def has_spares(self, run: Run) -> bool:
         """Return whether there may be a spare machine, on which ``replace_lost`` can restart a lost node."""

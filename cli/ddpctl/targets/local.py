@@ -6,15 +6,16 @@ prints the state and the logs of nodes, sends signals and finds a free port.
 """
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.command import NO_GPU, SHELL, TIMED_OUT, Command, Output, Verb
+from ddpctl.command import SHELL, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.job.launch_plan import (
@@ -38,7 +39,7 @@ from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target,
 from ddpctl.text import one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
-from ddpwire.machine import MIG, visible_devices
+from ddpwire.machine import MIG
 from ddpwire.run_files import TARGETS
 
 MISSING = 66  # exit code of the probe if a module is not found
@@ -47,10 +48,6 @@ STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its
 KILL_WAIT_S = 5.0
 _OF_CONTAINERS = ("image", "cpus", "memory", "shm", "mounts")
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-GPU_PROBES = (
-    Command(argv=("printenv", CUDA_VISIBLE_DEVICES), probe=True),
-    Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
-)
 LOOPBACK = "127.0.0.1"
 
 
@@ -68,8 +65,8 @@ class LocalTarget(Target):
     kind = "local"
     capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
 
-    def __init__(self, options: LocalOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: LocalOptions, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(options, environ)
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
@@ -83,8 +80,8 @@ class LocalTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Check this machine, choose a port, and start one ddprun per node."""
         job = plan.job
-        yield from read_secrets(job)  # only checks them: a node inherits them from the environment
-        gpu_probes = () if job.device == "cpu" else GPU_PROBES
+        read_secrets(job, self.environ)  # only checks them: a node inherits them from the environment
+        gpu_probes = () if job.device == "cpu" else (_nodectl(self._python, "gpus", probe=True),)
         answers = yield (*gpu_probes, *self._probes(plan))
         torch, port, *there = answers[len(gpu_probes) :]
         if torch.returncode:
@@ -94,7 +91,7 @@ class LocalTarget(Target):
         check_script(plan, *there)
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
-        gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
+        gpus = share_gpus(job, gpus_of(answers[0]) if gpu_probes else ())
         (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.folder)),)
         made.check(f"cannot write {plan.folder}", CannotWriteError)
         number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
@@ -130,7 +127,7 @@ class LocalTarget(Target):
         want = ("--want", str(plan.job.port)) if plan.job.port else ()
         probes = [
             Command(argv=(self._python, "-c", CHECK_PYTHON), probe=True),
-            Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
+            _nodectl(self._python, "port", *want, placeholder="<port>"),
         ]
         if package := package_of(plan.job.command):
             find = f"import sys, importlib.util as u; sys.exit({MISSING} * (u.find_spec(sys.argv[1]) is None))"
@@ -141,7 +138,7 @@ class LocalTarget(Target):
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from the folders of its nodes."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
-        (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
+        (shown,) = yield (_nodectl(self._python, "show", *dirs),)
         shown.check("cannot ask the nodes")
         answers = _answers(shown, len(dirs))
         found = []
@@ -157,8 +154,7 @@ class LocalTarget(Target):
         if query.timestamps:
             options += [f"--file={name}" for place in query.places(run) for name in query.files(run, *place)]
         options += [] if query.tail is None else [f"--tail={query.tail}"]
-        argv = (self._python, "-P", "-m", "ddprun.nodectl", "logs", *options, run.folder)
-        (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
+        (done,) = yield (_nodectl(self._python, "logs", *options, run.folder, mode="stream", timeout_s=None),)
         if done.returncode == Exit.NO_INPUT:
             raise no_such_log(run)
         if done.returncode == Exit.CANNOT_WRITE:
@@ -172,10 +168,9 @@ class LocalTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun, and wait until none is alive."""
-        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         words = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
-        argv = (self._python, "-P", "-m", "ddprun.nodectl", "signal", *words)
-        (done,) = yield (Command(argv=argv, timeout_s=wait_s + TIMEOUT_S),)
+        (done,) = yield (_nodectl(self._python, "signal", *words, timeout_s=wait_s + TIMEOUT_S),)
         done.check(f"cannot stop {run.name}")
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
@@ -210,21 +205,18 @@ def node_dirs(run: Run) -> tuple[str, ...]:
 
 def find_gpus() -> Verb[tuple[str, ...]]:
     """Return the GPUs of this machine."""
-    return gpus_of(*(yield GPU_PROBES))
+    return gpus_of(*(yield (_nodectl(sys.executable, "gpus", probe=True),)))
 
 
-def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES. If it is not set, return all GPUs that nvidia-smi lists.
+def gpus_of(listing: Output) -> tuple[str, ...]:
+    """Return the GPUs that ``nodectl gpus`` has printed. Raises UnavailableError if it has failed."""
+    if listing.returncode:
+        raise UnavailableError(one_line(listing.last_line()), hint="repair the driver, or use --device cpu")
+    return tuple(listing.stdout.split())
 
-    ``visible`` and ``listing`` are the outputs of ``GPU_PROBES``. Raises UnavailableError if nvidia-smi fails.
-    """
-    if visible.returncode == 0:
-        return visible_devices(visible.stdout.rstrip("\n"))
-    if listing.returncode not in (0, *NO_GPU):
-        words = one_line(listing.last_line(listing.stdout.strip()))
-        raise UnavailableError(f"nvidia-smi failed ({words})", hint="repair the driver, or use --device cpu")
-    lines = listing.stdout.splitlines() if listing.returncode == 0 else ()
-    return tuple(line.strip() for line in lines if line.startswith(("GPU-", MIG)))  # it may also print warnings
+
+def _nodectl(python: str, *words: str, **rest: Any) -> Command:
+    return Command(argv=(python, "-P", "-m", "ddprun.nodectl", *words), **rest)
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -276,38 +268,6 @@ def _unusable_python(python: str, output: Output) -> UnavailableError:
 # The rendered spec: a bash script that needs no ddpctl
 
 
-_GPU_LINES = {
-    True: "# none: this job's device is cpu",
-    False: """\
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as in CUDA: an invalid entry ends the list, and a repeated entry empties it
-  _ddp_kind='[[:space:]]*\\+?0*([0-9]+)'
-  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) _ddp_kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
-  IFS=, read -ra _ddp_entries <<<"$CUDA_VISIBLE_DEVICES"
-  for _ddp_entry in "${_ddp_entries[@]}"; do
-    [[ $_ddp_entry =~ ^$_ddp_kind ]] || break
-    _ddp_gpu=${BASH_REMATCH[1]}
-    if [[ " ${_ddp_gpus[*]} " == *" $_ddp_gpu "* ]]; then
-      _ddp_gpus=()
-      break
-    fi
-    _ddp_gpus+=("$_ddp_gpu")
-  done
-else
-  _ddp_code=0
-  _ddp_listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || _ddp_code=$?
-  case $_ddp_code in
-    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # skip warnings
-    6 | 127) ;; # 6: no device; 127: no nvidia-smi
-    *)
-      echo "nvidia-smi failed (${_ddp_listed##*$'\\n'}): repair the driver," \\
-        "or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
-      exit 69
-      ;;
-  esac
-fi""",
-}
-
-
 def render_script(plan: Plan, python: str) -> str:
     """Return the job as a bash script that does not need ddpctl."""
     job = plan.job
@@ -323,7 +283,16 @@ def render_script(plan: Plan, python: str) -> str:
     if job.device != "auto":
         exports[names.DEVICE] = job.device
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
-    port = str(job.port) if job.port else f"$({shlex.quote(python)} -P -m ddprun.nodectl port | tr -dc 0-9)"
+    nodectl = f"{shlex.quote(python)} -P -m ddprun.nodectl"
+    port = str(job.port) if job.port else f"$({nodectl} port | tr -dc 0-9)"
+    gpus = "_ddp_listed=\n"  # the job's device is cpu
+    if job.device != "cpu":
+        gpus = f"""\
+_ddp_listed=$({nodectl} gpus) || {{
+  echo "repair the driver, or export CUDA_VISIBLE_DEVICES= (to use CPUs)" >&2
+  exit {Exit.UNAVAILABLE:d}
+}}
+"""
     return f"""\
 #!/usr/bin/env bash
 # {title(job)} on this machine. Each node is a ddprun process on the loopback interface.
@@ -339,8 +308,7 @@ export {names.NODE_MASTER_PORT} {names.RUN_DIR} {names.SECRET_FILE}
 echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 
 # Find the GPUs, and divide them among the nodes. Without GPUs, the ranks use the CPU.
-_ddp_gpus=()
-{_GPU_LINES[job.device == "cpu"]}
+{gpus}mapfile -t _ddp_gpus < <(grep . <<<"$_ddp_listed")
 if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
   echo "{_asked(job)}: {_ON_MIG}: to use CPUs, run export CUDA_VISIBLE_DEVICES=" >&2
   exit {Exit.CONFIG:d}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -82,3 +83,12 @@ def test_a_stopped_supervisor_is_named_and_continued_while_ranks_run(runs):
     node.process.terminate()
     assert node.end() == 143
     assert node.log(0).endswith("saved on SIGTERM\n")
+
+
+def test_the_kernel_kills_ranks_for_memory_before_their_ddprun(runs):
+    node = runs.start("act.py")
+    runs.wait_until_ready(node)
+    pids = (node.process.pid, node.rank_pid(0))
+    own, of_rank = (int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in pids)
+    node.process.terminate()
+    assert (node.end(), of_rank) == (143, min(1000, own + 500))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from bench.measuring import runtime_files
 from tests import forks
 from tests.contract.ddpctl import test_kubernetes
 from tests.contract.ddpctl.conftest import world as world
@@ -19,9 +20,10 @@ from tests.contract.ddpctl.test_kubernetes import still as still
 from tests.contract.ddpctl.worlds import Kubernetes, World
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
-from ddpwire.run_files import runtime_files
+from ddpctl.commands import explain
 
 ROOT = Path(__file__).parents[3]
+ANSWER_S = explain.ANSWER_S  # before the world of contract makes it shorter
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -38,8 +40,11 @@ def test_nothing_is_left_of_a_launch_interrupted_at_any_call(still: Kubernetes, 
     assert still.objects() == []
 
 
-def test_ranks_in_pods_are_explained_and_profiled(world: Callable[[str], World], tmp_path: Path) -> None:
+def test_ranks_in_pods_are_explained_and_profiled(
+    world: Callable[[str], World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pods' commands reach the folder of two real ddpruns, whose rank 1 sleeps while the others wait."""
+    monkeypatch.setattr(explain, "ANSWER_S", ANSWER_S)
     there = cast(Kubernetes, world("kubernetes"))
     (there.cluster / "state").write_text("running")
     settings = json.loads((there.folder / "ddpctl.yaml").read_text())

@@ -27,7 +27,7 @@ PULLING = 'failed to pull and unpack image "reg:5000/t:1": failed to resolve ref
          "dial tcp 10.0.0.1:5000: i/o timeout"),
         ("unexpected status from HEAD request: 500 Internal Server Error",
          "unexpected status from HEAD request: 500 Internal Server Error"),
-        ("reg:5000/t:1: not found", "no such image or tag"),
+        ("reg:5000/t:1: not found", "not found"),
     ],
 )  # fmt: skip
 def test_why_an_image_cannot_be_pulled_is_the_same_line_in_each_state_of_the_pull(cause: str, fact: str) -> None:

@@ -1,6 +1,7 @@
 """The script that the target local renders, run for real, with a stand-in for the interpreter."""
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def run_script(folder: Path, plan: Plan, **env: str) -> tuple[int, list[str], st
     """Run a rendered script with a stand-in for the interpreter: its code, each node's GPUs, its errors."""
     stand_in = folder / "python"
     stand_in.write_text(
-        "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo 1; exit; fi\n"
+        "#!/bin/bash\n[[ $4 != port ]] || { echo 1; exit; }\n"
+        f'[[ $4 != gpus ]] || exec {sys.executable} "$@"\n'
         'echo "$CUDA_VISIBLE_DEVICES" >"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
     )
     stand_in.chmod(0o755)
@@ -70,4 +72,4 @@ def test_the_rendered_script_takes_no_error_for_a_gpu(
     (tmp_path / "nvidia-smi").chmod(0o755)
     exited, found, said = run_script(tmp_path, TWO)
     assert (exited, found) == (code, shares)
-    assert ("nvidia-smi failed (Unknown Error): " in said) == (code == 69)
+    assert ("nvidia-smi failed (Unknown Error)\n" in said) == (code == 69)

@@ -6,14 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.test_provision import WISH, fared, play
+from tests.unit.ddpctl.test_provision import fared, play, provisioning
 
 from ddpctl.errors import ConfigError
-from ddpctl.operations.provision import PlaybookRun, Site, inventory, inventory_text, provision
+from ddpctl.operations.provision import Site, inventory, inventory_text
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
@@ -86,8 +87,8 @@ def test_two_hosts_of_one_address_are_refused() -> None:
 
 
 def test_an_uninstall_looks_first_as_well_and_hands_words_on() -> None:
-    options = PlaybookRun(**{**vars(WISH), "playbook": "uninstall", "extra": ("-e", "user_remove=true")})
-    lines, _ = play(provision(options), {"box1": fared(1)}, {"box1": fared(1)})
+    verb = provisioning("-e", "user_remove=true", playbook="uninstall")
+    lines, _ = play(verb, {"box1": fared(1)}, {"box1": fared(1)})
     assert lines == [
         "/v/ansible-playbook --inventory=/s/boxes.yaml /p/uninstall.yaml --check -e user_remove=true",
         "/v/ansible-playbook --inventory=/s/boxes.yaml /p/uninstall.yaml -e user_remove=true",
@@ -120,15 +121,15 @@ def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
 @pytest.mark.parametrize(
     ("changes", "recap", "words"),
     [
-        ({}, fared(0), "/p/site.yaml --check"),  # nothing to do: nothing is done
-        ({}, fared(2, "lost"), "/p/site.yaml --check"),  # nobody is left
-        ({"check": True}, fared(5), "/p/site.yaml --check"),
-        ({"playbook": "verify", "tags": ("user", "slurm")}, fared(0), "/p/verify.yaml --tags=user,slurm"),
+        ({}, fared(0), " /p/site.yaml --check"),  # nothing to do: nothing is done
+        ({}, fared(2, "lost"), " /p/site.yaml --check"),  # nobody is left
+        ({"check": True}, fared(5), " /p/site.yaml --check"),
+        ({"playbook": "verify", "tags": "--tags=user,slurm"}, fared(0), " --tags=user,slurm /p/verify.yaml"),
     ],
 )
-def test_one_playbook_is_enough(changes: dict[str, object], recap: dict[str, object], words: str) -> None:
-    lines, _ = play(provision(PlaybookRun(**{**vars(WISH), **changes})), {"box1": recap})  # type: ignore[arg-type]
-    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml {words}"]
+def test_one_playbook_is_enough(changes: dict[str, Any], recap: dict[str, object], words: str) -> None:
+    lines, _ = play(provisioning(**changes), {"box1": recap})
+    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml{words}"]
 
 
 def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:

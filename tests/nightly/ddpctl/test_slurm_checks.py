@@ -37,8 +37,7 @@ def dry_run(folder: Path, **env: str) -> Ended:
 def test_a_dry_run_without_slurm_prints_one_line(tmp_path: Path) -> None:
     nowhere = tmp_path / "bin"
     nowhere.mkdir()
-    for program in ("test", "printenv"):
-        (nowhere / program).symlink_to(f"/usr/bin/{program}")
+    (nowhere / "test").symlink_to("/usr/bin/test")
     for code, fact in ((66, "train.py"), (69, "sbatch")):
         done = dry_run(tmp_path, PATH=str(nowhere))
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)

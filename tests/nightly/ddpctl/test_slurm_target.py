@@ -59,9 +59,7 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
 
 
 def test_inside_of_an_allocation_its_nodes_are_used() -> None:
-    asked, submission = submit(
-        {"printenv SLURM_JOB_ID": Output(returncode=0, stdout="99\n"), "bash ": Output(returncode=0, stdout="1234\n")}
-    )
+    asked, submission = submit({"bash ": Output(returncode=0, stdout="1234\n")}, SLURM_JOB_ID="99")
     assert matching(asked, "sbatch --job") == []
     assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
     assert only(asked, "bash /r/night/job.sh") == Command(

@@ -55,7 +55,6 @@ def test_on_kubernetes_an_optional_secret_that_does_not_exist_is_none(tmp_path):
 
 KILLED_SUPERVISOR = """
 import os, threading, psutil
-from ddprun.output.logs import RankStreams
 from ddprun.ranks.workers import SupervisorLostError, Workers
 read, write = os.pipe()
 workers = Workers([], lock_fd=read, fork=False, log=print)
@@ -66,7 +65,7 @@ workers.continue_supervisor = lambda: None
 supervisor.suspend()
 threading.Timer(0.3, supervisor.kill).start()
 try:
-    workers.start("1.0", ["true"], {}, RankStreams(read, write, write))
+    workers.start("1.0", ["true"], {}, (read, write, write))
 except SupervisorLostError:
     print("lost")
 """

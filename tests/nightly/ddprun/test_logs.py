@@ -20,8 +20,9 @@ def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, mo
     for attempt in range(300):
         path = tmp_path / f"{attempt}.log"
         streams = logs.open(0, 0, path)
-        os.write(streams.stdout, b"last words\n")
-        streams.close()
+        os.write(streams[1], b"last words\n")
+        for descriptor in streams:
+            os.close(descriptor)
         logs.catch_up(0)  # raised EBADF for a descriptor that the thread had just closed
         assert path.read_bytes() == b"last words\n"
         logs.close_attempt(restarting=True)

@@ -13,17 +13,20 @@ from ddptrain.checkpoint_manager import Snapshot
 from ddptrain.config import parse_options
 from ddptrain.data.augment import MAX_PART_BYTES, lay_out, num_bytes_laid_out
 from ddptrain.distributed import WithAutocast, lay_out_buckets
-from ddptrain.optimizer import build_optimizer
+from ddptrain.optimizer import Muon, build_optimizer
 from ddptrain.step_timing import EventPhases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
 def test_after_a_nan_no_weight_and_no_state_changes_and_it_becomes_known(kind: str) -> None:
-    guard, weight = NonFiniteGuard(torch.device("cuda")), torch.ones(1000, device="cuda", requires_grad=True)
+    guard, weight = NonFiniteGuard(torch.device("cuda")), torch.ones(20, 50, device="cuda", requires_grad=True)
     if kind == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+    elif kind == "muon":
+        bias = torch.ones(10, device="cuda", requires_grad=True)
+        optimizer = Muon(torch.optim.Muon([weight]), torch.optim.SGD([bias], lr=0.1, fused=True))
     else:
         optimizer = torch.optim.AdamW([weight], fused=True)
     before: list[torch.Tensor] = []

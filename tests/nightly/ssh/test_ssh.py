@@ -15,12 +15,11 @@ from pathlib import Path
 
 import exact
 import pytest
+from bench.measuring import runtime_files
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
 from tests.e2e.driver import PACED, ROOT, SCRIPTS, wait_until
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
-
-from ddpwire.run_files import runtime_files
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 FOREVER = ("--", str(PACED), "--epochs", "5000")

@@ -15,9 +15,9 @@ core.schema_contents = cache(core.schema_contents)  # else 2 MB are read again f
 Object = dict[str, Any]
 
 CRDS = {
-    "PyTorchJob": ("pytorchjobs-v1.8.1", "pytorchjobs-v1.9"),
-    "TrainJob": ("trainer-v2.3.0-trainjobs",),
-    "TrainingRuntime": ("trainer-v2.3.0-trainingruntimes",),
+    "PyTorchJob": ("pytorchjobs-v1.8.1", "pytorchjobs-v1.9", "pytorchjobs-v1.9.4"),
+    "TrainJob": ("trainer-v2.3.0-trainjobs", "trainer-8c0f505-trainjobs"),
+    "TrainingRuntime": ("trainer-v2.3.0-trainingruntimes", "trainer-8c0f505-trainingruntimes"),
 }
 VERSIONS = tuple(f"1.{minor}" for minor in range(28, 37))
 # https://kubernetes.io/docs/concepts/security/pod-security-standards/ of 1.32

@@ -73,7 +73,7 @@ ANSWERS: dict[str, Answer] = {
     START: OK,
     "ddprun.nodectl port": Output(returncode=0, stdout='{"port": 61000}\n'),
     "store.secret": Output(returncode=0, stdout="0123456789abcdef"),
-    "date +%s": Output(returncode=0, stdout="1000.5\n"),
+    "date +%s": Output(returncode=0, stdout="1000.5\n", at=1000.5),
 }
 
 

@@ -11,7 +11,8 @@ from tests.unit.ddpctl.loading import KINDS, Local, Ssh, check_errors, load, rea
 
 from ddpctl.errors import ConfigError, NoInputError, UsageError
 from ddpctl.job import config
-from ddpctl.job.spec import JobSpec, check_time, time_s
+from ddpctl.job.launch_plan import Plan, ddprun_args
+from ddpctl.job.spec import JobSpec, check_size, check_time, size_bytes, time_s
 
 ERRORS = Path(__file__).parents[2] / "data" / "config" / "errors.txt"
 
@@ -261,12 +262,42 @@ def test_importing_config_imports_no_pydantic() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12h", 43200), ("2h30m", 9000), ("1d0h1m", 86460)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("12h", 43200), ("2h30m", 9000), ("1d0h1m", 86460), ("30-00:00:00", 2592000), ("1-2", 93600),
+     ("0-02:30", 9000), ("48:00:01", 172801)],
+)  # fmt: skip
 def test_a_duration_is_read_in_seconds(text: str, seconds: int) -> None:
     assert time_s(check_time(text)) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0s", "h", "5", "1.5h", "-1h", "30m2h", "2h 30m", "1000000000s"])
+@pytest.mark.parametrize(
+    "text", ["", "0s", "h", "5", "1.5h", "-1h", "30m2h", "2h 30m", "1000000000s", "2:30", "0-00:00:00", "1-"]
+)
 def test_a_text_that_is_no_duration_is_refused_with_the_units(text: str) -> None:
     with pytest.raises(ValueError, match="d, h, m or s"):
         check_time(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("372G", 372 << 30), ("372Gi", 372 << 30), ("500M", 500 << 20), ("1T", 1 << 40)]
+)
+def test_a_size_may_have_the_units_of_slurm(text: str, size: int) -> None:
+    assert size_bytes(check_size(text)) == size
+
+
+@pytest.mark.parametrize("text", ["64", "64GB", "0G", "1.5G", "64g"])
+def test_a_size_without_a_known_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Gi"):
+        check_size(text)
+
+
+def test_commands_of_the_nodes_reach_ddprun_and_lengthen_a_stop() -> None:
+    text = "job: {node_setup: [a b, c], node_teardown: [d], teardown_timeout: 90, stop_signal: USR1, command: [t.py]}"
+    job = load(text).job
+    plan = Plan(name="r", job=job, cwd="/", folder="/r", checkpoint_dir="/r/c")
+    assert ddprun_args(plan) == (
+        "--grace", "30", "--setup-timeout", "1800", "--teardown-timeout", "90", "--stop-signal", "USR1",
+        "--node-setup", "a b", "--node-setup", "c", "--node-teardown", "d", "t.py",
+    )  # fmt: skip
+    assert job.stop_s == 120

@@ -12,11 +12,12 @@ from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
 
 from ddpctl.errors import DdpctlError, UnavailableError
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import check_job, doctor, launcher
-from ddpctl.operations.check_job import CheckRun, NoResultError
+from ddpctl.operations.check_job import NoResultError
 from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -47,7 +48,7 @@ class Doctor:
         self.bad, self.outcome, self.looked_at = bad, outcome, list[tuple[str, ...]]()
         self.refused = dict(refused or {})
 
-    def __call__(self, _: Any, request: Request, **__: Any) -> CheckRun:
+    def __call__(self, _: Any, request: Request, **__: Any) -> tuple[Run, dict[str, Any], list[str]]:
         assert (request.name, request.job.local_world_size, request.job.env["DDP_ONE_PORT"]) == (None, 1, "1")
         options = request.options
         numbers = [n for n, host in enumerate(options.hosts) if host.address not in options.exclude][
@@ -64,7 +65,7 @@ class Doctor:
         if self.outcome:
             state = RunStatus(run=run.name, state="failed", message="", outcome=self.outcome)
             raise NoResultError(run, state, 78)
-        return CheckRun(run=run, result={"nodes": nodes, "results": results})
+        return run, {"nodes": nodes, "results": results}, []
 
 
 @pytest.fixture

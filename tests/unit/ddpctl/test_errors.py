@@ -1,17 +1,16 @@
 """Errors as data: what a handler reads of one, and what a launch does by its type."""
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpctl import targets
-from ddpctl.command import Command, Output, Verb
+from ddpctl.command import Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
 from ddpctl.execution.executor import Executor
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError
@@ -87,20 +86,10 @@ def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
     assert (type(raised.value), target.stopped, run_store.load_all(tmp_path)) == (kind, stopped, ())
 
 
-@pytest.mark.parametrize(
-    ("output", "kind", "fact"),
-    [
-        (Output(returncode=1), ConfigError, "export A="),
-        (Output(returncode=124, stderr="no answer within 30 s"), UnavailableError, "no answer within 30 s"),
-    ],
-    ids=["not set", "no answer"],
-)
-def test_a_secret_is_missing_only_if_printenv_says_so(output: Output, kind: type[DdpctlError], fact: str) -> None:
-    verb: Verb[Mapping[str, str]] = read_secrets(JobSpec(secrets=("A",)))
-    assert next(verb) == (Command(argv=("printenv", "A"), probe=True),)
-    with pytest.raises(kind, match=r"^secrets: ") as raised:
-        verb.send((output,))
-    assert fact in str(raised.value)
+def test_a_secret_that_is_not_set_is_named_and_an_empty_one_is_set() -> None:
+    assert read_secrets(JobSpec(secrets=("A", "B")), {"A": "a\n", "B": "", "C": "c"}) == {"A": "a\n", "B": ""}
+    with pytest.raises(ConfigError, match="export B="):
+        read_secrets(JobSpec(secrets=("A", "B")), {"A": "a"})
 
 
 def test_the_last_line_of_an_output_is_that_of_stderr_or_its_exit_code() -> None:

@@ -268,3 +268,8 @@ def test_after_an_interruption_what_a_command_has_left_behind_is_killed(tmp_path
     done = subprocess.run((PYTHON, "-c", outer), capture_output=True, text=True, timeout=240, check=False)
     assert (done.stdout, done.stderr) == ("99\n", "")
     assert not Path(f"/proc/{(tmp_path / 'pid').readlink()}").exists()
+
+
+def test_a_streamed_command_reads_its_text(capfd: pytest.CaptureFixture[str]) -> None:
+    Executor({"PATH": "/usr/bin:/bin"}).perform(once(Command(argv=("cat",), stdin="a\udc80\n" * 50_000, mode="stream")))
+    assert capfd.readouterr().out.count("\n") == 50_000

@@ -105,8 +105,9 @@ def test_no_rank_is_named_while_the_ranks_go_on():
     traced["samples"][-1]["state"] = "t"  # by strace or py-spy, for a moment
     assert facts(explained(rank(0, BEFORE, state="R"), traced))[:2] == ("unknown", None)
     executed = {"threads": None}
-    explanation = explained(rank(0, [], **executed), rank(1, [], state="R", **executed))
-    assert facts(explanation) == ("unknown", None, False)  # it computes, and may hang
+    for other in ("S", "R"):
+        explanation = explained(rank(0, [], state=other, **executed), rank(1, [], state="R", **executed))
+        assert facts(explanation) == ("unknown", None, False)  # it computes, and may hang
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,20 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.unit.ddpctl.answers import perform
+from tests.unit.ddpctl.answers import only, perform
 
-from ddpctl.command import FilePart, Host, Output, Transfer
+from ddpctl.command import Command, FilePart, Host, Output, Transfer
 from ddpctl.errors import UnavailableError
 from ddpctl.files.images import Image
 from ddpctl.operations import image_transfer
 from ddpctl.operations.image_transfer import Blob, Survey
 
 BOX1, BOX2 = Host(address="box1"), Host(address="box2", user="alice", port=2222)
-
-
 LOW, HIGH, CONFIG = "1" * 64, "2" * 64, "c" * 64
-
-
 IMAGE = Image(
     reference="me/train:1",
     id=f"sha256:{CONFIG}",
@@ -33,8 +31,6 @@ IMAGE = Image(
     entrypoint=(),
     labels={},
 )
-
-
 INSPECTED = json.dumps(
     [
         {
@@ -80,6 +76,16 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
         ("/cache/ship-1/image.tar", "a/layer.tar", f"/cache/{LOW}.tar.zst", "zstd -q -T0 -3"),
         ("find", "/cache", "-maxdepth", "1", "-type", "f", "-mtime", "+30", "-delete"),
     ]
+
+
+def test_images_that_are_packed_at_the_same_time_share_no_file(tmp_path: Path) -> None:
+    asked: list[Command] = []
+    executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, asked)[1])
+    context: Any = SimpleNamespace(executor=executor, emit=print)
+    with pytest.raises(UnavailableError):
+        image_transfer._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
+    path = Path(only(asked, "save").argv[-2])
+    assert (path.parent.parent, path.parent.exists()) == (tmp_path, False)
 
 
 def test_the_rest_of_a_blob_goes_over_stdin() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 
-from ddpctl.command import Command, Output
+from ddpctl.command import Command, Output, write_file
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
@@ -18,10 +18,8 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
-from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import KaggleOptions
-from ddpctl.targets.kaggle.target import _PRINT, _WRITE, KaggleTarget
-from ddpwire.version import __version__
+from ddpctl.targets.kaggle.target import KaggleTarget, selected
 
 JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
@@ -67,7 +65,7 @@ def push(
 
 def written(asked: list[Command], name: str) -> str:
     """The text of a file that is written into the notebook's folder."""
-    (text,) = [command.stdin or "" for command in asked if command.argv[-1] == name]
+    (text,) = [command.stdin or "" for command in asked if command.argv[-1].endswith(f"/{name}")]
     return text
 
 
@@ -80,14 +78,11 @@ def refusal_of(pushed: Output) -> DdpctlError:
 
 def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
     asked, submission = push()
-    options, cargo = KaggleOptions(owner="ann"), Cargo(
-        wheel="d2hlZWw=", wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files={}
-    )  # fmt: skip
-    write = ("sh", "-c", _WRITE, "ddpctl", "/r/night/kaggle")
+    options = KaggleOptions(owner="ann")
     assert asked == [
         Command(argv=(sys.executable, "-P", "-m", "ddpctl.files.own_wheel"), probe=True, timeout_s=60),
-        Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
-        Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
+        write_file("/r/night/kaggle/night.ipynb", kaggle_notebook.notebook(PLAN, wheel="d2hlZWw=")),
+        write_file("/r/night/kaggle/kernel-metadata.json", kaggle_notebook.metadata(PLAN, options, "ann")),
         Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300, starts=True),
     ]
     assert asked[-1].argv[:-1] == argv("push")[:-1]
@@ -284,9 +279,15 @@ def test_followed_logs_wait_for_the_beginning_and_the_end_of_the_session() -> No
 
 def test_logs_of_a_rank_are_chosen_from_the_whole_log() -> None:
     target = KaggleTarget(KaggleOptions())
-    argv_ = ("sh", "-c", _PRINT, sys.executable, KERNEL, "--tail=5", "--rank=1")
-    asked, _ = perform(target.logs(RUN, LogQuery(tail=5, ranks=(1,))), {})
-    assert asked == [Command(argv=argv_, mode="stream", timeout_s=None)]
+    lines = "[node0 rank0] a\n[node0 rank1] b\n[node0] c\n[node0 rank1] d"
+    asked, _ = perform(
+        target.logs(RUN, LogQuery(tail=1, ranks=(1,))), {"kernels logs": Output(returncode=0, stdout=lines)}
+    )
+    printed = Command(argv=("cat",), stdin="[node0 rank1] d\n", mode="stream", timeout_s=None)
+    assert asked == [replace(LOG, timeout_s=3600), printed]
+    assert selected(lines, LogQuery(nodes=(0,))) == f"{lines}\n"
+    assert selected(lines, LogQuery(nodes=(1,))) == selected(lines, LogQuery(tail=0)) == ""
+    assert selected(json.dumps([{"data": "a\nb"}, {"data": "c"}]), LogQuery(tail=2)) == "a\nbc\n"
     with pytest.raises(UnavailableError, match="ddpctl status night"):
         perform(target.logs(RUN, LogQuery()), {"kernels logs": Output(returncode=1)})
 

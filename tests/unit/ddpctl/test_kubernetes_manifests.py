@@ -162,16 +162,16 @@ def test_a_planted_fault_in_a_job_is_found() -> None:
     draft = draft_of()
     job = WORKLOADS["pytorchjob"].job(draft)
     job["spec"]["nprocPerNode"] = 2
-    assert [line.partition(": ")[2] for line in faults(job)] == ["spec.nprocPerNode: 2 is not of type 'string'"] * 2
+    assert [line.partition(": ")[2] for line in faults(job)] == ["spec.nprocPerNode: 2 is not of type 'string'"] * 3
     job["spec"]["nprocPerNode"] = "2"
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["rezources"] = {}
-    assert ["rezources" in line for line in faults(job)] == [True, True]
+    assert ["rezources" in line for line in faults(job)] == [True, True, True]
     train = WORKLOADS["trainjob"].job(draft)
     train["spec"]["trainer"]["numProcPerNode"] = "auto"
-    assert len(faults(train)) == 1
+    assert len(faults(train)) == 2
     (runtime,) = WORKLOADS["trainjob"].before(draft)
     runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimits"] = 1
-    assert len(faults(runtime)) == 1
+    assert len(faults(runtime)) == 2
 
 
 @pytest.mark.parametrize("word", ["job", "trainjob"])
@@ -204,6 +204,11 @@ def test_an_ended_job_is_deleted_after_the_time_of_keep(keep: dict[str, Any], tt
         things = yaml.safe_load_all(KubernetesTarget(KubernetesOptions(workload=word, **keep)).render(plan_of()))
         times = re.findall(r"ttlSecondsAfterFinished: (\S+)", dump(list(things)))
         assert times == ([str(ttl)] if ttl else []), word
+
+
+def test_an_error_of_the_script_ends_a_pytorchjob() -> None:
+    text = KubernetesTarget(KubernetesOptions(workload="pytorchjob")).render(plan_of())
+    assert re.findall(r"restartPolicy: (\S+)", text) == ["ExitCode"]
 
 
 def test_rendering_is_pure_and_the_same_each_time() -> None:

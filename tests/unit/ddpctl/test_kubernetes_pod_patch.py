@@ -163,6 +163,54 @@ def test_a_patch_that_contradicts_the_contract_is_refused(patch: str, names: lis
     assert_names(error.value, *names)
 
 
+ADDITIONS = """\
+PyTorchJob:
+  metadata: {annotations: {team.example/owner: vision}}
+  spec: {runPolicy: {activeDeadlineSeconds: 60, schedulingPolicy: {priorityClass: high, minResources: {cpu: '8'}}}}
+TrainJob: {spec: {suspend: true, activeDeadlineSeconds: 60}}
+TrainingRuntime: {spec: {podGroupPolicy: {volcano: {}}}}
+Job: {spec: {podReplacementPolicy: Failed}}
+"""
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_a_patch_adds_fields_to_the_manifest_of_its_kind(word: str) -> None:
+    patches = yaml.safe_load(ADDITIONS)
+    plain, patched = (
+        {thing["kind"]: thing for thing in (*WORKLOADS[word].before(draft), WORKLOADS[word].job(draft))}
+        for draft in (draft_of(JOB, KubernetesOptions(workload=word, manifests=each)) for each in ({}, patches))  # type: ignore[arg-type]
+    )
+    assert any(kind in patches for kind in patched)
+    for kind, thing in patched.items():
+        assert thing == merge(plain[kind], patches.get(kind, {}))
+        assert (thing != plain[kind]) == (kind in patches)
+        assert faults(thing) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "patches", "names"),
+    [
+        ("pytorchjob", "PyTorchJob: {spec: {elasticPolicy: {minReplicas: 1}}}", ["PyTorchJob", "elasticPolicy"]),
+        ("pytorchjob", "PyTorchJob: {spec: {pytorchReplicaSpecs: {Master: {replicas: 1}}}}", ["pytorchReplicaSpecs"]),
+        ("pytorchjob", "PyTorchJob: {spec: {runPolicy: {backoffLimit: 1}}}", ["PyTorchJob"]),
+        ("pytorchjob", "PyTorchJob: {spec: {runPolicy: null}}", ["PyTorchJob"]),
+        ("pytorchjob", "PyTorchJob: {spec: {$patch: replace}}", ["PyTorchJob"]),
+        ("pytorchjob", "PyTorchJob: {spec: null}", ["PyTorchJob"]),
+        ("pytorchjob", "PyTorchJob: {metadata: {name: other}}", ["PyTorchJob"]),
+        ("trainjob", "TrainJob: {spec: {trainer: {command: [python]}}}", ["TrainJob", "trainer"]),
+        ("trainjob", "TrainingRuntime: {spec: {template: {spec: {replicatedJobs: []}}}}", ["TrainingRuntime"]),
+        ("job", "Job: {spec: {template: {spec: {hostNetwork: true}}}}", ["Job", "template"]),
+        ("job", "Job: {spec: 5}", ["spec"]),
+    ],
+)
+def test_a_patch_of_a_manifest_may_only_add(word: str, patches: str, names: list[str]) -> None:
+    draft = draft_of(JOB, KubernetesOptions(workload=word, manifests=yaml.safe_load(patches)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as error:
+        _ = (WORKLOADS[word].before(draft), WORKLOADS[word].job(draft))
+    assert error.value.code == 78
+    assert_names(error.value, *names)
+
+
 def test_the_pod_that_reads_a_claim_is_placed_as_the_pods_of_the_run() -> None:
     spec = {"nodeSelector": {"kind": "h200"}, "containers": [{"name": "side", "image": "s"}]}
     pod = reader("night", "", JOB, KubernetesOptions(pod={"spec": spec}), "/runs/night/checkpoints")

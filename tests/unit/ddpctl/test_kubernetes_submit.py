@@ -35,7 +35,6 @@ NO_SECRETS = Output(
 
 
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
-CANARY = Output(returncode=0, stdout="c4nary\n")
 
 
 UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
@@ -61,7 +60,7 @@ def submit(
     asked: list[Command] | None = None,
     **options: Any,
 ) -> tuple[list[Command], Submission]:
-    target = KubernetesTarget(KubernetesOptions(**options))
+    target = KubernetesTarget(KubernetesOptions(**options), {"TOKEN": "c4nary"})
     return perform(target.submit(plan_of(job, uid=uid), attached=True), cluster(answers), asked)
 
 
@@ -154,7 +153,7 @@ def test_a_train_job_is_not_validated_before_its_runtime_exists() -> None:
 
 
 def test_a_secret_goes_through_stdin_alone() -> None:
-    asked, _ = submit({"printenv TOKEN": CANARY}, job=SECRET, workload="pytorchjob")
+    asked, _ = submit(job=SECRET, workload="pytorchjob")
     assert [command for command in asked if "c4nary" in shell_line(command)] == []
     holder = only(asked, "c4nary")
     assert (holder.secret, kinds([holder])) == (True, ["Secret"])
@@ -205,7 +204,7 @@ def test_a_pod_mounts_the_secret_if_it_exists(profile: Any, mode: int) -> None:
 
 
 def test_a_user_who_may_not_create_secrets_gets_a_run_that_signs_nothing() -> None:
-    answers = {DRY_RUN: OK, OF_JOB: UID, CREATE: refused("Secret", NO_SECRETS), "printenv TOKEN": CANARY}
+    answers = {DRY_RUN: OK, OF_JOB: UID, CREATE: refused("Secret", NO_SECRETS)}
     asked, submission = submit(answers, workload="pytorchjob")
     assert [line.split()[7] for line in lines(matching(asked, " patch "))] == ["networkpolicy"]
     (warning,) = submission.table

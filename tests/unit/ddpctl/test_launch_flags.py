@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.in_process import ddpctl
+from tests.in_process import command, ddpctl
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations import launcher
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 
 FILE = """\
 profiles: {long: {time_limit: 9h}}
@@ -17,6 +23,7 @@ targets:
   boxes: {kind: ssh, hosts: [b1, b2]}
   hpc: {kind: slurm}
   lab: {kind: kubernetes}
+  t4s: {kind: kaggle, owner: ann, wheel: none}
 """
 # The flag, the arguments, and which value of the request they set.
 ROWS = [
@@ -43,14 +50,42 @@ ROWS = [
     ("exclude", "-t boxes --exclude b1", "options.exclude", ("b1",)),
     ("command", "-- train.py --lr 0.1", "job.command", ("train.py", "--lr", "0.1")),
 ]
+# The flags that only launch has: the flag, the arguments, and what launch does with the request.
+OWN = [
+    ("resume", "--resume night", ["start resumes=night wait_s=None attached=True", "follow"]),
+    ("detach", "--detach", ["start resumes= wait_s=None attached=False"]),
+    ("detach", "-d", ["start resumes= wait_s=None attached=False"]),
+    ("pull", "--pull -t boxes", ["start resumes= wait_s=None attached=True", "follow", "pull"]),
+    ("wait", "--wait 2h30m -t boxes", ["start resumes= wait_s=9000 attached=True", "follow"]),
+    ("doctor", "--doctor", ["doctor", "start resumes= wait_s=None attached=True", "follow"]),
+    ("dry_run", "--dry-run", ["dry run"]),
+]
+RUN = Run(
+    name="night",
+    job=JobSpec(),
+    cwd="/p",
+    folder="/r/night",
+    checkpoint_dir="/r/night/checkpoints",
+    created=1000.0,
+    target="local",
+    kind="local",
+    options={},
+    version="0",
+    handle={"port": "1"},
+)
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Request]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ddpctl.yaml").write_text(FILE)
     (tmp_path / "other.yaml").write_text("job: {gpus: 7}\n")
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def request_of(project: Path) -> Callable[[str], Request]:
     requests = []
 
     @with_flags
@@ -69,6 +104,9 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 def test_each_flag_has_a_row() -> None:
     assert {flag for flag, *_ in ROWS} == FLAGS.keys()
+    verbs = command().commands
+    assert {flag for flag, *_ in OWN} == {flag.name for flag in verbs["launch"].params} - FLAGS.keys()
+    assert {flag.name for flag in verbs["render"].params} - FLAGS.keys() == {"out"}
 
 
 def test_the_help_of_a_flag_is_the_documentation_of_its_field() -> None:
@@ -88,3 +126,36 @@ def test_a_flag_sets_its_value(
     request_of: Callable[[str], Request], flag: str, arguments: str, place: str, value: object
 ) -> None:
     assert attrgetter(place)(request_of(arguments)) == value
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("flag", "arguments", "expected"), OWN, ids=[row[1] for row in OWN])
+def test_an_own_flag_of_launch_changes_what_launch_does(
+    monkeypatch: pytest.MonkeyPatch, flag: str, arguments: str, expected: list[str]
+) -> None:
+    calls = []
+
+    def start(_: AppContext, request: Request, *, attached: bool) -> Run:
+        resumes = request.resumes.name if request.resumes else ""
+        calls.append(f"start resumes={resumes} wait_s={request.wait_s} attached={attached}")
+        return RUN
+
+    def follow(*_: object, **options: object) -> tuple[RunStatus, int]:
+        calls.append("follow")
+        return RunStatus(run="night", state="succeeded", message="", code=0), 0
+
+    monkeypatch.setattr(launcher, "start", start)
+    monkeypatch.setattr(launcher, "follow", follow)
+    monkeypatch.setattr(launcher, "pull", lambda *_: calls.append("pull"))
+    monkeypatch.setattr(launcher, "dry_run", lambda *_: calls.append("dry run"))
+    monkeypatch.setattr(launcher, "check_alone", lambda *_: None)
+    monkeypatch.setattr("ddpctl.commands.launch.only_sound", lambda _, request: calls.append("doctor") or request)
+    monkeypatch.setattr(run_store, "load", lambda *_, **__: RUN)
+    done = ddpctl("launch", *arguments.split())
+    assert (done.returncode, calls) == (0, expected), done.stderr
+
+
+def test_render_writes_the_files_of_a_spec_into_the_folder_out(project: Path) -> None:
+    done = ddpctl("render", "-t", "t4s", "--out", "specs")
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["specs/train.ipynb", "specs/kernel-metadata.json"])
+    assert {path.name for path in (project / "specs").iterdir()} == {"train.ipynb", "kernel-metadata.json"}

@@ -156,3 +156,21 @@ def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:
     total, *folders = formatting.removed_lines(shared, (here,), dry_run=False)
     assert "4.1 kB" in total
     assert [line.split()[:2] for line in folders] == [["folder", "/s/night"], ["kept", "box1:/data/night"]]
+
+
+def test_files_that_a_script_has_made_in_its_copy_of_the_project_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    (run / "project/data").mkdir(parents=True)
+    (run / "project/__pycache__").mkdir()
+    for name in ("sent.py", "changed.py"):
+        (run / "project" / name).write_text(name)
+        os.utime(run / "project" / name, (1, 1))
+    (run / "project.list").write_text("./changed.py\n./sent.py\n")
+    os.utime(run / "project.list", (10, 10))
+    for name in ("changed.py", "net.pth", "data/it's old", "__pycache__/sent.pyc"):
+        (run / "project" / name).write_text(name)
+    os.utime(run / "project/data/it's old", (1, 1))  # as an archive unpacks it
+    expected = "3 files: project/changed.py, project/data/it's old, project/net.pth"
+    assert by_script(run, dry_run=True).made == expected
+    assert by_script(run, dry_run=False).made == expected
+    assert not run.exists()

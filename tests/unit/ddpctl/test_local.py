@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.answers import OK, Answer, matching, only, perform
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
@@ -18,7 +18,7 @@ from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
-TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
+TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"), {})
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
 PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
 RUN = Run(
@@ -44,8 +44,7 @@ CHECK = "find_spec"  # of the check of the interpreter
 
 
 ANSWERS: dict[str, Answer] = {
-    "printenv CUDA_VISIBLE_DEVICES": NONE,
-    "nvidia-smi": NONE,
+    "ddprun.nodectl gpus": OK,
     "ddprun.nodectl port": PORT,
 }
 
@@ -60,8 +59,7 @@ def submit(
 def test_submit_checks_the_machine_and_starts_every_node() -> None:
     asked, submission = submit()
     assert {shell_line(command) for command in asked if command.mode == "capture"} >= {
-        "printenv CUDA_VISIBLE_DEVICES",
-        "nvidia-smi --query-gpu=uuid --format=csv,noheader",
+        "/venv/bin/python -P -m ddprun.nodectl gpus",
         f"/venv/bin/python -c '{CHECK_PYTHON}'",
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from ddpctl.job.launch_plan import Plan
@@ -16,7 +17,8 @@ PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-o
 def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) -> None:
     stand_in = tmp_path / "python"
     stand_in.write_text(
-        "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo '{\"port\": 40001}'; exit; fi\n"
+        "#!/bin/bash\n[[ $4 != port ]] || { echo '{\"port\": 40001}'; exit; }\n"
+        f'[[ $4 != gpus ]] || exec {sys.executable} "$@"\n'
         'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $DDP_JOB_ENV $*" '
         '>"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
         "exit $((PET_NODE_RANK * 3))\n"
@@ -46,7 +48,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
 def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:
     stand_in = tmp_path / "python"
     stand_in.write_text(
-        "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo 1; exit; fi\n"
+        "#!/bin/bash\n[[ $4 != port ]] || { echo 1; exit; }\n[[ $4 != gpus ]] || exit 0\n"
         "trap 'exit 143' TERM\necho up >\"$DDP_RUN_DIR/$PET_NODE_RANK\"\nwhile :; do /bin/sleep 0.05; done\n"
     )
     stand_in.chmod(0o755)

@@ -16,7 +16,7 @@ from ddpctl import targets
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.execution.executor import Executor
-from ddpctl.job.config import Request
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher, lost_replies
 from ddpctl.operations.launcher import AppContext
@@ -45,6 +45,7 @@ class LosingTarget:
     lookups: list[Lookup]
     kills: list[Run] = field(default_factory=list)
     num_asked: int = 0
+    answers: bool = True
     capabilities = frozenset[str]()
 
     def resolve(self) -> Verb[LocalOptions]:
@@ -52,7 +53,7 @@ class LosingTarget:
         return LocalOptions()
 
     def submit(self, *_: object, **__: object) -> Verb[Submission]:
-        yield (Command(argv=("true",), starts=True),)
+        yield (Command(argv=("true",), starts=self.answers),)
         raise self.error
 
     def locate(self, _: Run) -> Verb[Lookup]:
@@ -62,6 +63,8 @@ class LosingTarget:
 
     def stop(self, run: Run, **_: object) -> Verb[bool]:
         yield ()
+        if not self.answers:
+            raise self.error
         self.kills.append(run)
         return True
 
@@ -168,6 +171,14 @@ def test_an_error_whose_reply_was_not_lost_is_not_asked_about(
     with pytest.raises(ConfigError):
         launch(context, target, monkeypatch)
     assert (target.num_asked, len(target.kills), records(context)) == (0, 1, [])
+
+
+def test_a_launch_that_could_start_nothing_leaves_no_record_if_nothing_can_be_stopped(
+    context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnavailableError):
+        launch(context, LosingTarget(UnavailableError("no answer"), [UNKNOWN], answers=False), monkeypatch)
+    assert records(context) == []
 
 
 # Slurm

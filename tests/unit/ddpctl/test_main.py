@@ -13,7 +13,10 @@ from platform import python_version
 
 import pytest
 import yaml
+from tests.in_process import command
 from tests.in_process import ddpctl as in_process
+
+from ddpctl import main
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
@@ -74,6 +77,11 @@ def test_every_verb_is_in_the_help() -> None:
     listed = tuple(line.split()[0] for line in lines[lines.index("Commands:") + 1 :] if line.strip())
     assert listed == VERBS
     assert not [line for line in lines[1:] if line.endswith("...")], "a verb's first sentence is too long for the list"
+
+
+def test_the_list_has_the_first_sentence_of_each_verb() -> None:
+    sentences = {name: verb.get_short_help_str(120) for name, verb in command().commands.items()}
+    assert sentences == {name: text for name, (_, text) in main.VERBS.items()}
 
 
 def test_version_prints_the_versions_of_python_and_torch() -> None:

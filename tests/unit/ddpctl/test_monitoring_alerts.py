@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 
-from ddpctl.monitoring.alerts import Limits, prometheus_rule, rule_groups
+from ddpctl.monitoring.alerts import Limits, parse_limits, prometheus_rule, rule_groups
 
 ROOT = Path(__file__).parents[3]
 PROMTOOL = shutil.which("promtool")
@@ -45,7 +45,7 @@ def check_rules(test: dict[str, Any], folder: Path) -> None:
 
 @needs_promtool
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
-    (tmp_path / "rules.yaml").write_text(rule_groups(Limits()))
+    (tmp_path / "rules.yaml").write_text(rule_groups(parse_limits(["hold=0.5"])))
     assert PROMTOOL
     line = [PROMTOOL, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)

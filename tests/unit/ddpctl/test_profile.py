@@ -5,7 +5,7 @@ import gzip
 import json
 from typing import Any
 
-from ddpctl.diagnosis.profile import RankProfile, read_profile, summarise, summary_table
+from ddpctl.diagnosis.profile import RankProfile, chrome_trace, read_profile, summarise, summary_table
 
 NOW = 1_800_000_000.0
 BASE_NS = 1_790_000_000_000_000_000
@@ -48,6 +48,11 @@ def test_the_slowest_rank_is_named_with_what_it_does():
     assert summary["shares"][0] == {"compute": 0.2, "communication": 0.8, "exposed": 0.7, "data": 0.0, "idle": 0.1}
     assert summary["shares"][3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
     assert [fact in summary["sentence"] for fact in ("rank 3 (node 1)", "train.py:7 (dawdle)", "7 of 7")] == [True] * 3
+
+
+def test_no_thread_of_a_trace_has_the_number_of_its_process():
+    events = json.loads(gzip.decompress(chrome_trace(read(*map(waits, range(4))))))["traceEvents"]
+    assert [event["tid"] for event in events if event["ph"] == "X" and event["pid"] == event["tid"]] == []
 
 
 def test_equal_ranks_and_ranks_without_an_answer():

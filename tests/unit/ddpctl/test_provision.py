@@ -2,15 +2,22 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.operations.provision import HostResult, PlaybookRun, Site, inventory_text, provision
+from ddpctl.operations.provision import HostResult, Playbook, Site, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
-WISH = PlaybookRun(ansible="/v/ansible-playbook", folder="/p", inventory="/s/boxes.yaml", recap="/s/recap.json")
+ANSIBLE, RECAP = "/v/ansible-playbook", "/s/recap.json"
+
+
+def provisioning(*extra: str, tags: str = "", playbook: Playbook = "site", check: bool = False) -> Any:
+    """The verb of ``ddpctl provision`` with these arguments."""
+    argv = (ANSIBLE, "--inventory=/s/boxes.yaml", *([tags] if tags else []))
+    return provision(argv, extra, folder="/p", recap=RECAP, playbook=playbook, check=check)
 
 
 def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str], dict[str, HostResult]]:
@@ -20,7 +27,7 @@ def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str],
     try:
         while True:
             (command,) = commands
-            lines += [" ".join(command.argv)] if command.argv[0] == WISH.ansible else []
+            lines += [" ".join(command.argv)] if command.argv[0] == ANSIBLE else []
             commands = verb.send((answer(command, left),))
     except StopIteration as stop:
         assert left == []
@@ -28,10 +35,10 @@ def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str],
 
 
 def answer(command: Command, left: list[object]) -> Output:
-    if command.argv == ("cat", WISH.recap):
+    if command.argv == ("cat", RECAP):
         recap = left.pop(0)
         return Output(returncode=1) if recap is None else Output(returncode=0, stdout=json.dumps(recap))
-    assert command.argv[0] in (WISH.ansible, "rm")
+    assert command.argv[0] in (ANSIBLE, "rm")
     return Output(returncode=0)
 
 
@@ -55,7 +62,7 @@ def test_an_inventory_has_the_hosts_and_values_of_the_configuration(snapshot: Ca
 
 def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
     looked = {"box1": fared(7), "box2": fared(3, "its disk is full"), "box3": fared(7)}
-    lines, result = play(provision(WISH), looked, {"box1": fared(7), "box3": fared(0, "lost")})
+    lines, result = play(provisioning(), looked, {"box1": fared(7), "box3": fared(0, "lost")})
     assert lines == [
         "/v/ansible-playbook --inventory=/s/boxes.yaml /p/site.yaml --check",
         "/v/ansible-playbook --inventory=/s/boxes.yaml /p/site.yaml --limit=box1,box3",
@@ -69,4 +76,4 @@ def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
 
 def test_an_ansible_that_reached_no_machine_is_an_error() -> None:
     with pytest.raises(UnavailableError, match="ansible-playbook"):
-        play(provision(WISH), None)
+        play(provisioning(), None)

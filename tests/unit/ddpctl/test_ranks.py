@@ -41,8 +41,8 @@ def ranks_of(values: list[str]) -> int | str:
 
 
 def local(job: JobSpec) -> Asked:
-    verb = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
-    answers: dict[str, Answer] = {"printenv": UNSET, "nvidia-smi": EIGHT_GPUS, "ddprun.nodectl port": PORT}
+    verb = LocalTarget(LocalOptions(python="/python"), {}).submit(plan_of(job), attached=True)
+    answers: dict[str, Answer] = {"nodectl gpus": EIGHT_GPUS, "ddprun.nodectl port": PORT}
     nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
     return ranks_of([env["PET_NPROC_PER_NODE"] for env in nodes]), [env["CUDA_VISIBLE_DEVICES"] for env in nodes]
 

@@ -15,12 +15,15 @@ from ddpctl.job import secrets
         ("ssh://git@github.com/x https://github.com/x@v1", "ssh://git@github.com/x https://github.com/x@v1"),
         ("http://host:3128/x tcp://a:1 b@c", "http://host:3128/x tcp://a:1 b@c"),
         ("a value s3cr3tvalue alone", "a value [REDACTED] alone"),
+        ("{'a': 'two ö\\'s\\n\"words\"'}", "{'a': '[REDACTED]'}"),
+        ('{"a": "two \\u00f6\'s\\n\\"words\\""}', '{"a": "[REDACTED]"}'),
+        ("https://h/?a=two%20%C3%B6%27s%0A%22words%22&b", "https://h/?a=[REDACTED]&b"),
         ("a value that is too short: ab", "a value that is too short: ab"),
         ("step 5 tokens: 4,096 loss: 0.3", "step 5 tokens: 4,096 loss: 0.3"),
     ],
 )
 def test_a_secret_in_a_text_is_redacted(text: str, redacted: str) -> None:
-    assert secrets.redact_text(text, ["s3cr3tvalue", "ab"]) == redacted
+    assert secrets.redact_text(text, ["s3cr3tvalue", "ab", 'two ö\'s\n"words"']) == redacted
 
 
 def test_the_argument_of_a_secret_flag_is_redacted() -> None:

@@ -55,7 +55,6 @@ SENT = Output(returncode=0, stdout="7\n")
 
 
 ANSWERS: dict[str, Answer] = {
-    "printenv SLURM_JOB_ID": NONE,
     "printenv HOME": Output(returncode=0, stdout="/home/me\n"),
     "--test-only": TESTED,
     "--parsable": SENT,
@@ -64,10 +63,14 @@ ANSWERS: dict[str, Answer] = {
 
 
 def submit(
-    answers: Mapping[str, Answer] = MappingProxyType({}), *, plan: Plan = PLAN, options: SlurmOptions = DEFAULTS
+    answers: Mapping[str, Answer] = MappingProxyType({}),
+    *,
+    plan: Plan = PLAN,
+    options: SlurmOptions = DEFAULTS,
+    **environ: str,
 ) -> tuple[list[Command], Submission]:
     """What a launch runs, and its submission; ``answers`` are those that differ from a cluster that takes the job."""
-    return perform(SlurmTarget(options).submit(plan, attached=True), ANSWERS | dict(answers))
+    return perform(SlurmTarget(options, environ).submit(plan, attached=True), ANSWERS | dict(answers))
 
 
 def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
@@ -105,13 +108,13 @@ def test_a_login_node_has_folders_of_its_own() -> None:
 
 def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     plan = replace(PLAN, job=replace(JOB, secrets=("TOKEN",)))
-    value = {"printenv TOKEN": Output(returncode=0, stdout="it's\n")}
-    asked, _ = submit(value, plan=plan)
+    environ = {"TOKEN": "it's"}
+    asked, _ = submit(plan=plan, **environ)
     (written,) = (command for command in asked if command.secret)
     assert written.argv == ("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
     assert not any("it's" in (command.stdin or "") for command in asked if not command.secret)
-    asked, _ = submit(value, plan=plan, options=SlurmOptions(array="0-1"))
+    asked, _ = submit(plan=plan, options=SlurmOptions(array="0-1"), **environ)
     paths = [command.argv[-1] for command in asked if command.secret]
     assert paths == ["/r/night/task-0/secrets", "/r/night/task-1/secrets"]
 

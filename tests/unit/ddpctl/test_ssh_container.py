@@ -10,28 +10,27 @@ from ddpctl.errors import ConfigError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.ssh.options import SshOptions
-from ddpctl.targets.ssh.scripts import NodeContainer, env_file, launch_container, run_args
+from ddpctl.targets.ssh.scripts import env_file, launch_container, run_args
 
 JOB = JobSpec(command=("train.py",), cpus=8, memory="2Gi", shm="1Gi", time_limit="1h", mounts=("/data:/data:ro",))
 PLAN = Plan(name="night", job=JOB, cwd="/here", folder="/runs/night", checkpoint_dir="/checkpoints")
 
 
 def test_podman_with_all_that_a_job_may_ask_for() -> None:
-    node = NodeContainer(
-        engine="podman",
-        node=3,
+    argv = run_args(
+        SshOptions(hosts=(), runtime="podman", runtime_args=("--device=/dev/x y",), network="lab"),
+        PLAN,
+        3,
         image="sha256:aa",
         user="1000:100",
         run_dir="/home/alice/.ddpctl/runs/night",
         gpus=("GPU-0", "GPU-1"),
-        runtime_args=("--device=/dev/x y",),
-        network="lab",
         project="/home/alice/code",
         checkpoints="/nfs/night",
     )
-    assert shlex.join(run_args(PLAN, node, env_file="/tmp/env")) == (
+    assert shlex.join(argv) == (
         "podman run --detach --rm --init --name=ddpctl-night-3 --label=ddpctl.run=night --label=ddpctl.node=3 "
-        "--network=lab --user=1000:100 --env-file=/tmp/env --shm-size=1073741824 --cap-drop=ALL "
+        "--network=lab --user=1000:100 '--env-file=$_ddp_env' --shm-size=1073741824 --cap-drop=ALL "
         "--security-opt=no-new-privileges --read-only --tmpfs=/tmp:rw,exec,nosuid,nodev "
         "--volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/nfs/night:/checkpoints "
         "--volume=/home/alice/code:/workspace --workdir=/workspace --volume=/data:/data:ro '--device=/dev/x y' "
@@ -55,10 +54,10 @@ def test_a_container_with_gpus_gets_the_infiniband_devices_of_its_host(tmp_path:
         devices.mkdir()
     (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$OUT"\n')
     (tmp_path / "docker").chmod(0o755)
-    node = NodeContainer(engine="docker", node=0, image="i", user="1:1", run_dir="/r", gpus=("GPU-0",))
     options = SshOptions(hosts=(), home=str(tmp_path))
+    argv = run_args(options, PLAN, 0, image="i", user="1:1", run_dir="/r", gpus=("GPU-0",))
     (tmp_path / "runs/night").mkdir(parents=True)
-    text = launch_container(options, "night", run_args(PLAN, node, env_file="$_ddp_env"), "A=1\n")
+    text = launch_container(options, "night", argv, "A=1\n")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "out")}
     script = text.replace("/dev/infiniband", str(devices))
     subprocess.run(["/bin/sh", "-eu"], input=script, text=True, env=env, check=True, timeout=30)

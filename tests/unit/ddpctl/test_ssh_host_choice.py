@@ -1,5 +1,6 @@
 """Which hosts a launch takes: spares, excluded hosts, those of a resumed run's checkpoints, and the queue for GPUs."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -92,7 +93,7 @@ def line(*runs: str, free: int = 3) -> Output:
 
 
 def wait(
-    hosts: Sequence[SshHost], polls: Mapping[str, Iterable[Output]], clock: Iterable[int] = range(9)
+    hosts: Sequence[SshHost], polls: Mapping[str, Iterable[Output]], clock: Iterable[int] = itertools.count(1000)
 ) -> list[Command]:
     """The commands of a wait for the hosts, each of which answers its polls in turn."""
     names = {"box1": "zeta", "box2": "alpha"}  # their own
@@ -103,9 +104,9 @@ def wait(
     def reply(command: Command) -> Output:
         if command.mode == "hold":
             return Output(returncode=0, stdout="000000002\n")
-        if command.host is None:
-            return Output(returncode=0, stdout=f"{next(times)}\n")
-        return next(left[command.host.address])
+        assert command.host is not None
+        answer = next(left[command.host.address])
+        return replace(answer, stdout=f"now {next(times)}\n{answer.stdout}")
 
     commands, _ = perform(verb, {"": reply})
     return commands
@@ -129,7 +130,7 @@ def test_who_waits_behind_is_not_in_the_way() -> None:
 
 def test_a_wait_ends_after_its_time() -> None:
     with pytest.raises(UnavailableError) as error:
-        wait(BOXES[:2], {"box2": [line("you", "me", free=0)] * 9}, clock=(0, 59, 61))
+        wait(BOXES[:2], {"box2": [line("you", "me", free=0)] * 9}, clock=(1000, 1059, 1061))
     assert [fact in str(error.value) for fact in ("60 s", "box2", "'you'", "0 of 3", "--wait")] == [True] * 5
 
 

@@ -130,7 +130,8 @@ class Flaky(Executor):
         answers = iter(
             (
                 '{"dir": "", "alive": true, "node": null, "outcome": null}\n',
-                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{rank_metrics(0, steps=5, own_s=0.1)}\n",
+                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{rank_metrics(0, steps=5, own_s=0.1)}\n"
+                'ddp_job_state{state="restarting"} 1\n',
             )[2 - self.left - 1 :]
         )
         return super().perform(Answered(verb, next(answers)))  # type: ignore[arg-type]
@@ -156,6 +157,7 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> N
     watcher = Watcher(context, run)
     first = watcher.probe()
     assert [row.step for row in first.ranks] == [5]
+    assert first.state == "rendezvous", "what its node says is newer than the status of the run"
     again = watcher.probe()
     assert again == replace(first, silent=again.silent)
     (silent,) = again.silent

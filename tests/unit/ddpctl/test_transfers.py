@@ -43,6 +43,8 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
         "task-1/store.secret",
         "task-1/node-0/rank-0.log",
         "out/store.secret",
+        "project/train.py",
+        "out/project/metrics/a.csv",
     )
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +57,7 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
     assert {line.partition(":")[2] for line in done.stdout.split("\0") if line} == {
         "./task-1/node-0/rank-0.log",
         "./out/store.secret",
+        "./out/project/metrics/a.csv",
     }
 
 

@@ -50,8 +50,9 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
     lines = b"".join(b"%d\n" % number for number in range(3 * MAX_QUEUED_TEXTS))
     sent = 0
     while sent < len(lines):
-        sent += real(streams.stdout, lines[sent : sent + 4096])
-    streams.close()
+        sent += real(streams[1], lines[sent : sent + 4096])
+    for descriptor in streams:
+        os.close(descriptor)
     logs.drain(60.0)
     assert (tmp_path / "rank-5.log").read_bytes() == lines
     os.set_blocking(read, False)

@@ -20,6 +20,7 @@ ALONE = {
     "node_rank": 0, "may_host": True, "spans_machines": False, "master_addr": "127.0.0.1", "master_port": 0,
     "run_id": "none", "run_dir": None, "checkpoint_dir": None, "resumes": "", "checkpoint_copies": 1,
     "max_restarts": 1000, "numa_binding": None, "hang_timeout_s": 300.0, "grace_s": 30.0, "deadline": None,
+    "stop_signal": 15, "node_setup": (), "node_teardown": (), "setup_timeout_s": 1800.0, "teardown_timeout_s": 0.0,
     "join_timeout_s": 30.0, "metrics_host": None,
     "metrics_port": 0, "targets_dir": None, "launcher": "ddprun", "pushgateway": None, "nodes_here": 1,
     "by_hand": True, "lifeline_fd": None, "secret": b"", "local_addr": None, "retries_network": False,
@@ -79,6 +80,13 @@ def read(argv, environ, gpus=0):
         ),
         (["--redirects", "3", "--tee", "3"], {}, {}),
         (["--exec"], {}, {"forks": False}),
+        (["--teardown-timeout", "9"], {}, {}),
+        (
+            ["--node-setup", "a", "--node_setup", "b", "--node-teardown", "c", "--teardown-timeout", "9"],
+            {},
+            {"node_setup": ("a", "b"), "node_teardown": ("c",), "teardown_timeout_s": 9.0},
+        ),
+        (["--stop-signal", "USR1", "--setup-timeout", "5"], {}, {"stop_signal": 10, "setup_timeout_s": 5.0}),
         ([], {"PET_SHUTDOWN_TIMEOUT": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 5.0}),
         (["--shutdown-timeout", "7"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 7.0}),
         (

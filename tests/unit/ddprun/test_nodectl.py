@@ -51,6 +51,24 @@ def test_a_free_port_is_printed_and_a_taken_one_names_its_holder():
     assert (code, out, "203.0.113.7" in err) == (69, "", True)
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "gpus", "reason"),
+    [
+        ("echo GPU-a; echo WARNING: infoROM is corrupted; echo MIG-b; echo warning >&2", 0, "GPU-a\nMIG-b\n", ""),
+        ("echo No devices were found; exit 6", 0, "", ""),
+        ("echo GPU-a; echo Unknown Error; exit 15", 69, "", "nvidia-smi failed (Unknown Error)\n"),
+        (None, 0, "", ""),
+    ],
+    ids=["two", "none", "failed", "no nvidia-smi"],
+)
+def test_the_gpus_are_those_that_nvidia_smi_lists(tmp_path, answer, code, gpus, reason):
+    if answer:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert nodectl("gpus", env={"PATH": f"{tmp_path}"}) == (code, gpus, reason)
+    assert nodectl("gpus", env={"PATH": f"{tmp_path}", "CUDA_VISIBLE_DEVICES": "3, 05"}) == (0, "3\n5\n", "")
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     for node, rank in ((0, 0), (1, 3), (10, 20)):

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from bench.measuring import free_port
 from tests.messages import assert_names
 
-from ddprun.ranks.process_groups import RankPlace
+from ddprun.ranks.process_groups import DebugStore, RankPlace
 
 
 @pytest.fixture
@@ -53,3 +55,14 @@ def test_a_later_attempt_meets_in_a_file_of_its_own(
     urls = {place(rank, tmp_path, attempt).check(f"file://{tmp_path}/meet?a=1", rank, 2) for rank in (0, 1)}
     assert urls == {f"file://{tmp_path}/meet{suffix}?a=1"}
     assert capsys.readouterr().err.count(f"{tmp_path}/meet.night") == (attempt > 1)
+
+
+def test_a_debug_server_and_the_process_group_of_a_single_rank_share_the_store(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, finder = free_port(), DebugStore()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    finder.find_spec("torch.distributed.debug._store")
+    finder.find_spec("torch.distributed.debug")
+    dist.TCPStore("127.0.0.1", port, is_master=False).set("key", "value")
+    assert dist.TCPStore("127.0.0.1", port, 1, True, multi_tenant=True).get("key") == b"value"  # as a group makes it

@@ -39,10 +39,12 @@ def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: 
     before = samples(folder)
     assert before["ddp_steps_total", "a"] == 30
     assert samples(folder, with_last_gauges=True)["ddp_last_step",] == 7
+    (folder / "counter_1.db").write_bytes((2**31 - 1).to_bytes(4, "little") + bytes(96))
     metrics.prepare_rank_dir(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["counter_0.db", "histogram_0.db"]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["counter_0.db", "counter_1.bad", "histogram_0.db"], "what is damaged is set aside"
     assert samples(folder) == before
-    assert [path.stat().st_size < 4096 for path in folder.iterdir()] == [True, True], "the bytes that are used"
+    assert [path.stat().st_size < 4096 for path in folder.iterdir()] == [True] * 3, "the bytes that are used"
     count(folder)
     assert samples(folder)["ddp_seconds_count",] == 4
     assert samples(folder)["ddp_seconds_bucket", "2.0"] == 4

@@ -51,6 +51,7 @@ LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
     ("failed", "code", "cause", "retry", "named"),
     [
         (TRACEBACK, 1, "error", False, "rank 2 on node 1"),
+        (failure(137, rank=None, setup="node_setup failed: 'a' exited with 9"), 137, "setup", False, "exited with 9"),
         (failure(1, error="ValueError: bad 17"), 1, "error", False, "ValueError: bad 17"),
         (failure(143, **TERM, error="ddptrain: lost the other ranks"), 143, "stopped", True, "SIGTERM"),
         (failure(143, rank=2, stopped_for=2), 143, "stopped", True, "rank 2"),

@@ -1,5 +1,7 @@
 """What a model sees of a sample: a function of (seed, epoch, sample), on both paths and on any number of ranks."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tests.messages import assert_names
@@ -35,6 +37,22 @@ def test_shifts_are_crops_of_the_padded_image_and_all_of_them_occur() -> None:
     assert {tuple(one.flatten().tolist()) for one in shifted} == crops
 
 
+def test_a_reflected_border_is_torchs() -> None:
+    images = torch.randint(0, 256, (3, 6, 6, 2), dtype=torch.uint8)
+    padded = lay_out(images, crop_px=6, shift_px=2, mirrored=True, reflect=True).squares_MHWC
+    both = torch.cat([images, images.flip(2)]).permute(0, 3, 1, 2).float()
+    assert torch.equal(padded, functional.pad(both, (2, 2, 2, 2), "reflect").permute(0, 2, 3, 1).byte())
+
+
+def test_alternate_flip_mirrors_each_image_in_every_second_epoch() -> None:
+    plain, given = state("--flip", "--no-augment"), state("--alternate-flip")
+    index = torch.arange(64)
+    images = plain.batch_builder.batch(index, epoch=0).inputs
+    mirrored = [given.batch_builder.batch(index, epoch=epoch).inputs.eq(images).flatten(1).all(1) for epoch in range(4)]
+    assert all(torch.equal(before, ~after) for before, after in pairwise(mirrored))
+    assert 16 < int(mirrored[0].sum()) < 48
+
+
 @pytest.mark.parametrize("flag", ["--shift", "--cutout"])
 def test_a_change_that_leaves_nothing_of_an_image_is_refused(flag: str) -> None:
     with pytest.raises(TrainError) as error:
@@ -60,13 +78,13 @@ def test_about_half_are_mirrored_and_it_is_the_same_with_and_without_kept_mirror
     assert 440 < int(mirrored.sum()) < 560
 
 
-ALL = ("--flip", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--erase=0.5")
+ALL = ("--alternate-flip", "--reflect", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--erase=0.5")
 
 
 @pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])
 def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> None:
     device, loader = state(*augmentations, "--input=device"), state(*augmentations, "--input=loader", "--workers=1")
-    assert device.batch_builder.feed.description.startswith("0.1 MB" if "--flip" in augmentations else "0.0 MB")
+    assert device.batch_builder.feed.description.startswith("0.1 MB" if augmentations else "0.0 MB")
     assert_names(loader.batch_builder.feed.description, "1 worker")
     for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
         order = epoch_order(64, seed=0, epoch=epoch)

@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain.config import parse_options
+from ddptrain.config import RankOptions, parse_options
 from ddptrain.data.base import ImageShape
 from ddptrain.data.sampling import seed_step
-from ddptrain.distributed import lay_out_buckets
+from ddptrain.distributed import RankInfo, lay_out_buckets, make_world
 from ddptrain.main import run
 from ddptrain.models import build_model
 from ddpwire.signals import Signals
@@ -26,6 +28,11 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_timeout_also_holds_for_the_collectives_of_the_gradients(group: None) -> None:
+    of_gradients: Any = make_world(RankInfo(size=2), "cpu", RankOptions(timeout_s=7)).data_group
+    assert of_gradients._get_backend(CPU).options._timeout == timedelta(seconds=7)
 
 
 Layout = list[list[int]]

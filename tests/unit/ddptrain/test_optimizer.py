@@ -4,10 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.messages import assert_names
 from torch import nn
 
 from ddptrain.config import OptimizerOptions, parse_options
-from ddptrain.optimizer import build_optimizer, learning_rate
+from ddptrain.data.base import ImageShape
+from ddptrain.errors import TrainError
+from ddptrain.models import build_model
+from ddptrain.optimizer import Muon, build_optimizer, learning_rate
 
 HOW = dataclasses.replace(parse_options([], {}).optimizer, lr=0.5)
 
@@ -33,6 +37,11 @@ def test_cosine_goes_down_from_the_peak() -> None:
     assert ten[0] == 0.5
     assert ten[5] == pytest.approx(0.25)
     assert ten == sorted(ten, reverse=True)
+
+
+def test_linear_goes_down_evenly() -> None:
+    assert rates("linear", epochs=2) == pytest.approx([0.5, 0.375, 0.25, 0.125])
+    assert rates("linear", epochs=3, warmup=1) == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.375, 0.25, 0.125])
 
 
 def test_steps_go_down_after_their_epochs() -> None:
@@ -128,3 +137,71 @@ def test_an_overflow_in_the_first_step_leaves_the_moments_at_0(filled_with_nan: 
             assert all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
     assert all(bool(one.isfinite().all()) for one in model.parameters())
     assert not torch.equal(next(model.parameters()), next(before.parameters()))
+
+
+def muon_model() -> tuple[nn.Module, Muon]:
+    torch.manual_seed(0)
+    model = build_model("cifarnet", ImageShape(channels=3, size_px=17, classes=10))
+    optimizer = build_optimizer(
+        model, dataclasses.replace(HOW, name="muon", sgd_lr=2.0, bias_lr=64.0, weight_decay=0.1)
+    )
+    assert isinstance(optimizer, Muon)
+    return model, optimizer
+
+
+def muon_step(model: nn.Module, optimizer: Muon) -> None:
+    torch.manual_seed(1)
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, 17, 17)).square().sum().backward()
+    optimizer.step()
+
+
+def test_muon_trains_the_hidden_weights_and_sgd_the_others() -> None:
+    model, optimizer = muon_model()
+    muon, matrices, biases = optimizer.param_groups
+    assert [len(group["params"]) for group in (muon, matrices, biases)] == [6, 1, 7]
+    assert [group.get("lr_scale") for group in (muon, matrices, biases)] == [None, 2.0, 128.0]
+    assert [group["weight_decay"] for group in (muon, matrices, biases)] == [0.0, 0.1, 0.1 / 64]
+    for group in (muon, matrices, biases):
+        group["lr"] = 0.0
+    before = copy.deepcopy(model.state_dict())
+    muon_step(model, optimizer)
+    for name, value in model.named_parameters():
+        if "convs" in name:  # of rate 0, the step only sets the norm
+            assert value.norm().item() == pytest.approx(len(value) ** 0.5)
+        else:
+            assert torch.equal(value, before[name])
+
+
+def test_muon_continues_from_a_saved_state() -> None:
+    model, optimizer = muon_model()
+    muon_step(model, optimizer)
+    other, loaded = muon_model()
+    other.load_state_dict(model.state_dict())
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, of in ((model, optimizer), (other, loaded)):
+        for group in of.param_groups:
+            group["lr"] = 0.1 * group.get("lr_scale", 1.0)
+        muon_step(one, of)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_muon_changes_nothing_if_a_gradient_is_not_finite() -> None:
+    model, optimizer = muon_model()
+    muon_step(model, optimizer)
+    before = copy.deepcopy((dict(model.named_parameters()), optimizer.state_dict()["state"]))
+    optimizer.found_inf = torch.ones(())
+    model.groups[0].convs[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+    muon_step(model, optimizer)
+    after = dict(model.named_parameters()), optimizer.state_dict()["state"]
+    assert all(torch.equal(value, before[0][name]) for name, value in after[0].items())
+    moments = [(state["momentum_buffer"], before[1][number]["momentum_buffer"]) for number, state in after[1].items()]
+    assert len(moments) == 14
+    assert all(torch.equal(*pair) for pair in moments)
+
+
+def test_muon_is_refused_for_a_model_without_weights_for_it() -> None:
+    with pytest.raises(TrainError) as error:
+        build_optimizer(small_model(), dataclasses.replace(HOW, name="muon"))
+    assert error.value.code == 78
+    assert_names(error.value, "--optimizer", "cifarnet")

@@ -73,6 +73,8 @@ def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
     assert beat is not None
     assert beat.step == 20
     assert not read_complete(tmp_path / "heartbeat"), "20 of 4000"
+    last = start("short", TOTAL="20", DDP_HEARTBEAT_FILE=str(tmp_path / "last"))
+    assert (last.communicate(timeout=30)[1], read_complete(tmp_path / "last")) == ("", True)
     assert began_at < beat.at_s < time.monotonic()
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path))

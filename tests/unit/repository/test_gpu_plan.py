@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_the_steps_of_part_1_fit_nine_minutes(gpu: ModuleType) -> None:
     assert sum(step.timeout_s for step in gpu.STEPS if step.part == 1) <= 540
     assert sum(step.timeout_s for step in gpu.STEPS if step.part == 2) <= 540
     assert len({step.name for step in gpu.STEPS}) == len(gpu.STEPS)
+
+
+def test_the_list_of_what_only_a_gpu_reaches_names_each_step(gpu: ModuleType) -> None:
+    text = (ROOT / "docs" / "decisions" / "0054-first-gpu-session.md").read_text().partition("| code | step |")[2]
+    rows, _, uncovered = text.partition("Not covered:")
+    cells = [line.split("|")[2] for line in rows.splitlines() if line.startswith("| ")]
+    assert {name for cell in cells for name in re.findall(r"\w+", cell)} == {step.name for step in gpu.STEPS}
+    assert len(re.findall(r"^\d\. ", uncovered, re.M)) <= 8
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -14,6 +14,7 @@ import pytest
 from ddpctl import targets
 from ddpctl.execution.executor import Executor
 from ddpctl.job import config
+from ddpctl.migration.formats import TABLES
 from ddpctl.monitoring import alerts, stack
 from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
@@ -117,6 +118,55 @@ def events_page() -> str:
     return EVENTS_PAGE + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in KINDS.items())
 
 
+MIGRATING_PAGE = """\
+# From the file of another launcher
+
+The last table is generated from [cli/ddpctl/migration](../cli/ddpctl/migration) by `make specs`.
+
+```console
+$ ddpctl init --from job.sbatch
+$ ddpctl launch --dry-run
+```
+
+`ddpctl init --from FILE` reads an sbatch script, a PyTorchJob, a TrainJob, a hostfile of DeepSpeed, a configuration of
+accelerate, or a docker-compose file. It writes a `ddpctl.yaml` and prints a table: for each setting of the file its
+line, and what it became. The comments of `ddpctl.yaml` say the same. It overwrites a `ddpctl.yaml` only with `--force`.
+It starts nothing, and does not change FILE.
+
+| in the table | meaning |
+|---|---|
+| `job.KEY`, `target.KEY` | the key that the setting became |
+| ddpctl does it | the setting is not needed |
+| no counterpart | ddpctl has no such setting, or the key does not allow this value |
+| unknown | a shell, a template or the cluster computes the value. Only `command` gets it, as it is |
+| not translated | a line that ddpctl cannot run or understand, such as a command in an `if` |
+
+- ddpctl reads a shell script, but does not run it. A variable that the script sets to a known text is replaced. A
+  command that may run or not is not used, and a variable that it sets is unknown.
+- The value of a variable or an option with a secret's name is not copied: set it in your environment (`secrets`).
+- One program becomes `command`: the first of a launcher, else of srun, else of python ([options](your_script.md)).
+- If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
+- The Python or the image of the ranks needs ddpctl: [slurm.md](slurm.md), [image.md](image.md).
+- A hostfile or a configuration of accelerate names no script: write it as `command`, or after `--`.
+
+| file | setting | becomes |
+|---|---|---|
+"""
+
+
+def migrating_page() -> str:
+    """docs/migrating.md: the settings of a table that have the same meaning are on one line."""
+    lines = []
+    for file, table in TABLES.items():
+        meanings: dict[str, list[str]] = {}
+        for name, meaning in table.items():
+            plain = meaning.status == "became" and not meaning.note
+            text = "the key" if plain else str(meaning)
+            meanings.setdefault(text, []).append(f"`{name}` → `{meaning.text}`" if plain else f"`{name}`")
+        lines += [f"| {file} | {', '.join(names)} | {text} |\n" for text, names in meanings.items()]
+    return MIGRATING_PAGE + "".join(lines)
+
+
 def row(metric: Metric, scripts: set[str] | None = None) -> str:
     labels = [f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items()]
     needs = " Needs a GPU." if metric.needs_gpu else ""
@@ -131,6 +181,7 @@ SPECS = {
     "k8s/monitoring/dashboards.yaml": stack.dashboard_config_maps,
     "docs/metrics.md": metrics_page,
     "docs/events.md": events_page,
+    "docs/migrating.md": migrating_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
     "k8s/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
     "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),

@@ -19,6 +19,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -32,6 +33,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
 from ddprun.system.errors import store_lost_error
@@ -47,6 +49,7 @@ from ddprun.system.restart_policy import (
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
+MAX_NEW = 64  # nodes without a heartbeat that an update looks for
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
 
@@ -85,6 +88,7 @@ class LivenessTracker:
     def __init__(self, store: Store, max_nodes: int) -> None:
         self._store = store
         self._nodes = {node: NodeLiveness() for node in range(max_nodes)}
+        self._new, self._known = deque(range(max_nodes)), list[int]()  # nodes without and with a heartbeat
         self._attempt = 0
         self._members: tuple[int, ...] = ()
         self._updated_at = 0.0
@@ -121,8 +125,9 @@ class LivenessTracker:
         passed_s = min(now_s - self._updated_at, 2 * HEARTBEAT_INTERVAL_S)
         self._updated_at = now_s
         statuses: list[RankStatus] = []
+        values = self._read_heartbeats()
         for node, liveness in self._nodes.items():
-            value = self._store.get(f"beat/{node}") if self._store.check([f"beat/{node}"]) else b""
+            value = values.get(node, b"")
             if value != liveness.value:
                 liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
                 liveness.num_changes += 1
@@ -138,6 +143,14 @@ class LivenessTracker:
         steps = [status.step for status in statuses if status.step is not None]
         self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
 
+    def _read_heartbeats(self) -> dict[int, bytes]:
+        """Return the heartbeats by node, which takes one call, and one for each node that has not sent any yet."""
+        for _ in range(min(len(self._new), MAX_NEW)):
+            node = self._new.popleft()
+            (self._known if self._store.check([f"beat/{node}"]) else self._new).append(node)
+        keys = [f"beat/{node}" for node in self._known]
+        return dict(zip(self._known, self._store.multi_get(keys), strict=True)) if keys else {}
+
 
 class Consensus:
     """Reports how the ranks of this node end, and waits for node 0's decision. On node 0, it also decides."""
@@ -145,35 +158,29 @@ class Consensus:
     def __init__(
         self,
         store: Store,
+        config: NodeConfig,
         *,
-        node: int,
-        max_nodes: int,
-        max_restarts: int,
-        restarts_errors: bool,
-        hang_timeout_s: float,
         read_statuses: Callable[[], Sequence[RankStatus]],
-        requeues: Requeues | None = None,
-        is_replaced: bool = False,
-        history: Sequence[FailedAttempt] = (),
+        requeues: Requeues | None,
+        describe_success: Callable[[], str],
+        history: Sequence[FailedAttempt],
     ) -> None:
-        """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
+        """Start the threads, which run until the process ends or node 0 is lost. Raises NodeError.
 
-        ``is_replaced``: whether lost nodes are replaced. ``history``: the attempts that failed under a previous node 0.
+        ``read_statuses`` returns the statuses of this node's ranks. ``history``: the attempts that failed under a
+        previous node 0.
         """
         try:
             # A connection that waits for a key cannot be used for other calls.
             self._store, self._wait_store = store.clone(), store.clone()
         except stores.StoreError:
             raise store_lost_error() from None
-        self._node = node
-        self._is_leader = node == 0
-        self._decide_next = partial(restart_policy.decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
-        self._hang_timeout_s = hang_timeout_s
-        self._read_statuses = read_statuses
-        self._requeues = requeues
-        self._is_replaced = is_replaced
-        self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
-        self._liveness = LivenessTracker(self._store, max_nodes)  # updated on node 0 only
+        self._node, self._is_leader = config.node_rank, config.node_rank == 0
+        limit, errors = config.max_restarts, config.restarts_errors
+        self._decide_next = partial(restart_policy.decide, max_restarts=limit, restarts_errors=errors)
+        self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.is_replaced
+        self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
+        self._liveness = LivenessTracker(self._store, config.max_nodes)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
@@ -196,16 +203,8 @@ class Consensus:
         if history:
             self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
         self._try_store(self._send_heartbeat)
-
-    @classmethod
-    def started(cls, store: Store, **rest: Any) -> "Consensus":
-        """Return a Consensus whose threads run until the process ends or node 0 is lost. Raises NodeError."""
-        consensus = cls(store, **rest)
-        for run in (consensus._run, consensus._send_posts):
+        for run in (self._run, self._send_posts, *(() if self._is_leader else (self._watch,))):
             threading.Thread(target=run, name="consensus", daemon=True).start()
-        if not consensus._is_leader:
-            threading.Thread(target=consensus._watch, name="watch", daemon=True).start()
-        return consensus
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
         """Start an attempt and forget the previous one."""
@@ -366,7 +365,7 @@ class Consensus:
     def _decide(self) -> None:
         self._read_posts()
         if len(self._done) == len(self._members) and not self._failures:
-            outcome = Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt)
+            outcome = Outcome(code=0, cause="ok", message=self._describe_success(), attempt=self._attempt)
             self._publish(Decision(outcome=outcome))
             return
         settled = self._liveness.all_alive_since_failure() and all(

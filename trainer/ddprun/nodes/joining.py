@@ -8,6 +8,7 @@ lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and ke
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -18,7 +19,7 @@ from dataclasses import asdict, replace
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.nodes import preflight
 from ddprun.nodes.preflight import PreflightReport, Route, node_label
-from ddprun.settings.node_config import UNNUMBERED, NodeConfig, read_secret
+from ddprun.settings.node_config import DEFAULT_RUN_ID, UNNUMBERED, NodeConfig, read_secret
 from ddprun.system import machine, network, processes
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire.exits import Exit
@@ -119,33 +120,41 @@ def refusal(node: int, outcome: Outcome) -> Outcome:
     return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
-def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
+def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
     """Tell node 0 why this node cannot start, so that node 0 does not wait for it. Give up after REFUSAL_S.
 
-    ``node``, ``host``, ``port`` and ``run_id`` may be invalid, because they come unchecked from the user. Raises
-    NodeError if the store at that address does not belong to this run.
+    Do nothing if this is node 0, if this node was stopped, or if the network is unavailable. ``node``, ``host``,
+    ``port`` and ``run_id`` may be invalid, because they come unchecked from the user.
     """
+    is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
+    if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
+        with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
+            _post_refusal(refusal(int(node), outcome), host, int(port), run_id or DEFAULT_RUN_ID)
+
+
+def _post_refusal(outcome: Outcome, host: str, port: int, run_id: str) -> None:
     from ddprun.system import stores
 
     deadline = time.monotonic() + REFUSAL_S
     while (left_s := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError, ValueError, stores.StoreError):  # node 0 is not there yet
             address = network.resolve(host, timeout_s=left_s)
-            network.check_reachable(address, int(port), timeout_s=left_s)
-            control = stores.SignedStore(stores.connect(address, int(port)), read_secret(os.environ), run_id)
+            network.check_reachable(address, port, timeout_s=left_s)
+            control = stores.SignedStore(stores.connect(address, port), read_secret(os.environ), run_id)
             claim = stores.decode("claim/0", control.get("claim/0"), dict)
             if claim.get("run id") == run_id and control.check(["attempt"]):
-                value = json.dumps(asdict(refusal(int(node), outcome)))
-                control.compare_set(f"{int(control.get('attempt'))}/left", "", value)
+                control.compare_set(f"{int(control.get('attempt'))}/left", "", json.dumps(asdict(outcome)))
                 return
         time.sleep(POLL_S)
 
 
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
-    """Return the configuration with this node's number. Raises NodeError.
+    """Return the configuration with this node's number, which node 0 assigns if no launcher does. Raises NodeError.
 
     ``log`` is called with progress lines. ``preload`` imports torch. It is called only if another node is node 0.
     """
+    if config.node_rank != UNNUMBERED:
+        return config
     config = replace(config, master_addr=_address_on_network(config))
     route = preflight.find_route(config, PreflightReport(log, quiet=True))
     if _becomes_host(config, route):

@@ -20,7 +20,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -50,79 +50,12 @@ from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
+SCAN_S = 0.001  # per node, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
 LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
 MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
-
-
-class NodeClaim:
-    """The claim of one ddprun to be node ``node`` of the run. Only one ddprun at a time has the claim.
-
-    Node 0 deletes the claim of a silent node (consensus.py). If another ddprun has the claim, this ddprun waits until
-    the claim is deleted. It fails if the wait takes too long, or if the other ddprun is alive and not ``is_replaced``.
-    """
-
-    def __init__(self, control: Store, node: int, facts: dict[str, str], token: str, *, is_replaced: bool) -> None:
-        """``facts`` are stored with the claim and must be the same on all nodes. ``token`` is unique to this claim.
-
-        ``is_replaced``: whether the other ddprun may be that of a pod that this one replaces.
-        """
-        self._is_replaced = is_replaced
-        self._control = control
-        self._node = node
-        self._value = {"token": token} | facts
-
-    def take(self, is_over: Callable[[str], bool]) -> None:
-        """Take the claim. Raises NodeError.
-
-        While another ddprun has the claim, ``is_over`` is called with the reason for the wait. ``is_over`` sleeps
-        briefly, and returns whether its time limit has passed.
-        """
-        heartbeats, how = {self._heartbeat()}, "it is silent, but does not count as lost yet"
-        while not self._is_ours():
-            heartbeats.add(self._heartbeat())
-            if len(heartbeats) > MAX_LATE_HEARTBEATS:
-                if self._value["token"] != PROCESS_TOKEN:
-                    raise self._replaced_error()
-                if not self._is_replaced:
-                    raise config_error(f"another node is also node {self._node}: give each node its own --node-rank")
-                how = "it is alive: the pod that this one replaces may still run"
-            if is_over(f"another ddprun has the number of this node: {how}"):
-                message = f"another ddprun is node {self._node} already: {how}"
-                raise node_error(Exit.ABSENT, "absent", message, node=self._node)
-        # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
-        self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
-
-    def keep(self) -> None:
-        """Check that this node still has the claim, or take it again if it was deleted. Raises NodeError."""
-        if not self._is_ours():
-            raise self._replaced_error()
-
-    def _replaced_error(self) -> NodeError:
-        message = f"this ddprun did not respond for too long: another ddprun has replaced it as node {self._node}"
-        return node_error(Exit.KILLED, "node_lost", message, node=self._node)
-
-    def _is_ours(self) -> bool:
-        key = f"claim/{self._node}"
-        known = self._control.compare_set(key, "", json.dumps(self._value))
-        return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
-
-    def _heartbeat(self) -> bytes:
-        """Return the last heartbeat of the claim's owner, who is alive if the heartbeat changes."""
-        key = f"beat/{self._node}"
-        return bytes(self._control.get(key)) if self._control.check([key]) else b""
-
-
-def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
-    """Return the number of the next attempt. ``attempt`` is the number of this node's last attempt."""
-    if is_leader:
-        control.set("attempt", str(attempt + 1))
-    elif control.check(["attempt"]):
-        latest = stores.decode("attempt", control.get("attempt"), int)
-        return max(attempt + 1, latest + control.check([f"{latest}/group"]))
-    return attempt + 1
 
 
 def _read_group(value: Any) -> dict[str, Any]:
@@ -152,11 +85,10 @@ class FixedRankRendezvous(RendezvousHandler):
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
-        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
         self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
         try:
-            self._claim = self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
+            self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
         except StoreError:
             raise store_lost_error() from None
         if self._is_leader and config.is_replaced:
@@ -206,10 +138,9 @@ class FixedRankRendezvous(RendezvousHandler):
     def join_anew(self) -> None:
         """Join the store of the new node 0, after the previous one was lost. Raises NodeError or StoreError."""
         self.control = self._join()
-        self._claim = self._claim_node(uuid.uuid4().hex)
+        self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
         self.attempt = 0
-        self.on_join(self.control)
 
     def is_store_lost(self) -> bool:
         """Return whether the control store no longer answers."""
@@ -238,24 +169,67 @@ class FixedRankRendezvous(RendezvousHandler):
         message = f"another ddprun has taken the place of node 0, on {address}"
         raise node_error(Exit.KILLED, "node_lost", message, node=0)
 
-    def _claim_node(self, token: str) -> NodeClaim:
-        node, config = self._config.node_rank, self._config
-        facts = joining.run_facts(config)
-        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token, is_replaced=config.is_replaced)
+    def _claim_node(self, token: str) -> None:
+        """Claim to be the node of this number. ``token`` is unique to this claim. Raises NodeError.
+
+        Only one ddprun at a time has the claim. Node 0 deletes the claim of a silent node (consensus.py). If another
+        ddprun has it, wait until it is deleted. Fail if that takes too long, or if the other ddprun is alive and is not
+        that of a pod that this one replaces.
+        """
+        facts = joining.run_facts(self._config)
+        self._claim = {"token": token} | facts
         if self._is_leader:
-            claim.take(lambda why: wait.is_over((node,), why))
+            self._take_claim()
         claimed = self.control.get("claim/0")
         first = stores.decode("claim/0", claimed, lambda claim: {name: claim[name] for name in facts})
-        joining.check_same_run(config, first)
+        joining.check_same_run(self._config, first)
         if not self._is_leader:  # a node of another run, on the wrong port, must not claim a rank
-            claim.take(lambda why: wait.is_over((node,), why))
-        return claim
+            self._take_claim()
+
+    def _take_claim(self) -> None:
+        node, wait = self._config.node_rank, self._new_wait()
+        heartbeats, how = {self._heartbeat()}, "it is silent, but does not count as lost yet"
+        while not self._has_claim():
+            heartbeats.add(self._heartbeat())
+            if len(heartbeats) > MAX_LATE_HEARTBEATS:
+                if self._claim["token"] != PROCESS_TOKEN:
+                    raise self._replaced_error()
+                if not self._config.is_replaced:
+                    raise config_error(f"another node is also node {node}: give each node its own --node-rank")
+                how = "it is alive: the pod that this one replaces may still run"
+            if wait.is_over((node,), f"another ddprun has the number of this node: {how}"):
+                raise node_error(Exit.ABSENT, "absent", f"another ddprun is node {node} already: {how}", node=node)
+        # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
+        self.control.set(f"beat/{node}", json.dumps({"by": self._claim["token"], "attempt": 0, "signs": []}))
+
+    def _has_claim(self) -> bool:
+        """Return whether this node has the claim. If it was deleted, take it again."""
+        key = f"claim/{self._config.node_rank}"
+        claimed = self.control.compare_set(key, "", json.dumps(self._claim))
+        return stores.decode(key, claimed, lambda claim: str(claim["token"])) == self._claim["token"]
+
+    def _heartbeat(self) -> bytes:
+        """Return the last heartbeat of the claim's owner, who is alive if the heartbeat changes."""
+        key = f"beat/{self._config.node_rank}"
+        return bytes(self.control.get(key)) if self.control.check([key]) else b""
+
+    def _replaced_error(self) -> NodeError:
+        node = self._config.node_rank
+        message = f"this ddprun did not respond for too long: another ddprun has replaced it as node {node}"
+        return node_error(Exit.KILLED, "node_lost", message, node=node)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes for the next attempt. Raises NodeError."""
         try:
-            self._claim.keep()
-            self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
+            if not self._has_claim():
+                raise self._replaced_error()
+            number = self.attempt + 1
+            if self._is_leader:
+                self.control.set("attempt", str(number))
+            elif self.control.check(["attempt"]):
+                latest = stores.decode("attempt", self.control.get("attempt"), int)
+                number = max(number, latest + self.control.check([f"{latest}/group"]))
+            self.attempt = number
             group = self._meet()
         except StoreError:
             self._raise_store_lost()
@@ -308,11 +282,10 @@ class FixedRankRendezvous(RendezvousHandler):
         """On node 0, wait for the other nodes, create the attempt's store, and choose the members."""
         wait = self._new_wait()
         while missing := self._missing():
-            self._raise_if_left()
-            if wait.is_over(missing, key=f"{self.attempt}/here/{missing[0]}"):
+            if self._wait_for(missing, wait):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
-                raise self._absent_error(missing)
+                raise self._absent_error(self._missing() or missing)
         port = self.control.port
         if not self._config.one_port:
             host = self._host_of_ranks
@@ -329,15 +302,34 @@ class FixedRankRendezvous(RendezvousHandler):
         if number != self.attempt:
             self.control.set(f"{number}/group", group)
 
+    def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
+        """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
+
+        This looks at one node at a time: a look at all nodes after each arrival takes the square of their number.
+        """
+        until, waiting = time.monotonic() + max(POLL_S, SCAN_S * self._config.max_nodes), missing
+        while waiting and time.monotonic() < until:
+            self._raise_if_left()
+            key = f"{self.attempt}/here/{waiting[0]}"
+            if self.control.check([key, f"claim/{waiting[0]}"]):
+                waiting = waiting[1:]
+            elif wait.is_over(waiting, key=key):
+                return True
+        return False
+
     def _arrived(self) -> tuple[int, ...]:
-        nodes = range(self._config.max_nodes)
-        return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
+        nodes = tuple(range(self._config.max_nodes))
+        keys = {node: [f"{self.attempt}/here/{node}", f"claim/{node}"] for node in nodes}
+        if self.control.check([key for both in keys.values() for key in both]):  # one call, if all are there
+            return nodes
+        return tuple(node for node in nodes if self.control.check(keys[node]))
 
     def _missing(self) -> tuple[int, ...]:
         """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
-        everyone = tuple(range(self._config.max_nodes))
-        left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
-        expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
+        expected: Sequence[int] = range(self._config.max_nodes)
+        if self.previous_outcome and self._config.min_nodes < self._config.max_nodes:
+            left = [node for node in expected if self.control.check([f"claim/{node}"])]
+            expected = left if self._config.min_nodes <= len(left) else expected
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
@@ -364,13 +356,10 @@ class FixedRankRendezvous(RendezvousHandler):
             outcome = joining.refusal(self._config.node_rank, outcome)
         with contextlib.suppress(StoreError):  # node 0 is gone
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
-            deadline = time.monotonic() + LEFT_READ_S
-            while self._is_leader and not self._all_have_read_left() and time.monotonic() < deadline:
+            nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
+            keys, deadline = [f"{self.attempt}/left/{node}" for node in nodes], time.monotonic() + LEFT_READ_S
+            while self._is_leader and keys and not self.control.check(keys) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-
-    def _all_have_read_left(self) -> bool:
-        nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
-        return all(self.control.check([f"{self.attempt}/left/{node}"]) for node in nodes)
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)

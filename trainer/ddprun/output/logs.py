@@ -12,7 +12,6 @@ import selectors
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddprun.output import terminal
@@ -33,20 +32,6 @@ DRAIN_S = 0.5  # for the output of ranks that have ended
 CATCH_UP_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
 
 
-@dataclass(frozen=True)
-class RankStreams:
-    """The descriptors that a rank gets as its stdin, stdout and stderr."""
-
-    stdin: int
-    stdout: int
-    stderr: int
-
-    def close(self) -> None:
-        """Close ddprun's copies of the descriptors, after they were passed to the rank."""
-        for descriptor in (self.stdin, self.stdout, self.stderr):
-            os.close(descriptor)
-
-
 class RankLogs:
     """The streams of this node's ranks. One thread reads all of them."""
 
@@ -65,8 +50,8 @@ class RankLogs:
         self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of writing
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
-    def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
-        """Return descriptors that the caller must pass to the rank and then close. Raises OSError."""
+    def open(self, rank: int, local_rank: int, path: Path) -> tuple[int, int, int]:
+        """Return a rank's stdin, stdout and stderr, which the caller must pass to it and then close. Raises OSError."""
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets), files=self._files)
         self.starts[rank] = file.start
@@ -82,7 +67,7 @@ class RankLogs:
             self._new.put(stream)
         os.write(self._wake_write, b"+")
         stderr = ends[1] if len(ends) == 2 else os.dup(ends[0])
-        return RankStreams(terminal.open_stdin(own=self._config.reads_stdin(rank)), ends[0], stderr)
+        return terminal.open_stdin(own=self._config.reads_stdin(rank)), ends[0], stderr
 
     def _view(self, rank: int, local_rank: int, descriptor: int, source: object) -> View:
         shown = self._config.shown_local_ranks

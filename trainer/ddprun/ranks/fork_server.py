@@ -109,39 +109,30 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
     supervisor.serve(control, fork_rank)
 
 
-def fork_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
-) -> tuple[int, str]:
-    """Fork a rank that runs ``argv``. If there is an obstacle, execute ``argv`` in a new process instead.
+def fork_rank(request: supervisor.Request, streams: Sequence[int]) -> tuple[int, str]:
+    """Fork a rank. If there is an obstacle, execute its command in a new process instead.
 
     Return the rank's pid, and the obstacle or "".
     """
-    if reason := fork_obstacle(argv, cwd):
-        return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
+    if reason := fork_obstacle(request["argv"], request["cwd"]):
+        return supervisor.exec_rank(request, streams)[0], reason
     supervisor_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run_rank(argv, env, cwd, cores, streams, supervisor_pid)
+        _run_rank(request, streams, supervisor_pid)
     return pid, ""
 
 
-def _run_rank(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    cores: Sequence[int],
-    streams: Sequence[int],
-    supervisor_pid: int,
-) -> NoReturn:
+def _run_rank(request: supervisor.Request, streams: Sequence[int], supervisor_pid: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
-        supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
+        supervisor.set_up_rank(request, streams, supervisor_pid)
         processes.close_descriptors()
-        run_python(argv, env)
+        run_python(request["argv"], request["env"])
     except OSError as error:
-        supervisor.exit_not_started(argv, error)
+        supervisor.exit_not_started(request["argv"], error)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

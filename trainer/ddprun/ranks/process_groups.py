@@ -31,6 +31,21 @@ GUIDE = "docs/your_script.md"
 AS_ONE_RANK = f"run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1); see {GUIDE}"
 
 
+class DebugStore:
+    """A finder in sys.meta_path that serves a single rank's store before torch.distributed.debug connects to it.
+
+    torch.distributed lets the process group, which would serve this store, share it later.
+    """
+
+    _store: object = None
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Return None, so that Python asks the other finders."""
+        if name == "torch.distributed.debug" and not self._store:
+            where = os.environ[names.MASTER_ADDR], int(os.environ[names.MASTER_PORT]), 1, True
+            self._store = sys.modules["torch.distributed"].TCPStore(*where, wait_for_workers=False, multi_tenant=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
     """A rank, and the store that ddprun serves for it. Processes that the rank starts use the same values."""
@@ -142,7 +157,9 @@ class StartedByRank:
 
 def watch_process_groups(env: Mapping[str, str]) -> None:
     """Check the process groups of a forked rank, unless it is the only rank."""
-    if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
+    if env.get(names.WORLD_SIZE) == "1":
+        sys.meta_path.insert(0, DebugStore())
+    elif names.WORLD_SIZE in env and HEARTBEAT_FILE in env:
         RankPlace(
             rank=env[names.RANK],
             pid=os.getpid(),

@@ -77,6 +77,21 @@ NOT_FOR_RANKS = (
 )
 
 
+def node_environment(config: NodeConfig, base: Mapping[str, str]) -> dict[str, str]:
+    """Return what all programs of the job on this node have in their environment. ``base``: ddprun's own one."""
+    if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
+        base = {**base, CUDA_VISIBLE_DEVICES: ""}
+    env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
+    env |= {names.RUN_ID: config.run_id, names.RANKS_NODE: str(config.node_rank)}
+    programs = str(Path(sys.executable).parent)  # such as ninja, in an environment that is not activated
+    if programs not in base.get("PATH", os.defpath).split(os.pathsep):
+        env["PATH"] = os.pathsep.join((programs, base.get("PATH") or os.defpath))
+    if config.run_dir:
+        env[names.RUN_DIR] = str(config.run_dir)
+        env.setdefault(names.CHECKPOINT_DIR, config.checkpoint_dir or str(config.run_dir / CHECKPOINTS))
+    return env
+
+
 def rank_environment(
     group: Any,
     worker: Any,
@@ -99,17 +114,13 @@ def rank_environment(
     ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
-    if base.get(names.DEVICE) == "cpu":  # Slurm unsets the variable in a job without GPUs, so all GPUs may be visible
-        base = {**base, CUDA_VISIBLE_DEVICES: ""}
-    env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
-    env |= {
+    env = node_environment(config, base) | {
         names.RANK: str(rank),
         names.WORLD_SIZE: str(world_size),
         names.LOCAL_RANK: str(local_rank),
         names.LOCAL_WORLD_SIZE: str(config.local_world_size),
         names.GROUP_RANK: str(group.group_rank),
         names.GROUP_WORLD_SIZE: str(group.group_world_size),
-        names.RANKS_NODE: str(config.node_rank),
         names.MASTER_ADDR: str(group.master_addr),
         names.MASTER_PORT: str(group.master_port),
         "ROLE_NAME": config.role,
@@ -123,7 +134,6 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         # A single rank, or the processes that it spawns, serve their own store at an address of their choice.
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
-        names.RUN_ID: config.run_id,
         names.ATTEMPT: str(attempt),
         names.PROMETHEUS_MULTIPROC_DIR: str(runtime / rank_metrics(rank)),
         HEARTBEAT_FILE: str(runtime / rank_heartbeat(rank)),
@@ -132,7 +142,7 @@ def rank_environment(
         names.LOST_BEFORE: lost,
     }
     if config.virtual_local_rank:
-        visible = base.get(CUDA_VISIBLE_DEVICES)
+        visible = env.get(CUDA_VISIBLE_DEVICES)
         own = str(local_rank) if visible is None else visible and visible.split(",")[local_rank].strip()
         env |= {names.LOCAL_RANK: "0", CUDA_VISIBLE_DEVICES: own}
     defaults = {
@@ -142,9 +152,6 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
-    programs = str(Path(sys.executable).parent)  # such as ninja, in an environment that is not activated
-    if programs not in base.get("PATH", os.defpath).split(os.pathsep):
-        env["PATH"] = os.pathsep.join((programs, base.get("PATH") or os.defpath))
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
     if interface:
@@ -153,7 +160,4 @@ def rank_environment(
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     if kaggle.session(base):
         defaults |= kaggle.NCCL
-    if config.run_dir:
-        env[names.RUN_DIR] = str(config.run_dir)
-        defaults[names.CHECKPOINT_DIR] = config.checkpoint_dir or str(config.run_dir / CHECKPOINTS)
     return defaults | env

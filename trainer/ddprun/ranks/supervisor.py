@@ -32,8 +32,8 @@ from typing import Any, NoReturn
 from ddprun.system import processes
 
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
-# argv, env, cwd, cores, stdin to stderr → the pid, and why the rank was executed instead of forked
-StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], Sequence[int]], tuple[int, str]]
+Request = Mapping[str, Any]  # a request to start a rank
+StartRank = Callable[[Request, Sequence[int]], tuple[int, str]]  # see exec_rank
 # A signal to an entire process group or job step is for the ranks; ddprun forwards it to them. The supervisor
 # blocks these signals and does not ignore them, because a signal that reaches a rank between fork and exec must not be
 # lost. ddprun starts the supervisor with this mask.
@@ -81,7 +81,7 @@ class Supervisor:
     def _do(self, request: dict[str, Any]) -> None:
         if request["do"] == "start":
             streams = [self._descriptors.popleft() for _ in range(3)]
-            pid, plain = self._start(request["argv"], request["env"], request["cwd"], request["cores"], streams)
+            pid, plain = self._start(request, streams)
             for descriptor in streams:
                 os.close(descriptor)
             self._ranks[pid] = request["tag"]
@@ -120,18 +120,19 @@ class Supervisor:
             self._control.sendall(json.dumps(event).encode() + b"\n")
 
 
-def exec_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
-) -> tuple[int, str]:
-    """Fork and execute a rank as the leader of its own session. Return its pid and an empty string."""
-    supervisor_pid = os.getpid()
+def exec_rank(request: Request, streams: Sequence[int]) -> tuple[int, str]:
+    """Fork and execute a rank as the leader of its own session, with ``streams`` as its stdin, stdout and stderr.
+
+    Return its pid and an empty string.
+    """
+    argv, supervisor_pid = request["argv"], os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
                 signal.signal(number, signal.SIG_DFL)
-            set_up_rank(cwd, cores, streams, supervisor_pid)
-            os.execvpe(argv[0], unbuffered(argv), env)  # noqa: S606 (the command is the user's)
+            set_up_rank(request, streams, supervisor_pid)
+            os.execvpe(argv[0], unbuffered(argv), request["env"])  # noqa: S606 (the command is the user's)
         except OSError as error:
             exit_not_started(argv, error)
     return pid, ""
@@ -142,18 +143,18 @@ def unbuffered(argv: Sequence[str]) -> list[str]:
     return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 
-def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:
+def set_up_rank(request: Request, streams: Sequence[int], supervisor_pid: int) -> None:
     """Set the child's streams, session, cores and folder, and make it die with the supervisor. Raises OSError."""
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     os.setsid()
     processes.die_with_parent(supervisor_pid)
-    if cores and sys.platform == "linux":
+    if request["cores"] and sys.platform == "linux":
         with contextlib.suppress(OSError):  # the cgroup no longer has these cores: train on others
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, request["cores"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # pending signals are delivered now
-    os.chdir(cwd)
+    os.chdir(request["cwd"])
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:

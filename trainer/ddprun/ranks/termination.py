@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddprun.ranks.workers import Workers
+from ddprun.settings.node_config import NodeConfig
 from ddprun.system.errors import NodeError, config_error
 from ddprun.system.restart_policy import describe_stop
 from ddpwire import names
@@ -119,20 +120,10 @@ def stopped_before_start(number: int, node: int, reason: str = "") -> Outcome:
 class Stop:
     """Ends the ranks of this node, and records whether a stop was requested."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        *,
-        node: int,
-        grace_s: float,
-        log: Callable[[str], None],
-        same_request_s: float,
-    ) -> None:
-        self._workers = workers
-        self._same_request_s = same_request_s
-        self._node = node
-        self._grace_s = grace_s
-        self._log = log
+    def __init__(self, workers: Workers, config: NodeConfig, log: Callable[[str], None]) -> None:
+        self._workers, self._log = workers, log
+        self._node, self._grace_s, self.signal = config.node_rank, config.grace_s, config.stop_signal
+        self._same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
         self._sent = 0  # the stop signal sent to the ranks of this attempt, or 0
         self._deadline = self._requested_at = 0.0
         self.starting = threading.Lock()  # held while ranks are started, so that a signal reaches all of them
@@ -140,7 +131,6 @@ class Stop:
         self.reason = ""  # why, if no signal requested it
         self.leaves = False  # whether only this node stops, and another is started in its place
         self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
-        self.on_wait: Callable[[], None] = lambda: None  # called while the ranks have time to end
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
@@ -171,7 +161,7 @@ class Stop:
             if self._workers.alive:
                 later = f" after {self._same_request_s:g} s" if self._same_request_s > 1 else ""
                 self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name}{later} kills them")
-            self._signal_ranks(number, self._grace_s)
+            self._signal_ranks(self.signal if number == signal.SIGTERM else number, self._grace_s)
 
     def forward(self, number: int) -> None:
         """Forward a signal to the ranks."""
@@ -196,15 +186,16 @@ class Stop:
         self._sent = 0
         self.forwarded = self.requested
 
-    def end_ranks(self, grace_s: float, number: int = signal.SIGTERM) -> None:
+    def end_ranks(self, grace_s: float, number: int, *, on_wait: Callable[[], None]) -> None:
         """Send a stop signal to all ranks, and kill the remaining ranks after ``grace_s``.
 
-        If the ranks have already received a stop signal, kill them after the rest of its grace period.
+        If the ranks have already received a stop signal, kill them after the rest of its grace period. While they have
+        time to end, call ``on_wait``.
         """
         if not self._sent:
             self._signal_ranks(number, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
-            self.on_wait()
+            on_wait()
             time.sleep(POLL_S)
         self._workers.clear()
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddprun.output.logs import RankStreams
 from ddprun.output.progress import Progress
 from ddprun.ranks import fork_server
 from ddprun.ranks.supervisor import BLOCKED_SIGNALS
@@ -40,7 +39,6 @@ class Workers:
 
     on_exit: Callable[[str, int], None]  # tag, return code as in the module subprocess; called from a thread
     on_supervisor_lost: Callable[[], None]
-    gives_up_start: Callable[[], bool]  # whether to stop waiting for the start of a rank
 
     def __init__(
         self, argv: Sequence[str], *, lock_fd: int, fork: bool, log: Callable[[str], None], spared: int = 0
@@ -53,7 +51,6 @@ class Workers:
         """
         self.on_supervisor_lost = lambda: None
         self.on_give_up: Callable[[NodeError], None] = lambda _: None  # called before ddprun ends without its disk
-        self.gives_up_start = lambda: False
         self._argv, self._log = argv, log
         self._lock_fd, self._spared = lock_fd, spared
         self._fork = fork
@@ -98,9 +95,18 @@ class Workers:
         return self._fork and not self._exec_reason
 
     def start(
-        self, tag: str, argv: Sequence[str], env: Mapping[str, str], streams: RankStreams, cores: Collection[int] = ()
+        self,
+        tag: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        cores: Collection[int] = (),
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Start a rank on ``cores`` (empty: the cores of this process). Return its pid. Raises SupervisorLostError."""
+        """Start a rank on ``cores`` (empty: the cores of this process). Return its pid. Raises SupervisorLostError.
+
+        ``streams`` are its stdin, stdout and stderr. ``gives_up`` returns whether to stop waiting for the start.
+        """
         if self._lost:
             if self._fork:  # this process has threads now
                 self._fork, self._exec_reason = False, "the process that had imported torch was killed"
@@ -108,7 +114,7 @@ class Workers:
         self._alive.add(tag)
         options = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
         request = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env)} | options
-        reply = self._request(request, (streams.stdin, streams.stdout, streams.stderr))
+        reply = self._request(request, streams, gives_up)
         self._exec_reason = self._exec_reason or reply["plain"]
         if self._exec_reason and not self._reported_exec:
             self._reported_exec = True
@@ -133,15 +139,17 @@ class Workers:
             self._log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; ddprun sends it SIGCONT")
             processes.kill(self._pid, signal.SIGCONT)
 
-    def _request(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+    def _request(
+        self, request: dict[str, Any], descriptors: Sequence[int] = (), gives_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
         with self._request_lock:
             self._send(request, descriptors)
-            reply = self._await_reply(is_start=request["do"] == "start")
+            reply = self._await_reply(gives_up)
         if reply is None:
             raise SupervisorLostError("the supervisor of the ranks was killed")
         return reply
 
-    def _await_reply(self, *, is_start: bool) -> dict[str, Any] | None:
+    def _await_reply(self, gives_up: Callable[[], bool]) -> dict[str, Any] | None:
         imports = self._fork and not self._has_replied
         limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
         progress = Progress(self._log, "importing the parts of torch that the ranks need")
@@ -152,7 +160,7 @@ class Workers:
                 self._has_replied = True
                 return reply
             self.continue_supervisor()
-            if is_start and self.gives_up_start():
+            if gives_up():
                 self.kill()
                 raise SupervisorLostError("a stop was requested while ranks were being started")
             if imports:

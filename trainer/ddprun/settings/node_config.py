@@ -9,14 +9,16 @@ import math
 import os
 import re
 import reprlib
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from ddprun.settings import launchers
 from ddprun.settings.launchers import Setting, Settings
@@ -36,6 +38,8 @@ DEFAULT_RUN_ID = "none"  # torchrun's id of each run that was given no id
 MAX_RESTARTS = 1000  # in effect no limit: restart_policy.py ends a run without progress
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
+SETUP_TIMEOUT_S, TEARDOWN_TIMEOUT_S = 1800.0, 60.0
+STOP_SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
 TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 RUN_PATH = ("-m", "ddprun.run_path")
@@ -56,19 +60,21 @@ class Deadline:
     margin_s: float = MARGIN_S
 
 
-def read_deadline(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
+def read_deadline(
+    flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float, teardown_s: float = 0.0
+) -> Deadline | None:
     """Return the deadline of this node, or None. ``now`` is in seconds since the epoch. Raises NodeError."""
     for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
         if text:
-            return _parse_deadline(source, text, grace_s, now)
+            return _parse_deadline(source, text, grace_s, MARGIN_S + teardown_s, now)
     end = environ.get(SLURM_END_TIME)
     if end and end.isdecimal():
-        return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S)
+        return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S + teardown_s)
     ends = kaggle.ends_at(environ, started=kaggle.container_start()) if kaggle.session(environ) else None
     return None if ends is None else Deadline(source="the Kaggle session's end", at=ends, margin_s=kaggle.MARGIN_S)
 
 
-def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadline:
+def _parse_deadline(source: str, text: str, grace_s: float, margin_s: float, now: float) -> Deadline:
     from_now = ""
     try:
         left_s = float(text)
@@ -83,13 +89,13 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
     if not 0 <= left_s < math.inf:
         hint = "expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"
         raise config_error(f"{source} is {text!r}", hint=hint)
-    if left_s <= grace_s + MARGIN_S:
+    if left_s <= grace_s + margin_s:
         raise config_error(
             f"{source} is {text}, which is too soon (the ranks get {grace_s:g} s to save, and ddprun needs another "
-            f"{MARGIN_S:g} s)",
-            hint=f"give {'a time ' * bool(from_now)}more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
+            f"{margin_s:g} s)",
+            hint=f"give {'a time ' * bool(from_now)}more than {grace_s + margin_s:g}{from_now}, or a shorter --grace",
         )
-    return Deadline(source=source, at=now + left_s)
+    return Deadline(source=source, at=now + left_s, margin_s=margin_s)
 
 
 def watch_deadline(
@@ -131,6 +137,11 @@ class NodeConfig:
     restarts_errors: bool  # whether ranks also start again after an error of the script
     hang_timeout_s: float  # 0 means no limit
     grace_s: float
+    stop_signal: int  # asks the ranks to save and end
+    node_setup: tuple[str, ...]  # shell commands, see ranks/node_commands.py
+    node_teardown: tuple[str, ...]
+    setup_timeout_s: float  # for all commands together
+    teardown_timeout_s: float  # 0 without commands
     deadline: Deadline | None  # None if the launcher does not end the run
     join_timeout_s: float
     metrics_host: str | None  # None means the address from which node 0 is reached
@@ -200,6 +211,8 @@ def read_config(
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)
+    teardown_s = _seconds("--teardown-timeout", options.teardown_timeout, TEARDOWN_TIMEOUT_S)
+    teardown_s = teardown_s if options.node_teardown else 0.0
     spans_machines = launchers.spans_machines(environ)
     here = machine.is_loopback(master_addr) and not spans_machines
     default_s = launchers.join_timeout_s(environ, on_one_machine=here)
@@ -234,7 +247,12 @@ def read_config(
         restarts_errors=options.max_restarts is not None,
         hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else HANG_TIMEOUT_S),
         grace_s=grace_s,
-        deadline=read_deadline(options.deadline, environ, grace_s=grace_s, now=now),
+        stop_signal=STOP_SIGNALS[_choice("--stop-signal", options.stop_signal, STOP_SIGNALS) or "TERM"],
+        node_setup=tuple(options.node_setup or ()),
+        node_teardown=tuple(options.node_teardown or ()),
+        setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, SETUP_TIMEOUT_S),
+        teardown_timeout_s=teardown_s,
+        deadline=read_deadline(options.deadline, environ, grace_s=grace_s, teardown_s=teardown_s, now=now),
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
@@ -254,7 +272,7 @@ def read_config(
         is_replaced=environ.get(names.NODE_REPLACED) == "1" and max_nodes > 1 and node_rank != UNNUMBERED,
         one_port=environ.get(names.ONE_PORT) == "1" and max_nodes > 1,
         check_only=options.check_only,
-        numa_binding=_numa_binding(options.numa_binding),
+        numa_binding=_choice("--numa-binding", options.numa_binding, machine.BINDING_MODES),
         shown_local_ranks=_shown_local_ranks(settings, local_world_size),
         no_prefix=options.no_prefix,
         debug_rank=debug_rank,
@@ -447,9 +465,9 @@ def _url(source: str, text: str | None) -> str | None:
     return text or None
 
 
-def _numa_binding(text: str | None) -> machine.BindingMode | None:
-    if text is not None and text not in machine.BINDING_MODES:
-        raise config_error(f"--numa-binding is {text!r}: expected {', '.join(machine.BINDING_MODES)}")
+def _choice(flag: str, text: str | None, allowed: Collection[str]) -> Any:
+    if text is not None and text not in allowed:
+        raise config_error(f"{flag} is {text!r}: expected {', '.join(allowed)}")
     return text
 
 

@@ -63,6 +63,14 @@ OPTIONS = {
     "--no-prefix": "do not print the node and rank before each line of a rank on the console",
     "--run-dir --log-dir DIR": "folder for logs and the outcome (default: a temporary folder)",
     "--grace --shutdown-timeout S": "seconds that ranks have to save after SIGTERM (default 30)",
+    "--stop-signal TERM|USR1|USR2": "the signal that asks ranks to save and end, before a deadline and after a SIGTERM "
+    "to ddprun (default TERM)",
+    "--node-setup COMMAND": "a shell command to run on this node before its ranks start, once and not at a restart; "
+    "may be repeated",
+    "--node-teardown COMMAND": "a shell command to run on this node after its ranks have ended, whether they failed or "
+    "not; may be repeated",
+    "--setup-timeout S": "seconds for all of --node-setup (default 1800)",
+    "--teardown-timeout S": "seconds for all of --node-teardown (default 60)",
     "--deadline S|TIME": "seconds from the start, or an ISO time; the ranks save and stop before it",
     "--checkpoint-copies N": "number of nodes that keep the checkpoints; all but node 0 copy its DDP_CHECKPOINT_DIR "
     "(default 1)",
@@ -92,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
         words = usage.split()
         names = [word for word in words if word.startswith("-")]
         value = {"metavar": words[-1]} if words[-1] not in names else {"action": "store_true"}
+        value |= {"action": "append"} if words[-1] == "COMMAND" else {}
         names += [f"--{name[2:].replace('-', '_')}" for name in names if "-" in name[2:]]  # torchrun takes both
         top.add_argument(*names, help=text, **value)  # type: ignore[arg-type]
     what = top.add_mutually_exclusive_group()

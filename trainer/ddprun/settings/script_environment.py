@@ -9,10 +9,10 @@ before it forks ranks.
 """
 
 import ast
-import contextlib
 import functools
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 # Variables that are read only when they are needed, after the import of torch (tests/nightly/ddprun has those that need
@@ -37,7 +37,8 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
     modules. Only the order of the source matters: all code above the import counts, even code inside a function. The
     result is empty for a file that cannot be read or parsed.
     """
-    return tuple(dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name)))
+    names = takewhile(bool, _names_set(script, root, set()))
+    return tuple(dict.fromkeys(name for name in names if not is_read_later(name)))
 
 
 def may_train(script: Path) -> bool:
@@ -60,68 +61,40 @@ def is_read_later(name: str) -> bool:
     return name in READ_LATER or name.startswith(READ_LATER_PREFIXES)
 
 
-class _TorchIsImportedError(Exception):
-    """Raised when the reader reaches the import of torch. Variables that are set later do not affect this import."""
+def _names_set(path: Path, root: Path, seen: set[Path]) -> Iterator[str]:
+    """Yield the variables that a source file sets, from top to bottom, and "" where it imports torch.
 
-
-class _Reader:
-    """Reads a script from top to bottom.
-
-    When the script imports one of its own modules, this module is read before the rest of the script.
+    When the file imports one of its own modules, this module is read before the rest of the file.
     """
+    tree = None if path in seen else _parse(path)
+    seen.add(path)
+    nodes: list[tuple[ast.AST, bool]] = [(tree, True)] if tree else []  # the next one is the last
+    while nodes:
+        node, runs = nodes.pop()  # ``runs``: an import in a function does not run with the script
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for module in _modules(node) if runs else ():
+                first, *_ = parts = module.split(".")
+                if first in IMPORT_TORCH:
+                    yield ""
+                for end in range(1, len(parts) + 1):
+                    place = root.joinpath(*parts[:end])
+                    for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+                        if first and file.is_file():
+                            yield from _names_set(file, root, seen)
+            continue
+        yield from _variables_set(node)
+        runs = runs and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        children: list[ast.AST] = [*ast.iter_child_nodes(node)]
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            children = [*node.orelse]
+        nodes += [(child, runs) for child in reversed(children)]
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._seen: set[Path] = set()
-        self._names: list[str] = []
 
-    def read(self, script: Path) -> list[str]:
-        with contextlib.suppress(_TorchIsImportedError):
-            self._file(script)
-        return self._names
-
-    def _file(self, path: Path) -> None:
-        if path in self._seen:
-            return
-        self._seen.add(path)
-        if tree := _parse(path):
-            self._block(tree.body, runs=True)
-
-    def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements. Imports count only if ``runs`` is set. It is not set for statements inside a function."""
-        for statement in body:
-            if isinstance(statement, ast.Import | ast.ImportFrom):
-                if runs:
-                    self._import(statement)
-                continue
-            inner = runs and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
-            blocks = [block for _, block in ast.iter_fields(statement) if _is_block(block)]
-            for expression in _expressions(statement):
-                self._names += _variables_set(expression)
-            if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
-                blocks = [statement.orelse]
-            for block in blocks:
-                for part in block:
-                    if isinstance(part, ast.ExceptHandler | ast.match_case):
-                        self._block(part.body, runs=inner)
-                    else:
-                        self._block([part], runs=inner)
-
-    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(statement, ast.Import):
-            modules = [alias.name for alias in statement.names]
-        else:
-            module = statement.module or ""
-            modules = [module, *(f"{module}.{alias.name}".strip(".") for alias in statement.names)]
-        for module in modules:
-            first, *_ = parts = module.split(".")
-            if first in IMPORT_TORCH:
-                raise _TorchIsImportedError
-            for end in range(1, len(parts) + 1):
-                place = self._root.joinpath(*parts[:end])
-                for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-                    if first and path.is_file():
-                        self._file(path)
+def _modules(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    module = statement.module or ""
+    return [module, *(f"{module}.{alias.name}".strip(".") for alias in statement.names)]
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -132,22 +105,6 @@ def _parse(path: Path) -> ast.Module | None:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _is_block(value: object) -> bool:
-    kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
-    return isinstance(value, list) and bool(value) and isinstance(value[0], kinds)
-
-
-def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the statement itself and all its nodes, except the nodes of nested statements."""
-    yield statement
-    waiting = list(ast.iter_child_nodes(statement))
-    while waiting:
-        node = waiting.pop(0)
-        if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield node
-            waiting += ast.iter_child_nodes(node)
 
 
 def _variables_set(node: ast.AST) -> list[str]:

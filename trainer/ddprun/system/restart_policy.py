@@ -58,6 +58,7 @@ class Failure:
     stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
     oom: str = ""  # if the rank was killed for lack of memory: how much there is
     hung: str = ""  # if it is alive but hangs: the symptoms
+    setup: str = ""  # if node_setup failed on the node (``rank`` is None): the command and the reason
     refused: str = ""  # if it is alive and ddprun ends it: the reason
     error: str = ""  # the error that it reported, such as ValueError: bad label 17
 
@@ -107,15 +108,16 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}{after}"
     stopped = describe_stop(failure.stopped_by, failure.stop_reason)
-    if failure.rank is None and not failure.unstarted:
+    if failure.rank is None and not (failure.unstarted or failure.setup):
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun stopped responding"
         if failure.node == 0:
             message = "node 0, which has the store of the run, was lost: start the run again"
-    elif failure.hung or failure.refused:
-        cause = "hang" if failure.hung else "error"
+    elif failure.hung or failure.refused or failure.setup:
+        cause = "hang" if failure.hung else "setup" if failure.setup else "error"
         message = (
             f"{who} hung{after}: {failure.hung}" if failure.hung else f"{who} was stopped{after}: {failure.refused}"
         )
+        message = f"node {failure.node}: {failure.setup}" if failure.setup else message
     elif failure.unstarted:
         cause, message = "stopped", f"{stopped} before the ranks had started"
     elif failure.killed_here:
@@ -142,7 +144,7 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
         node=node,
         rank=rank,
         step=failure.step,
-        retry=worth_a_retry(failure.code) and failure.code not in CRASH_CODES,
+        retry=not failure.setup and worth_a_retry(failure.code) and failure.code not in CRASH_CODES,
         attempt=attempt,
     )
 

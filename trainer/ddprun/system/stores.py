@@ -103,6 +103,10 @@ class TimeoutStore(Store):
         """Implement ``Store.get``."""
         return bytes(self._call(lambda: self._store.get(key)))
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Implement ``Store.multi_get``."""
+        return [bytes(value) for value in self._call(lambda: self._store.multi_get(keys))]
+
     def add(self, key: str, number: int) -> int:
         """Implement ``Store.add``."""
         return int(self._call(lambda: self._store.add(key, number)))
@@ -144,6 +148,10 @@ class SignedStore:
     def get(self, key: str) -> bytes:
         """Implement ``Store.get``. Raises NodeError for a value that no node of this run has signed."""
         return self._verify(key, bytes(self.wrapped.get(key)))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Implement ``Store.multi_get``. Raises NodeError for a value that no node of this run has signed."""
+        return [self._verify(key, bytes(value)) for key, value in zip(keys, self.wrapped.multi_get(keys), strict=True)]
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Implement ``Store.compare_set``. An empty ``expected`` means a missing key.

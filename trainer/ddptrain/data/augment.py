@@ -110,9 +110,17 @@ class Pixels:
 
 
 def lay_out(
-    images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
+    images_NHWC: Tensor,
+    *,
+    crop_px: int,
+    shift_px: int,
+    mirrored: bool,
+    reflect: bool = False,
+    device: torch.device | None = None,
 ) -> Pixels:
     """Return images as Pixels on ``device``, by default on the device of the images.
+
+    Images are padded by ``shift_px`` pixels. If ``reflect`` is set, these are the mirrored border, otherwise black.
 
     Images are used without a copy if they are already on the device and need no padding and no mirror images. Padded or
     mirrored images are copied in parts, so that the device needs little more memory than ``num_bytes_laid_out``.
@@ -130,6 +138,10 @@ def lay_out(
         inside_MHWC[start : start + len(part)] = part
         if mirrored:
             inside_MHWC[num + start : num + start + len(part)] = part.flip(2)
+    if reflect and shift_px:
+        for side in (squares_MHWC, squares_MHWC.transpose(1, 2)):
+            side[:, :shift_px] = side[:, shift_px + 1 : 2 * shift_px + 1].flip(1)
+            side[:, -shift_px:] = side[:, -2 * shift_px - 1 : -shift_px - 1].flip(1)
     return Pixels(squares_MHWC=squares_MHWC, num_images=num, crop_px=crop_px)
 
 
@@ -259,11 +271,12 @@ class Feed(Protocol):
 class Augmentations:
     """The augmentation of training images, which depends on the options and the data set."""
 
-    shift: bool  # random crops, not centre crops
-    flip: bool
-    cutout_px: int
-    erase: float
-    mixing: Mixing | None
+    shift: bool = False  # random crops, not centre crops
+    flip: bool = False
+    alternate: bool = False  # mirror a sample in every second epoch, not at random
+    cutout_px: int = 0
+    erase: float = 0.0
+    mixing: Mixing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,17 +288,22 @@ class BatchBuilder:
     normalise: Normalisation
     seed: int
     num_samples: int
+    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
         """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
-        fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
-        count = len(indices_B)
-        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], bits_B)
+        bits_B, wanted_B, count = (
+            self._random_bits(indices_B, epoch),
+            self.wanted(indices_B, epoch=epoch),
+            len(indices_B),
+        )
+        fetched = self.feed.fetch(wanted_B, epoch=epoch, mark=mark)
+        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], indices_B, bits_B, epoch)
         batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
         if self.augmentations.mixing is not None:
-            other_bits_B = sample_hash(mixing_partners(bits_B, self.num_samples), seed=self.seed, epoch=epoch)
-            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], other_bits_B)
+            others_B = wanted_B[count:]
+            other_bits_B = self._random_bits(others_B, epoch)
+            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], others_B, other_bits_B, epoch)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
             batch = replace(batch, inputs=mixed, others_B=fetched.labels_B[count:], own_B=own_B)
         return self._blanked(batch, bits_B)
@@ -294,11 +312,22 @@ class BatchBuilder:
         """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
         if self.augmentations.mixing is None:
             return indices_B
-        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
-        return torch.cat([indices_B, mixing_partners(bits_B, self.num_samples)])
+        return torch.cat([indices_B, mixing_partners(self._random_bits(indices_B, epoch), self.num_samples)])
 
-    def _images(self, pixels: Pixels, index_B: Tensor, bits_B: Tensor) -> Tensor:
+    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
+        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
+        key = epoch, indices_B.device
+        if key not in self._bits:
+            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
+                del self._bits[other]
+            samples_N = torch.arange(self.num_samples, device=indices_B.device)
+            self._bits[key] = sample_hash(samples_N, seed=self.seed, epoch=epoch)
+        return self._bits[key][indices_B]
+
+    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
         flipped_B = sampling.is_mirrored(bits_B) if self.augmentations.flip else None
+        if flipped_B is not None and self.augmentations.alternate:
+            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
         if self.augmentations.shift and pixels.choices > 1:
             top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
         else:

@@ -104,8 +104,7 @@ class LoaderFeed:
         self,
         samples: Samples,
         *,
-        crop_px: int,
-        shift_px: int,
+        crop: Callable[[Tensor], Pixels],
         plan: FetchPlan,
         device: torch.device,
         workers: int,
@@ -113,8 +112,7 @@ class LoaderFeed:
         description: str,
     ) -> None:
         self.description = description
-        self._crop_px, self._shift_px = crop_px, shift_px
-        self._plan, self._device = plan, device
+        self._crop, self._plan, self._device = crop, plan, device
         self._batches: Iterable[Tensor] = ()
         context = multiprocessing.get_context("forkserver")
         reader, self._lifeline = context.Pipe(duplex=False)  # only this process has the other end
@@ -154,8 +152,9 @@ class LoaderFeed:
         mark("data")
         images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
         mark("h2d")
-        pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
-        return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
+        return Fetched(
+            pixels=self._crop(images_BHWC), index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B
+        )
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._batches)
@@ -182,15 +181,20 @@ class LoaderFeed:
 def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
     """Return the augmentation of the training images, and the number of pixels of padding. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
-    if not given.augment:
-        return Augmentations(shift=False, flip=False, cutout_px=0, erase=0.0, mixing=None), 0
-    for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
+    sizes = {"--test-shift": options.training.test_shift}
+    if given.augment:
+        sizes |= {"--shift": given.shift or 0, "--cutout": given.cutout}
+    for flag, given_px in sizes.items():
         if given_px >= size_px:
             message = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
             raise config_error(f"{message}: expected 0 to {size_px - 1}")
-    flip = data.augmentation.flip if given.flip is None else given.flip
+    if not given.augment:
+        return Augmentations(), 0
+    flip = data.augmentation.flip or given.alternate_flip if given.flip is None else given.flip
     mixing = make_mixing(given.mixup, given.cutmix, device)
-    augmentations = Augmentations(shift=True, flip=flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing)
+    augmentations = Augmentations(
+        shift=True, flip=flip, alternate=given.alternate_flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing
+    )
     return augmentations, data.augmentation.shift_px if given.shift is None else given.shift
 
 
@@ -199,7 +203,8 @@ def make_batch_builder(
 ) -> BatchBuilder:
     """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError."""
     augmentations, shift_px = choose_augmentations(options, data, world.device)
-    images_NHWC, crop_px = data.train.images_NHWC, data.shape.size_px
+    images_NHWC = data.train.images_NHWC
+    crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=options.augmentation.reflect)
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]
     sharing = world.rank_info.local_world_size if world.device.type == "cpu" else 1
     available = MAX_FREE_MEMORY_USED * free_bytes(world.device) / sharing
@@ -213,7 +218,7 @@ def make_batch_builder(
     )
     if options.data.input == "device" or (options.data.input == "auto" and fits):
         mirrored = augmentations.flip and needed[1] + data.test.num_bytes <= available
-        pixels = lay_out(images_NHWC, crop_px=crop_px, shift_px=shift_px, mirrored=mirrored, device=world.device)
+        pixels = crop(images_NHWC, mirrored=mirrored, device=world.device)
         description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
         labels_N = data.train.labels_N.to(world.device)
         return build(feed=DeviceFeed(pixels=pixels, labels_N=labels_N, description=description))
@@ -229,8 +234,7 @@ def make_batch_builder(
 
     feed = LoaderFeed(
         data.train,
-        crop_px=crop_px,
-        shift_px=shift_px,
+        crop=partial(crop, mirrored=False),
         plan=plan,
         device=world.device,
         workers=workers,

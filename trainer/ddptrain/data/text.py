@@ -105,7 +105,7 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
 def refuse_image_options(options: Options) -> None:
     """Raise TrainError if options are given that are only for images."""
     given = {f"--{name}": value for name, value in vars(options.augmentation).items() if name != "augment"}
-    given["--test-flip"] = options.training.test_flip
+    given |= {"--test-flip": options.training.test_flip, "--test-shift": options.training.test_shift}
     given["--pretrained"] = options.model.pretrained
     given["--sync-bn"] = options.ranks.sync_bn
     if wrong := next((flag for flag, value in given.items() if value), None):

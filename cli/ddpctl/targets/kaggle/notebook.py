@@ -5,7 +5,7 @@ The notebook contains the job's script unchanged. It contains no credentials. It
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ddpctl.job.launch_plan import TRAINER, Plan, program, title
@@ -13,6 +13,7 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kaggle.options import INSIDE, NONE, KaggleOptions
 from ddpctl.text import either
 from ddpwire import kaggle
+from ddpwire.version import __version__
 
 METADATA = "kernel-metadata.json"  # the name that the client expects
 PREFIX = "ddpctl-"
@@ -22,15 +23,6 @@ _EXPORT = """\
 if run.code == 0:
     export = [sys.executable, '-m', 'ddptrain', 'export', '--best', str(run.checkpoint_dir), 'weights.pt']
     subprocess.run(export, check=True)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cargo:
-    """What the notebook contains in addition to its own code."""
-
-    wheel: str = ""  # ddpctl's wheel, compressed with LZMA, in base85; empty if the notebook does not contain it
-    wheel_name: str = "ddpctl-0-py3-none-any.whl"
-    files: Mapping[str, str] | None = None  # name → text; None if the job needs no files
 
 
 def slug_of(run: str) -> str:
@@ -95,16 +87,20 @@ def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def notebook(plan: Plan, cargo: Cargo) -> str:
-    """Return the text of the .ipynb file."""
+def notebook(plan: Plan, files: Mapping[str, str] = MappingProxyType({}), wheel: str = "") -> str:
+    """Return the text of the .ipynb file.
+
+    ``files``: name → text of each file that it contains. ``wheel``: ddpctl's wheel, compressed with LZMA, in base85;
+    empty if the notebook does not contain it.
+    """
     cells = [_text(_about(plan))]
-    if cargo.wheel:
+    if wheel:
         cells += [
             _text("The wheel of ddpctl, for a session without a network."),
-            _code(f"WHEEL = (\n{_folded(cargo.wheel)}\n)"),
+            _code(f"WHEEL = (\n{_folded(wheel)}\n)"),
         ]
-    cells.append(_code(_install(cargo)))
-    cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in (cargo.files or {}).items()]
+    cells.append(_code(_install(has_wheel=bool(wheel))))
+    cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in files.items()]
     cells += [
         _text("The parameters. A program such as papermill can insert a cell with other values after this one."),
         _code(_parameters(plan.job), "parameters"),
@@ -134,11 +130,11 @@ def _about(plan: Plan) -> str:
     )
 
 
-def _install(cargo: Cargo) -> str:
+def _install(*, has_wheel: bool) -> str:
     inside = f"""\
     import base64
     import lzma
-    wheel = Path('/tmp') / {cargo.wheel_name!r}
+    wheel = Path('/tmp') / 'ddpctl-{__version__}-py3-none-any.whl'
     wheel.write_bytes(lzma.decompress(base64.b85decode(WHEEL)))
     wanted = ['--no-index', '--no-deps', str(wheel)]  # without a network: the image has torch and all other packages"""
     outside = f"""\
@@ -152,7 +148,7 @@ import sys
 from pathlib import Path
 
 if importlib.util.find_spec('ddpctl') is None:
-{inside if cargo.wheel else outside}
+{inside if has_wheel else outside}
     subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *wanted], check=True)"""
 
 

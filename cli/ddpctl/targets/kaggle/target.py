@@ -12,19 +12,17 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb, write_file
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
-from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
 from ddpctl.text import cut, either, one_line
 from ddpwire import kaggle, run_files
 from ddpwire.exits import Exit
-from ddpwire.version import __version__
 
 ASK_S = 60.0
 PUSH_S = 300.0
@@ -32,10 +30,6 @@ PULL_S = 3600.0
 MAX_WORDS = 400  # the maximum length of a message of the client
 NOBODY = "your-name"  # stands for an owner that is not known
 WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
-_WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
-_PRINT = (
-    'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
-)
 # What the client prints if it has sent the notebook, and gets no reply (requests 2.32).
 LOST_REPLY = re.compile(r"[Rr]ead timed out|Connection aborted|RemoteDisconnected|reset by peer|50[0234] Server Error")
 PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
@@ -59,7 +53,7 @@ class KaggleTarget(Target):
                 f"{either(needed, 'and')} must be copied into the notebook's folder: use "
                 "ddpctl render --target kaggle --out FOLDER"
             )
-        return kaggle_notebook.notebook(plan, Cargo())
+        return kaggle_notebook.notebook(plan)
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
         """Return the files for ``kaggle kernels push`` (name → text), and a note for the user or an empty text.
@@ -79,9 +73,10 @@ class KaggleTarget(Target):
         return (yield from self._texts(plan, owner)), note
 
     def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
-        cargo = yield from self._load(plan)
+        files = yield from self._read_files(plan)
+        wheel = (yield from _pack_wheel()) if self.options.wheel == INSIDE else ""
         return {
-            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, cargo),
+            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, files, wheel),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
@@ -101,9 +96,7 @@ class KaggleTarget(Target):
         except DdpctlError as error:
             raise NotStartedError(error) from None
         where = _folder(plan)
-        written = yield tuple(
-            Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts.items()
-        )
+        written = yield tuple(write_file(f"{where}/{name}", text) for name, text in texts.items())
         for output in written:
             output.check(f"cannot write {where}")
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.name)}"
@@ -150,7 +143,7 @@ class KaggleTarget(Target):
         script = script_of(plan.job.command)
         return (*([script] if script else []), *self.options.files)
 
-    def _load(self, plan: Plan) -> Verb[Cargo]:
+    def _read_files(self, plan: Plan) -> Verb[dict[str, str]]:
         """Read the files that the notebook contains. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
@@ -160,13 +153,7 @@ class KaggleTarget(Target):
             text.check(f"{name} in {plan.cwd} cannot be read")
             if "\n%%" in f"\n{text.stdout}":
                 raise ConfigError(f"{name}: a line that begins with %% cannot be part of a notebook's cell")
-        files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
-        if self.options.wheel != INSIDE:
-            return Cargo(files=files)
-        argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
-        (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
-        wheel.check("cannot pack ddpctl's wheel")
-        return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
+        return {name: text.stdout for name, text in zip(names, texts, strict=True)}
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
@@ -191,26 +178,25 @@ class KaggleTarget(Target):
         """
         if query.timestamps:
             raise self._cannot(run, "tell when a line was written")
-        words = [] if query.tail is None else [f"--tail={query.tail}"]
-        if run.job.world_size > 1:  # if there is only one rank, its lines have no prefix
-            words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
-        kernel = str(run.handle["kernel"])
+        if run.job.world_size == 1:  # its lines have no prefix
+            query = replace(query, ranks=(), nodes=())
         if not query.follow:
-            argv = ("sh", "-c", _PRINT, sys.executable, kernel, *words)
-            (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
-            if done.returncode:
+            (log,) = yield (replace(_ask("logs", run), timeout_s=PULL_S),)
+            if log.returncode:
                 raise UnavailableError(f"run '{run.name}' has no readable log: see ddpctl status {run.name}")
+            yield (Command(argv=("cat",), stdin=selected(log.stdout, query), mode="stream", timeout_s=None),)
             return
-        chosen = run.job.world_size > 1 and bool(query.ranks or query.nodes)
+        chosen = bool(query.ranks or query.nodes)
         if (yield from self._wait(run, () if chosen else ("pending", "unknown"))).ended:
-            yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
+            yield from self.logs(run, replace(query, follow=False))
             return
         if chosen:
             raise ConfigError(
                 f"run '{run.name}': until its session has ended, -f cannot be combined with --rank or --node",
                 hint="omit -f, or omit --rank and --node",
             )
-        yield (Command(argv=("kaggle", "kernels", "logs", "--follow", kernel), mode="stream", timeout_s=None),)
+        argv = ("kaggle", "kernels", "logs", "--follow", str(run.handle["kernel"]))
+        yield (Command(argv=argv, mode="stream", timeout_s=None),)
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
@@ -256,6 +242,13 @@ class KaggleTarget(Target):
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Raise ConfigError, because Kaggle cannot run a command in a session."""
         raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
+
+
+def _pack_wheel() -> Verb[str]:
+    argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
+    (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
+    wheel.check("cannot pack ddpctl's wheel")
+    return wheel.stdout.strip()
 
 
 def _folder(plan: Plan) -> str:
@@ -349,6 +342,20 @@ def plain(log: str) -> str:
         return "".join(str(part.get("data", "")) for part in json.loads(log))
     except (ValueError, TypeError, AttributeError):
         return log
+
+
+def selected(log: str, query: LogQuery) -> str:
+    """Return the lines of the requested nodes and ranks, or only the last ``query.tail`` of them.
+
+    A line belongs to a rank if it begins with ``[nodeN rankR]``.
+    """
+    lines = plain(log).splitlines()
+    if query.ranks or query.nodes:
+        node = "|".join(map(str, query.nodes)) or "[0-9]+"
+        rank = f" rank({'|'.join(map(str, query.ranks))})" if query.ranks else ".*"
+        lines = [line for line in lines if re.match(rf"\[node({node}){rank}\]", line)]
+    shown = lines if query.tail is None else lines[max(0, len(lines) - query.tail) :]
+    return "".join(f"{line}\n" for line in shown)
 
 
 # Errors of the client or of Kaggle whose messages do not explain what to do; all others are passed on. The client exits

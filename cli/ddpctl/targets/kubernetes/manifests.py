@@ -13,6 +13,7 @@ from typing import Any
 from ddpctl.job.spec import time_s
 from ddpctl.targets.kubernetes.options import Workload as Word
 from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, manifest, template, variables
+from ddpctl.targets.kubernetes.pod_patch import extend
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -138,7 +139,7 @@ def _pytorch_job(draft: Draft) -> Object:
         "runPolicy": policy,
         "pytorchReplicaSpecs": {**roles, **({"Worker": replicas(workers)} if workers else {})},
     }
-    return manifest("kubeflow.org/v1", "PyTorchJob", metadata_of(draft), spec=spec)
+    return extend(manifest("kubeflow.org/v1", "PyTorchJob", metadata_of(draft), spec=spec), draft.options.manifests)
 
 
 def _job_pod(draft: Draft) -> Object:
@@ -197,7 +198,7 @@ def _indexed_job(draft: Draft) -> Object:
         **({"ttlSecondsAfterFinished": time_s(keep)} if keep else {}),
         **_job_spec(draft, "main", _job_pod(draft)),
     }
-    return manifest("batch/v1", "Job", metadata_of(draft), spec=spec)
+    return extend(manifest("batch/v1", "Job", metadata_of(draft), spec=spec), draft.options.manifests)
 
 
 def _train_job(draft: Draft) -> Object:
@@ -206,7 +207,9 @@ def _train_job(draft: Draft) -> Object:
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
         "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
     }
-    return manifest("trainer.kubeflow.org/v1alpha1", "TrainJob", metadata_of(draft), spec=spec)
+    return extend(
+        manifest("trainer.kubeflow.org/v1alpha1", "TrainJob", metadata_of(draft), spec=spec), draft.options.manifests
+    )
 
 
 def _training_runtime(draft: Draft) -> Object:
@@ -223,7 +226,9 @@ def _training_runtime(draft: Draft) -> Object:
         **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
         "template": {"spec": jobs},
     }
-    return manifest("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", draft.metadata, spec=spec)
+    return extend(
+        manifest("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", draft.metadata, spec=spec), draft.options.manifests
+    )
 
 
 def _replica(metadata: Mapping[str, Any], master: bool) -> int:

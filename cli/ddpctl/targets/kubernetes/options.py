@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from ddpctl.job.spec import MAX_PORT, JobSpec, check_size, check_time, size_bytes
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
+from ddpctl.targets.kubernetes.pod_patch import KINDS
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -25,7 +26,7 @@ DEFAULT_PROJECT = ("*.py",)
 RUNS = "/runs"  # contains the run's folder
 WORKSPACE = "/workspace"
 Kind = Literal["pvc", "secret", "configmap", "path"]
-KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
+SOURCES: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
 LONGEST = 63  # the limit of a DNS label, for a pod's hostname or a Service
 LONGEST_WORD = 9  # what a run's name adds to its job's name, such as -saffron
 SECRET_DIR = "/etc/ddpctl"  # noqa: S105 -- contains the secret with which the nodes sign values
@@ -70,6 +71,14 @@ def toleration(text: str) -> dict[str, str]:
     key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
     spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
     return spelled | ({"effect": effect} if effect else {})
+
+
+def check_kinds(patches: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check that each patch is one of a kind that has patches. Raises ValueError."""
+    for kind, patch in patches.items():
+        if kind not in KINDS or not isinstance(patch, Mapping):
+            raise ValueError(f"'{kind}': expected one of {', '.join(KINDS)}, each with a patch")
+    return patches
 
 
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,6 +149,9 @@ class KubernetesOptions(Options):
     pod: Mapping[str, Any] = field(default_factory=dict)
     """A strategic merge patch of the pod template, with metadata and spec, for whatever no other option sets:
     annotations, nodeSelector, runtimeClassName, volumes. The container of the ranks is called main."""
+    manifests: Annotated[Mapping[str, Any], Rule(check_kinds)] = field(default_factory=dict)
+    """A strategic merge patch for each of the kinds PyTorchJob, TrainJob, TrainingRuntime and Job, which adds what no
+    other option sets: annotations, schedulingPolicy, podGroupPolicy."""
 
     def problems(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         """For each setting that would make the job fail, yield its key and an error message."""
@@ -170,7 +182,7 @@ def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
-        kind: Kind = next((kind for kind in KINDS if source.startswith(f"{kind}=")), "path")
+        kind: Kind = next((kind for kind in SOURCES if source.startswith(f"{kind}=")), "path")
         read_only = bool(rest) or kind in ("secret", "configmap")
         name = source if kind == "path" else source.partition("=")[2]
         mounts.append(Mount(kind=kind, source=name, path=str(PurePosixPath(path)), read_only=read_only))
@@ -243,7 +255,7 @@ def _of_mount(mount: Mount, before: set[str]) -> str | None:
                 f"{mount.source!r} is not a path of a machine: expected /PATH, pvc=CLAIM, secret=NAME or configmap=NAME"
             )
     elif not is_object_name(mount.source):
-        return f"{mount.source!r} is not the name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
+        return f"{mount.source!r} is not the name of a {SOURCES[mount.kind]}: lower-case letters, digits, '-' and '.'"
     return None
 
 

@@ -157,7 +157,7 @@ def template(
                 "restartPolicy": restart,
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
-                "terminationGracePeriodSeconds": math.ceil(job.grace) + SAVE_S,
+                "terminationGracePeriodSeconds": math.ceil(job.stop_s) + SAVE_S,
                 "securityContext": _pod_security(options),
                 **placement(options, draft.selector, taken=list(scarce(job, options))),
                 "containers": [_container(draft, container, port, place)],

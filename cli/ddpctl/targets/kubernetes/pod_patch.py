@@ -1,4 +1,4 @@
-"""Changes a pod template by the option ``pod``, with the rules of Kubernetes' strategic merge patch.
+"""Changes manifests by the options ``pod`` and ``manifests``, with the rules of Kubernetes' strategic merge patch.
 
 Keys are merged, null deletes a key, and ``$patch: replace`` or ``$patch: delete`` replaces or deletes an object. The
 items of a list in MERGE_KEYS are merged if they have the same key. Every other list is replaced.
@@ -21,23 +21,30 @@ MERGE_KEYS = {
     "hostAliases": "ip",
 }  # fmt: skip
 _DIRECTIVE = "$patch"
+# The kinds that the option manifests may change, and the fields of their specs to which it may not even add anything.
+KINDS = {
+    "PyTorchJob": ("elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs"),
+    "TrainJob": ("runtimeRef", "trainer"),
+    "TrainingRuntime": ("mlPolicy",),
+    "Job": ("template",),
+}
 
 
 def merge(value: Object, patch: Mapping[str, Any]) -> Object:
     """Return the object with the changes of a patch. Raises ConfigError."""
     if unknown := [key for key in patch if key.startswith("$") and key != _DIRECTIVE]:
-        raise ConfigError(f"pod: the directive {quote(unknown[0])} is not supported, only {_DIRECTIVE}")
+        raise ConfigError(f"patch: the directive {quote(unknown[0])} is not supported, only {_DIRECTIVE}")
     directive = patch.get(_DIRECTIVE)
     if directive not in (None, "merge", "replace", "delete"):
-        raise ConfigError(f"pod: {_DIRECTIVE}: {quote(directive)} is not one of merge, replace, delete")
+        raise ConfigError(f"patch: {_DIRECTIVE}: {quote(directive)} is not one of merge, replace, delete")
     result = {} if directive in ("replace", "delete") else dict(value)
     for key, item in patch.items() if directive != "delete" else ():
         if item is None:
             result.pop(key, None)
         elif (key in MERGE_KEYS or isinstance(result.get(key), list)) and not isinstance(item, list):
-            raise ConfigError(f"pod: {quote(key)} takes a list")
+            raise ConfigError(f"patch: {quote(key)} takes a list")
         elif isinstance(result.get(key), dict) and not isinstance(item, Mapping):
-            raise ConfigError(f"pod: {quote(key)} takes keys and values")
+            raise ConfigError(f"patch: {quote(key)} takes keys and values")
         elif isinstance(item, Mapping):
             result[key] = merge(result.get(key) or {}, item)
         elif key in MERGE_KEYS:
@@ -52,7 +59,7 @@ def _merge_list(items: list[Object], patch: list[Any], name: str) -> list[Object
     if any(item.get(_DIRECTIVE) == "replace" and len(item) == 1 for item in patch if isinstance(item, Mapping)):
         items, patch = [], [item for item in patch if item != {_DIRECTIVE: "replace"}]
     if any(not isinstance(item, Mapping) or key not in item for item in patch):
-        raise ConfigError(f"pod: each entry of {name} needs the key {quote(key)}")
+        raise ConfigError(f"patch: each entry of {name} needs the key {quote(key)}")
     order = [item[key] for item in items]
     deleted = {item[key] for item in patch if item.get(_DIRECTIVE) == "delete"}
     changes = {item[key]: item for item in patch if item[key] not in deleted}
@@ -85,6 +92,17 @@ def apply(template: Object, patch: Mapping[str, Any], container: str, *, fixed: 
     before, after = (_contract(one, container, fixed) for one in (template, result))
     if changed := [place for place in before if after.get(place) != before[place]]:
         raise ConfigError(f"pod: ddpctl sets {', '.join(changed)}: leave it out")
+    return result
+
+
+def extend(manifest: Object, patches: Mapping[str, Any]) -> Object:
+    """Return a manifest with the additions of the patch for its kind. Raises ConfigError if it changes a value."""
+    kind, spec = manifest["kind"], manifest["spec"]
+    result = merge(manifest, patches.get(kind, {}))
+    same = all(spec.get(key) == result.get("spec", {}).get(key) for key in KINDS[kind])
+    if not same or merge(result, manifest) != result:
+        fixed = ", ".join(KINDS[kind])
+        raise ConfigError(f"manifests: a patch of {kind} may only add to what ddpctl sets, and not to its {fixed}")
     return result
 
 

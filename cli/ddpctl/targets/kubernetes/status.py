@@ -36,10 +36,6 @@ OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
 _UNSCHEDULABLE: Explanations = {
-    r"persistentvolumeclaim \"([^\"]+)\" not found":
-        "the claim {m[1]} is not in the namespace: kubectl get pvc lists them",
-    r"unbound immediate PersistentVolumeClaims":
-        "a claim has no volume yet: kubectl describe pvc shows why (no StorageClass, no volume of that size)",
     r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
         lambda m: f"no machine has enough free {m[1]}: wait, or request less"
         + (", or launch with --device cpu" if "gpu" in m[1] else ""),
@@ -47,20 +43,12 @@ _UNSCHEDULABLE: Explanations = {
         "no machine has the labels of the nodeSelector in pod: kubectl get nodes --show-labels",
     r"untolerated taint \{([^}:]+)":
         "every machine has the taint {m[1]}: add it to tolerations",
-    r"didn't match pod topology spread constraints":
-        "there are fewer free machines than nodes: add machines, or allow two nodes on one machine",
 }  # fmt: skip
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
     r'(?: image)? (?:Head |Get )?"[^"]*"(?:: |$)|ErrImagePull: |rpc error: code = \w+ desc = )+'
 )
-_UNPULLED: Explanations = {
-    r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
-    r"not found|manifest unknown": "the registry has no such image or tag",
-    r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
-        "the registry needs a password: add the Secret with the password to imagePullSecrets in pod",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,17 +172,9 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
     match reason:
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
             return f"the image {image} cannot be pulled{_unpulled(message, events)}"
-        case "ErrImageNeverPull":
-            return f"the image {image} is not on the machine, and imagePullPolicy is Never: load it there"
-        case "InvalidImageName":
-            return f"{image} is not an image name: set image"
         case "CrashLoopBackOff":
             return f"fails again and again, {_times(found.get('restartCount', 0))} so far: {_ended(last or {})}"
-        case "CreateContainerConfigError":
-            return _unconfigured(message)
-        case "RunContainerError" | "CreateContainerError" | "StartError":
-            if named := re.search(r"exec: \"([^\"]+)\": (.*?)(?:: unknown)?$", message):
-                return f"{named[1]} cannot be started ({named[2]}): check that the image has it"
+        case "CreateContainerConfigError" | "RunContainerError" | "CreateContainerError" | "StartError":
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
         if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"):
@@ -208,18 +188,8 @@ def _unpulled(message: str, events: Sequence[Object]) -> str:
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():
-            return f": {explain(cause, _UNPULLED) or _short(cause)}"
+            return f": {_short(cause)}"
     return ""
-
-
-def _unconfigured(message: str) -> str:
-    if named := re.search(r"(secret|configmap) \"([^\"]+)\" not found", message):
-        return f"the {named[1]} {named[2]} is not in the namespace: kubectl get {named[1]}s lists them"
-    if named := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", message):
-        return f"the {named[2]} {named[3]} has no key {named[1]}"
-    if "runAsNonRoot" in message:
-        return "the image would run as root, which the pod forbids: its user must be a number that is not 0"
-    return f"the container cannot be set up: {_short(message)}"
 
 
 def _ended(ended: Object) -> str:
@@ -252,12 +222,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = re.sub(r"^Error creating: ", "", event["message"])
-            if too_long := re.search(r"must be no more than (\d+) (?:characters|bytes)", text):
-                return (
-                    f"its name is too long for its pods' Services: at most {too_long[1]} characters with their endings"
-                )
-            error = error_of(Output(returncode=1, stderr=f"Error from server (Forbidden): {text}"))
-            return str(error)
+            return str(error_of(Output(returncode=1, stderr=f"Error from server (Forbidden): {text}")))
     return None
 
 

@@ -112,7 +112,7 @@ class KubernetesTarget(Target):
         Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
         """
         try:
-            kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options)
+            kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options, self.environ)
         except DdpctlError as error:
             raise NotStartedError(error) from None
         try:
@@ -263,7 +263,7 @@ class KubernetesTarget(Target):
             kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
         )
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
-        wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
+        wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.stop_s) + STOP_MARGIN_S
         last = yield from save_logs(run, nodes, end_s=wait_s)
         lost = [f"node {node}: its log is lost: {one_line(last[node])}" for node in errors if node in last]
         if wait:
@@ -445,7 +445,9 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
     return manifest("v1", "Pod", metadata, spec={"restartPolicy": "OnFailure", **pod["spec"]})
 
 
-def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
+def _prepare(
+    plan: Plan, options: KubernetesOptions, environ: Mapping[str, str]
+) -> Verb[tuple[Kubectl, Workload, Draft, list[Object], str]]:
     """Do everything that precedes the creation of objects.
 
     Return kubectl, the workload, the draft, the manifests of the objects that the job needs, and notes for the user.
@@ -454,7 +456,7 @@ def _prepare(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Kubectl, Work
     options = replace(options, namespace=kubectl.namespace)
     workload, why, unknown = yield from choose_workload(kubectl, options)
     files, left_out = yield from _read_project(plan, options)
-    values = yield from read_secrets(plan.job)
+    values = read_secrets(plan.job, environ)
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, workload)
     # The cluster checks the objects without creating them. A TrainJob is not checked, because its webhook needs an

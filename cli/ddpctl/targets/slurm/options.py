@@ -162,4 +162,4 @@ def lead_s(job: JobSpec) -> int:
 
     The job needs this time to save and to be requeued.
     """
-    return int(job.grace) + LEAD_S
+    return int(job.stop_s) + LEAD_S

@@ -4,13 +4,14 @@ A run is a job or a job array. If ddpctl runs inside an allocation (salloc), the
 """
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, write_file
 from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
@@ -54,7 +55,6 @@ RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
-WRITE = 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"'
 
 
 class SlurmTarget(Target):
@@ -63,8 +63,8 @@ class SlurmTarget(Target):
     kind = "slurm"
     capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
 
-    def __init__(self, options: SlurmOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: SlurmOptions, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(options, environ)
         self._host = Host.from_text(options.login) if options.login else None  # None: this machine is a login node
 
     def render(self, plan: Plan) -> str:
@@ -85,7 +85,7 @@ class SlurmTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
         self._check(plan)
-        secrets = yield from read_secrets(plan.job)
+        secrets = read_secrets(plan.job, self.environ)
         records = str(PurePath(plan.folder).parent)
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
@@ -93,12 +93,8 @@ class SlurmTarget(Target):
             if found.returncode == UNREACHED and (error := unreachable(found, self._host)):
                 raise error
             check_script(plan, found, host=self._host)
-        if self._host is None and not self.options.array:
-            (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
-            if inside.returncode not in (0, 1):  # 1: the variable is not set
-                raise UnavailableError(f"cannot read SLURM_JOB_ID: {inside.last_line('no answer')}")
-            if inside.returncode == 0:
-                return (yield from self._start_in_allocation(plan, secrets, inside.stdout.strip()))
+        if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
+            return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
 
     def _check(self, plan: Plan) -> None:
@@ -267,7 +263,7 @@ class SlurmTarget(Target):
         """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
         if not job_of(run):
             return True
-        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
         (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:
@@ -449,7 +445,7 @@ def _write_secrets(
 
 
 def _write(host: Host | None, path: str, text: str, *, secret: bool = False) -> Verb[None]:
-    (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=secret),)
+    (done,) = yield (write_file(path, text, host=host, secret=secret),)
     done.check(f"cannot write {path}", CannotWriteError)
 
 

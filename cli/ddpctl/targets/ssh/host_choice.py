@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.command import Command, Output, Verb, sh
+from ddpctl.command import Command, Verb, sh
 from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.job.launch_plan import Plan, counted
 from ddpctl.job.spec import JobSpec
@@ -160,8 +160,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
     order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
     folder, poll = scripts.claims_folder(options.home), f"sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"
     tickets: list[int] = []
-    started: int | None = None
-    waiting = ""
+    started, waiting = 0, ""
     while waiting or len(tickets) < len(hosts):
         if not waiting:
             host = hosts[order[len(tickets)]]
@@ -170,17 +169,15 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             if took.returncode or not took.stdout.strip().isdecimal():
                 raise UnavailableError(f"cannot join the queue of {host.address}: {took.last_line(NO_ERROR)}")
             tickets.append(int(took.stdout))
-        date, *answers = yield (
-            Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
-            *(
-                sh(hosts[place].host, claims.renew(folder, number) + poll, timeout_s=POLL_S)
-                for place, number in zip(order, tickets, strict=False)
-            ),
+        say = waiting and f"  waiting for {waiting}"
+        answers = yield tuple(
+            sh(hosts[place].host, claims.renew(folder, number) + poll, timeout_s=POLL_S, say=say)
+            for place, number in zip(order, tickets, strict=False)
         )
-        now = int(date.stdout)
-        started = now if started is None else started
-        lines = [_waits_for(plan, hosts[place], answer) for place, answer in zip(order, answers, strict=False)]
-        waiting = next(filter(None, lines), "")
+        polled = [parse_facts(answer) for answer in answers]
+        lines = [_waits_for(plan, hosts[place], fact) for place, fact in zip(order, polled, strict=False)]
+        waiting, now = next(filter(None, lines), ""), polled[0].number("now")
+        started = started or now
         if waiting and now >= started + (plan.wait_s or 0):
             raise UnavailableError(
                 f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} "
@@ -189,12 +186,11 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             )
 
 
-def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
+def _waits_for(plan: Plan, host: SshHost, fact: Facts) -> str:
     """Return a message about what the launch waits for on a host, or "" if it can start there.
 
     Raises UnavailableError if the launch is no longer in the host's queue.
     """
-    fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
         why = fact.failure or "the host removed it"
         raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")

@@ -156,14 +156,11 @@ def parse_facts(output: Output) -> Facts:
     return Facts(words=words, failure=one_line(output.last_line(NO_ERROR)))
 
 
-def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
-    """Return the facts with ``clock_s`` set. ``here`` and ``there``: the output of ``date`` here and on each host."""
-    found = []
-    for fact, output in zip(facts, there, strict=True):
-        with suppress(ValueError):  # a time is unknown
-            fact = replace(fact, clock_s=float(output.stdout) - float(here.stdout))
-        found.append(fact)
-    return tuple(found)
+def clock_of(date: Output) -> float | None:
+    """Return how far a host's clock is ahead of this machine's, from the output of ``date``. None if it is unknown."""
+    with suppress(ValueError):
+        return float(date.stdout) - date.at
+    return None
 
 
 def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Judgement:

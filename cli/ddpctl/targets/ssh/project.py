@@ -108,6 +108,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
         say = ""
     target = path_word(run_path(home, run, "project"))
     link = f"set -eu\ncd {path_word(tree)}\nmkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
+    link += f"cd {target}\nfind . -type f | LC_ALL=C sort >../project.list\n"
     linked = yield tuple(Command(argv=("/bin/sh",), stdin=link, host=host, say=say) for host in hosts)
     check_all(hosts, linked, "the run's copy of the project cannot be made")
 

@@ -7,11 +7,10 @@ list shows only ``/bin/sh``. A node is alive while its ddprun holds a lock on a 
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ddpctl.command import NO_GPU, path_word
 from ddpctl.errors import ConfigError
-from ddpctl.files.images import Engine, inspect_line
+from ddpctl.files.images import inspect_line
 from ddpctl.job.launch_plan import CHECK_PYTHON, Plan, ddprun_args
 from ddpctl.job.spec import size_bytes
 from ddpctl.targets import LogQuery, StopSignal
@@ -26,6 +25,7 @@ SHOWN = "==== next node ===="
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # the prefix of ddpctl replaces the prefix of torch
+ENV_FILE = "--env-file=$_ddp_env"  # a temporary file with the environment of a container
 INFINIBAND = "$_ddp_infiniband"  # the option that gives the host's InfiniBand devices to a container, if there are any
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the working folder of the image, where the project's folder is mounted
@@ -156,7 +156,7 @@ def launch_container(options: SshOptions, run: str, argv: Sequence[str], env_fil
     ``argv``: the result of ``run_args``. ``env_file``: the text of the container's environment file.
     """
     # Only the name of the environment file and the host's InfiniBand devices must be expanded by the shell.
-    expanded = {"--env-file=$_ddp_env": '"--env-file=$_ddp_env"', INFINIBAND: INFINIBAND}
+    expanded = {ENV_FILE: f'"{ENV_FILE}"', INFINIBAND: INFINIBAND}
     command_line = " ".join(expanded.get(word) or shlex.quote(word) for word in argv)
     return f"""\
 _ddp_env=$(umask 077 && mktemp {path_word(run_path(options.home, run))}/env.XXXXXX)
@@ -306,62 +306,55 @@ def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal,
 # to the run's folder on the host, which belongs to ``user``.
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeContainer:
-    """The image, the user, the folders and the GPUs of a node's container."""
-
-    engine: Engine
-    node: int
-    image: str
-    user: str  # uid:gid of the owner of the run's folder
-    run_dir: str  # on the machine
-    gpus: tuple[str, ...] = ()  # UUIDs
-    runtime_args: tuple[str, ...] = ()
-    network: str = "host"
-    project: str | None = None  # a folder of the machine; None: the project in the image
-    checkpoints: str | None = None  # a folder of the machine; None: they are in the run's folder
-
-
 def container_name(run: str, node: int) -> str:
     """Return the name of a node's container, such as ``ddpctl-night-0``."""
     return f"ddpctl-{run}-{node}"
 
 
-def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ...]:
-    """Return the command line that starts a node's container in the background.
+def run_args(
+    options: SshOptions, plan: Plan, node: int, *, image: str, user: str, run_dir: str, gpus: Sequence[str] = (),
+    project: str | None = None, checkpoints: str | None = None,
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the command line that starts a node's container in the background. It is removed when its ddprun ends.
 
-    ``env_file``: the path of a file with the environment. The container is removed when its ddprun ends.
+    ``user``: uid:gid of the owner of ``run_dir``, the run's folder on the host. ``project`` and ``checkpoints`` are
+    folders of the host, or None for the project in the image and for checkpoints in the run's folder.
     """
-    job = plan.job
-    options = [
+    job, engine = plan.job, options.runtime
+    words = [
         "--detach",
         "--rm",
         "--init",
-        f"--name={container_name(plan.name, node.node)}",
+        f"--name={container_name(plan.name, node)}",
         f"--label={RUN_LABEL}={plan.name}",
-        f"--label={NODE_LABEL}={node.node}",
-        f"--network={node.network}",
-        f"--user={node.user}",
-        f"--env-file={env_file}",
+        f"--label={NODE_LABEL}={node}",
+        f"--network={options.network}",
+        f"--user={user}",
+        ENV_FILE,
         f"--shm-size={size_bytes(job.shm_size)}",
         *confined(),
-        f"--volume={node.run_dir}:{plan.folder}",
+        f"--volume={run_dir}:{plan.folder}",
     ]
-    if node.checkpoints:
-        options.append(f"--volume={node.checkpoints}:{plan.checkpoint_dir}")
-    if node.project:
-        options += [f"--volume={node.project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
-    options += [f"--volume={mount}" for mount in job.mounts]
-    options += node.runtime_args
-    options += _devices(node)
+    if checkpoints:
+        words.append(f"--volume={checkpoints}:{plan.checkpoint_dir}")
+    if project:
+        words += [f"--volume={project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
+    words += [f"--volume={mount}" for mount in job.mounts]
+    words += options.runtime_args
+    if gpus and engine == "podman":
+        words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+    elif gpus:
+        words.append(f'--gpus="device={",".join(gpus)}"')
+    if gpus:  # NCCL needs locked memory. A rootless engine cannot remove the limit.
+        words += ["--ulimit=memlock=-1:-1", INFINIBAND]
     if job.cpus is not None:
-        options.append(f"--cpus={job.cpus}")
+        words.append(f"--cpus={job.cpus}")
     if job.memory is not None:
-        options += [f"--memory={size_bytes(job.memory)}"]
-    if node.engine == "podman":
-        options.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
-    start = ("--entrypoint=/bin/sh", node.image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
-    return (node.engine, "run", *options, *start)
+        words.append(f"--memory={size_bytes(job.memory)}")
+    if engine == "podman":
+        words.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
+    start = ("--entrypoint=/bin/sh", image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
+    return (engine, "run", *words, *start)
 
 
 def confined() -> tuple[str, ...]:
@@ -372,18 +365,6 @@ def confined() -> tuple[str, ...]:
         "--read-only",
         "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads its compiled code from /tmp
     )
-
-
-def _devices(node: NodeContainer) -> list[str]:
-    # NCCL needs locked memory. The limit is removed only for containers with GPUs, because a rootless engine cannot
-    # remove it.
-    if not node.gpus:
-        return []
-    if node.engine == "podman":
-        devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
-    else:
-        devices = [f'--gpus="device={",".join(node.gpus)}"']
-    return [*devices, "--ulimit=memlock=-1:-1", INFINIBAND]
 
 
 def env_file(env: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
 from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.files.pull import Place, pull_places
+from ddpctl.files.pull import MADE, Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
@@ -20,7 +20,7 @@ from ddpctl.targets import Capability, HostReport, LogQuery, Lookup, Moved, Stop
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report, split_shown
+from ddpctl.targets.ssh.preflight import Facts, clock_of, host_report, judge, parse_facts, report, split_shown
 from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, run_path
 from ddpctl.text import one_line
@@ -79,7 +79,7 @@ class SshTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
         """Check the hosts. If enough of them are ready, start one node on each host."""
         try:
-            secrets = yield from read_secrets(plan.job)
+            secrets = read_secrets(plan.job, self.environ)
             choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
         except DdpctlError as error:
             raise NotStartedError(error) from None
@@ -99,7 +99,7 @@ class SshTarget(Target):
             seen.extend(zip(hosts, facts, strict=True))
             return facts
 
-        secrets = yield from read_secrets(plan.job)
+        secrets = read_secrets(plan.job, self.environ)
         try:
             choice = yield from choose(self.options, plan, look, dry_run=True)
         except DdpctlError:
@@ -209,18 +209,10 @@ class SshTarget(Target):
         )
         check_script(plan, *outputs[len(hosts) :])
         facts = tuple(map(parse_facts, outputs[: len(hosts)]))
-        date = ("date", "+%s.%N")
-        here, *there = yield (
-            Command(argv=date, probe=True),
-            *(
-                Command(argv=date, host=host.host, probe=True)
-                for host, fact in zip(hosts, facts, strict=True)
-                if not fact.failure
-            ),
-        )
-        dates = iter(there)
-        times = [Output(returncode=1) if fact.failure else next(dates) for fact in facts]
-        return clocks(facts, here, times)
+        ready = [place for place, fact in enumerate(facts) if not fact.failure]
+        dates = yield tuple(Command(argv=("date", "+%s.%N"), host=hosts[place].host, probe=True) for place in ready)
+        clocks = dict(zip(ready, map(clock_of, dates), strict=True))
+        return tuple(replace(fact, clock_s=clocks.get(place)) for place, fact in enumerate(facts))
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
@@ -303,7 +295,7 @@ class SshTarget(Target):
             why = "; ".join(f"{host.address}: {choice.why(place)}" for place, host in enumerate(at)) or "there is none"
             return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
         taken = [at[place] for place in ready]
-        secrets = yield from read_secrets(run.job)
+        secrets = read_secrets(run.job, self.environ)
         if self.options.project == "sync":
             at_hosts = [host.host for host in taken]
             yield from sync(at_hosts, cwd=run.cwd, home=self.options.home, run=run.name, run_dir=run.folder)
@@ -342,7 +334,7 @@ class SshTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until the run has ended on all hosts."""
-        wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         places = self._places(run)
         outputs = yield tuple(self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in places)
         failed = [
@@ -353,6 +345,14 @@ class SshTarget(Target):
         if failed:
             raise UnavailableError("\n".join([f"run '{run.name}' could not be stopped on all hosts", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
+
+    def made(self, run: Run) -> Verb[tuple[str, ...]]:
+        """Return a text for each host on which the script has made files in its copy of the project."""
+        hosts = [host.host for host in self._hosts_of(run)] if self.options.project == "sync" else []
+        text = f"{MADE}cd {path_word(run_path(self.options.home, run.name))} && made_summary\n"
+        outputs = yield tuple(sh(host, text, timeout_s=SHOW_S) for host in hosts)
+        pairs = zip(hosts, outputs, strict=True)
+        return tuple(f"{host}: {output.stdout.strip()}" for host, output in pairs if output.stdout.strip())
 
     def roots(self, run: Run) -> tuple[tuple[Host, str], ...]:
         """Return each host that has or had a node of the run, with the folder of all runs on that host."""
@@ -505,19 +505,10 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         env = {**scripts.DEFAULTS, **start.secrets, **device, **environment(plan), names.IMAGE: fact.image_id}
         env |= job_env.pack(plan.job.env)
         owner = _OURS if fact.get("id").startswith(_ROOT) else None
-        container = scripts.NodeContainer(
-            engine=options.runtime,
-            node=node,
-            image=fact.image_id,
-            user=owner or fact.get("id"),
-            run_dir=run_dir,
-            gpus=gpus,
-            runtime_args=options.runtime_args,
-            network=options.network,
-            project=None if options.project == "none" else there(folder),
-            checkpoints=None if own else checkpoints,
-        )
-        argv = scripts.run_args(plan, container, env_file="$_ddp_env")
+        argv = scripts.run_args(
+            options, plan, node, image=fact.image_id, user=owner or fact.get("id"), run_dir=run_dir, gpus=gpus,
+            project=None if options.project == "none" else there(folder), checkpoints=None if own else checkpoints,
+        )  # fmt: skip
         launch = scripts.launch_container(options, plan.name, argv, scripts.env_file(env))
     return scripts.start_node(
         options, plan.name, node, launch, gpus=gpus, checkpoints=checkpoints, secret=start.store_secret, owner=owner,

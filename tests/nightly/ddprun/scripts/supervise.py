@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 
-from ddprun.output.logs import RankStreams
 from ddprun.ranks import fork_server
 from ddprun.ranks.workers import Workers
 
@@ -35,9 +34,10 @@ done = []
 for number, (argv, env) in enumerate(json.load(sys.stdin)):
     with tempfile.TemporaryFile() as output:
         pipe_read, pipe_write = os.pipe()
-        streams = RankStreams(os.open(os.devnull, os.O_RDONLY), pipe_write, os.dup(pipe_write))
+        streams = (os.open(os.devnull, os.O_RDONLY), pipe_write, os.dup(pipe_write))
         pid = workers.start(f"1.{number}", [sys.executable, *argv], os.environ | env, streams)
-        streams.close()
+        for descriptor in streams:
+            os.close(descriptor)
         with os.fdopen(pipe_read, "rb") as reader:
             text = reader.read().decode("utf-8", "replace")
         text = re.sub(r"\b0x[0-9a-f]+|(?<=\b(?:started|stopped|.daemon) )\d+", "…", text)

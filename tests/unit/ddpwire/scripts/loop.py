@@ -32,7 +32,7 @@ try:
         if "ranks" in options:
             dist.all_reduce(torch.ones(1))
         time.sleep(0.002 * (1 + rank))
-        ddp.progress(step, total=4000, samples=8, loss=0.5, epoch=1)
+        ddp.progress(step, total=int(os.environ.get("TOTAL", "4000")), samples=8, loss=0.5, epoch=1)
         if ddp.should_stop():
             print("stopped at", step)
             ddp.stop()

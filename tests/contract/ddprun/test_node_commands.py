@@ -1,0 +1,78 @@
+"""node_setup, node_teardown and the stop signal."""
+
+import signal
+
+from tests.contract.ddprun.test_exit_codes import ended
+from tests.messages import assert_names
+
+
+def commands(setup="", teardown="", *, timeout=30):
+    """The options of a node that runs both commands."""
+    limits = ("--setup-timeout", str(timeout), "--teardown-timeout", str(timeout))
+    return (*limits, "--node-setup", setup or "true", "--node-teardown", teardown or "true")
+
+
+def test_both_commands_run_once_on_each_node_in_the_environment_of_the_job(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDP_JOB_ENV", '{"JOB": "x"}')
+    note = f'echo "$NODE_RANK $JOB $DDP_RUN_DIR ${{PET_NNODES-}}${{RANK-}}" >>{tmp_path}'
+    options = commands(f"{note}/setup; sleep 600 &", f"{note}/teardown; echo $DDP_EXIT_CODE >>{tmp_path}/code")
+    nodes = runs.pair("act.py", "1=3", options=options)
+    assert ended(*nodes) == (3, "error", 1, 1)
+    for name in ("setup", "teardown"):
+        assert sorted((tmp_path / name).read_text().splitlines()) == [f"{node} x {runs.run_dir} " for node in (0, 1)]
+    assert (tmp_path / "code").read_text() == "3\n3\n"
+    assert runs.remaining() == []
+
+
+def test_no_restart_runs_setup_again(runs, tmp_path):
+    setup = f"echo set up >>{tmp_path}/setup"
+    node = runs.start("act.py", "0=-9", "again=0", options=commands(setup))
+    assert (node.end(), node.outcome().attempt) == (0, 2)
+    assert (tmp_path / "setup").read_text() == "set up\n"
+
+
+def test_a_failed_setup_ends_all_nodes_before_ranks_start(runs, tmp_path):
+    setup = "[ $NODE_RANK = 0 ] || exit 23"
+    nodes = runs.pair("act.py", "all=0", options=commands(setup, f"touch {tmp_path}/$NODE_RANK"))
+    assert ended(*nodes) == (23, "setup", 1, None)
+    assert not list(runs.run_dir.glob("node-*/rank-*.log"))
+    assert {path.name for path in tmp_path.glob("[01]")} == {"0", "1"}
+    assert_names(nodes[0].outcome().message, setup, "node 1", "23")
+
+
+def test_ranks_start_only_when_all_nodes_are_set_up(runs, tmp_path):
+    setup = f"[ $NODE_RANK = 0 ] || until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    nodes = runs.pair("act.py", "all=0", options=commands(setup))
+    runs.until(lambda: "node_setup: done" in nodes[0].stderr.read_text())
+    runs.until(lambda: nodes[1].state().state == "starting")
+    assert not list(runs.run_dir.glob("node-*/rank-*.log"))
+    (tmp_path / "go").touch()
+    assert ended(*nodes)[:2] == (0, "ok")
+
+
+def test_a_setup_that_takes_too_long_is_killed_with_its_children(runs):
+    node = runs.start("act.py", "all=0", options=commands("sleep 600 & sleep 600", timeout=1))
+    assert (node.end(), node.outcome().cause) == (1, "setup")
+    assert runs.remaining() == []
+
+
+def test_a_stop_during_setup_ends_it(runs):
+    node = runs.start("act.py", "all=0", options=commands("sleep 600; true"))
+    runs.until(lambda: "node_setup: sleep" in node.stderr.read_text())
+    node.process.terminate()
+    assert (node.end(), node.outcome().cause) == (143, "stopped")
+    assert runs.remaining() == []
+
+
+def test_a_failed_teardown_changes_no_exit_code_and_is_logged(runs):
+    node = runs.start("act.py", "all=0", options=commands("", "exit 9"))
+    assert (node.end(), node.outcome().code) == (0, 0)
+    assert_names(node.stderr.read_text(), "exit 9", "exited with 9", "still 0")
+
+
+def test_the_stop_signal_reaches_the_ranks_in_place_of_sigterm(runs):
+    nodes = runs.pair("act.py", "all=save", options=("--stop-signal", "USR1"))
+    runs.wait_until_ready(*nodes)
+    nodes[1].process.send_signal(signal.SIGTERM)
+    assert ended(*nodes)[:2] == (138, "stopped")
+    assert [node.log(rank) for rank, node in enumerate(nodes)] == ["ready\nsaved on SIGUSR1\n"] * 2

@@ -1,0 +1,366 @@
+"""What the files of other launchers become: each setting, the keys and their values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.in_process import ddpctl as in_process
+from tests.messages import assert_names
+
+from ddpctl import targets
+from ddpctl.migration.formats import migrate
+from ddpctl.migration.settings import Migration
+from ddpctl.migration.shell import Variables, statements
+from ddpwire.exits import Exit
+
+SBATCH = """\
+#!/bin/bash
+#SBATCH --job-name=My_Net      # a comment
+#SBATCH -N 2 --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4,nvme:1
+#SBATCH --cpus-per-task=32 --mem=372G
+#SBATCH -t 1-12:00:00
+#SBATCH -p gpu -A lab
+#SBATCH --mail-type=END
+#SBATCH --hint=nomultithread
+#SBATCH --array=0-3%2
+#SBATCH -o logs/%x.out
+
+module purge
+module load cuda/12.4 nccl
+source /envs/net/bin/activate
+export MASTER_ADDR=$(scontrol show hostnames | head -n 1)
+export NCCL_DEBUG=INFO WANDB_API_KEY=abcdef123456
+export CACHE=$SCRATCH/cache
+GPUS=4
+OPTIONS="--lr 0.1 --epochs 3"
+mkdir -p results
+if [ -f more.sh ]; then
+  source more.sh
+fi
+srun --kill-on-bad-exit=1 torchrun --nnodes $SLURM_NNODES --nproc_per_node=$GPUS \\
+  --rdzv_endpoint $MASTER_ADDR:29500 --tee 3 train.py $OPTIONS --out "$SCRATCH/out" | tee log.txt
+#SBATCH --qos=late
+echo done
+"""
+
+
+def migrated(folder: Path, text: str, name: str = "file") -> Migration:
+    (folder / name).write_text(text)
+    return migrate(folder / name, targets.kinds())
+
+
+def statuses(migration: Migration) -> dict[str, str]:
+    """The key that each setting has become, or its status."""
+    return {
+        text: one.meaning.text if one.meaning.status == "became" else one.meaning.status
+        for one, (_, text, _) in zip(
+            sorted(migration.settings, key=lambda one: one.line), migration.rows(), strict=True
+        )
+    }
+
+
+def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path) -> None:
+    assert migrated(tmp_path, SBATCH).values == {
+        "job.name": "my-net", "job.nodes": "2", "job.gpus": "4", "job.cpus": "32", "job.memory": "372Gi",
+        "job.time_limit": "1d12h", "job.env": {"NCCL_DEBUG": "INFO"}, "job.secrets": ("WANDB_API_KEY",),
+        "job.command": ("train.py", "--lr", "0.1", "--epochs", "3", "--out", "$SCRATCH/out"),
+        "target.gpu_type": "a100", "target.gpu_request": "gres", "target.partition": "gpu", "target.account": "lab",
+        "target.extra": ("--gres=nvme:1", "--hint=nomultithread"), "target.array": "0-3%2",
+        "target.modules": ("cuda/12.4", "nccl"), "target.python": "/envs/net/bin/python",
+    }  # fmt: skip
+
+
+def test_each_line_of_an_sbatch_script_is_accounted_for(tmp_path: Path) -> None:
+    migration = migrated(tmp_path, SBATCH)
+    assert {one.line for one in migration.settings} == {*range(2, 12), *range(13, 24), *range(25, 29)}
+    of = statuses(migration)
+    assert of["--mail-type=END"] == "no counterpart"
+    assert of["--output=logs/%x.out"] == "ddpctl does it"
+    assert of["MASTER_ADDR=$(scontrol show hostnames | head -n 1)"] == "ddpctl does it"
+    assert of["CACHE=$SCRATCH/cache"] == "unknown"
+    assert of["mkdir -p results"] == "not translated"
+    assert of["source more.sh"] == "not translated"
+    assert of["--tee 3"] == "no counterpart"
+    assert of["$SCRATCH/out"] == "unknown"
+    assert of["#SBATCH --qos=late"] == "not translated"
+    assert of["--kill-on-bad-exit=1"] == "ddpctl does it"
+
+
+def test_no_output_contains_a_secret(tmp_path: Path) -> None:
+    script = "#!/bin/sh\nexport HF_TOKEN=hf_abcdef\nTOKEN=secret99\nhuggingface-cli login hf_abcdef\n"
+    script += "srun python train.py --token=secret99 --api-key key12345\n"
+    migration = migrated(tmp_path, script)
+    texts = migration.text("file") + str(migration.rows())
+    assert not [secret for secret in ("hf_abcdef", "secret99", "key12345") if secret in texts]
+    assert migration.values["job.secrets"] == ("HF_TOKEN",)
+    assert migration.values["job.command"] == ("train.py", "--token=[REDACTED]", "--api-key", "[REDACTED]")
+
+
+COMMANDS: list[tuple[str, dict[str, Any]]] = [
+    ("srun python -u train.py", {"job.gpus": "1", "job.command": ("train.py",)}),
+    ("LR=1 python -m net.train", {"job.gpus": "1", "job.env": {"LR": "1"}, "job.command": ("-m", "net.train")}),
+    ("/envs/a/bin/torchrun --nproc-per-node 2 t.py",
+     {"target.python": "/envs/a/bin/python", "job.gpus": "2", "job.command": ("t.py",)}),
+    ("srun bash -c 'accelerate launch --num_machines 2 --num_processes 8 t.py'",
+     {"job.nodes": "2", "job.gpus": "4", "job.command": ("t.py",)}),
+    ("deepspeed --num_gpus=2 t.py --deepspeed ds.json",
+     {"job.gpus": "2", "job.command": ("t.py", "--deepspeed", "ds.json")}),
+    ("srun --container-image=nvcr.io#nvidia/pytorch:24.01 --container-mounts=/data:/data:ro,$PWD:/x "
+     "--container-name=a --export=ALL,A=1 python t.py",
+     {"job.image": "nvcr.io/nvidia/pytorch:24.01", "target.runtime": "pyxis", "job.mounts": ("/data:/data:ro",),
+      "target.runtime_args": ("--container-name=a",), "job.env": {"A": "1"}, "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("srun apptainer exec --nv -B /data /images/net.sif python t.py",
+     {"target.runtime": "apptainer", "job.mounts": ("/data:/data",), "target.sif": "/images/net.sif", "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("python prepare.py\nsrun torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
+    ('ARGS=(--a 1)\nARGS+=(--b "x y")\nsrun python t.py "${ARGS[@]}" ${LR:-0.1}',
+     {"job.gpus": "1", "job.command": ("t.py", "--a", "1", "--b", "x y", "0.1")}),
+    ("if true; then N=2; fi\ntorchrun --nproc-per-node $N t.py", {"job.command": ("t.py",)}),
+    ("cat <<EOF >ds.json\nsrun python no.py\nEOF\nsrun python t.py \"$@\" $1",
+     {"job.gpus": "1", "job.command": ("t.py", "$1")}),
+    ("python -c 'import torch'", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "values"), COMMANDS, ids=[script for script, _ in COMMANDS])
+def test_a_command_becomes_keys(script: str, values: dict[str, Any], tmp_path: Path) -> None:
+    assert migrated(tmp_path, f"#!/bin/bash\n{script}\n").values == values
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("--nodes=2 --ntasks=8 --gpus-per-task=1 --cpus-per-task=4 --mem-per-cpu=2000",
+     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "16", "job.memory": "32000Mi"}),
+    ("--gpus=8 -N2 --mem-per-gpu=10G --cpus-per-gpu=6",
+     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "24", "job.memory": "40Gi"}),
+    ("--nodes=2-4 --time=90 --no-requeue --exclusive --mem=0",
+     {"job.nodes": "2:4", "job.time_limit": "1h30m", "target.requeues": "0", "target.exclusive": True,
+      "target.extra": ("--mem=0",)}),
+    ("--time=1:30 --chdir=. --comment=x", {"target.extra": ("--comment=x",)}),  # a limit that is too short for ddpctl
+    ("--time=2-0 --gpus-per-node=a100:2 --gres=lustre:1",
+     {"job.time_limit": "2d", "job.gpus": "2", "target.gpu_type": "a100", "target.extra": ("--gres=lustre:1",)}),
+    ("--time=$LIMIT --time=0 --partition='a b' --dependency=afterok:7 --exclusive=user", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "values"), OPTIONS, ids=[options for options, _ in OPTIONS])
+def test_options_of_sbatch_become_keys(options: str, values: dict[str, Any], tmp_path: Path) -> None:
+    migration = migrated(tmp_path, f"#!/bin/bash\n#SBATCH {options}\n")
+    assert migration.values == values
+    assert all(one.meaning.text for one in migration.settings)
+
+
+def test_ranks_share_the_gpus_of_a_node_as_under_torchrun(tmp_path: Path) -> None:
+    script = "#!/bin/sh\n#SBATCH --gpus-per-node=4\ntorchrun --nproc-per-node 2 t.py\n"
+    assert migrated(tmp_path, script).values == {"job.gpus": "4", "job.ranks": "2", "job.command": ("t.py",)}
+
+
+PYTORCHJOB = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: net, namespace: ml, labels: {team: a, kueue.x-k8s.io/queue-name: q}}
+spec:
+  runPolicy: {ttlSecondsAfterFinished: 600, backoffLimit: 3}
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        metadata: {annotations: {a: b}}
+        spec:
+          nodeSelector: {gpu: a100}
+          volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: shm, emptyDir: {medium: Memory}}]
+          containers:
+            - name: pytorch
+              image: ghcr.io/net:1
+              command: [torchrun, --nproc_per_node, "2", train.py]
+              args: [--data, /data, $(DATA)]
+              env:
+                - {name: NCCL_DEBUG, value: INFO}
+                - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
+              resources: {limits: {nvidia.com/gpu: 2, cpu: 8, memory: 32Gi, x.com/efa: 1}, requests: {cpu: 8}}
+              volumeMounts: [{name: data, mountPath: /data}, {name: shm, mountPath: /dev/shm}]
+    Worker:
+      replicas: 3
+      restartPolicy: OnFailure
+      template: {spec: {containers: [{name: pytorch, image: other}]}}
+"""
+
+
+def test_a_pytorchjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
+    migration = migrated(tmp_path, PYTORCHJOB + "---\nkind: Service\n")
+    assert migration.values == {
+        "target.workload": "pytorchjob", "job.name": "net", "target.namespace": "ml", "target.labels": {"team": "a"},
+        "target.queue": "q", "target.keep": "600s", "job.nodes": "4", "target.master": True,
+        "target.restart": "OnFailure", "job.gpus": "2", "job.cpus": "8", "job.memory": "32Gi",
+        "job.image": "ghcr.io/net:1", "job.command": ("train.py", "--data", "/data", "$(DATA)"),
+        "job.env": {"NCCL_DEBUG": "INFO"},
+        "target.pod": {
+            "metadata": {"annotations": {"a": "b"}},
+            "spec": {
+                "nodeSelector": {"gpu": "a100"},
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+                "containers": [{
+                    "name": "main",
+                    "resources": {"limits": {"x.com/efa": 1}},
+                    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }],
+            },
+        },
+    }  # fmt: skip
+    of = statuses(migration)
+    assert of["spec.pytorchReplicaSpecs.Worker.template"] == "no counterpart"
+    assert of["spec.runPolicy.backoffLimit=3"] == "no counterpart"
+    assert of["kind=Service"] == "no counterpart"
+    assert of["$(DATA)"] == "unknown"
+
+
+def test_a_trainjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
+    text = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: net}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    numNodes: 2
+    numProcPerNode: 4
+    image: ghcr.io/net:1
+    command: [bash, -c, "python prepare.py && torchrun train.py --lr 1"]
+    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
+"""
+    migration = migrated(tmp_path, text)
+    assert migration.values == {
+        "target.workload": "trainjob", "job.name": "net", "job.nodes": "2", "job.gpus": "4",
+        "job.image": "ghcr.io/net:1", "job.command": ("train.py", "--lr", "1"),
+    }  # fmt: skip
+    assert statuses(migration)["spec.runtimeRef.name=torch-distributed"] == "unknown"
+    assert statuses(migration)["python prepare.py"] == "not translated"
+
+
+def test_a_hostfile_becomes_hosts(tmp_path: Path) -> None:
+    migration = migrated(tmp_path, "# hosts\nalpha slots=4\nbeta slots=2\n")
+    assert migration.values == {
+        "target.hosts": [{"address": "alpha", "gpus": 4}, {"address": "beta", "gpus": 2}],
+        "job.gpus": "2", "job.nodes": "2", "target.runtime": "none",
+    }  # fmt: skip
+    assert statuses(migration)["slots=4"] == "no counterpart"
+
+
+def test_a_configuration_of_accelerate_becomes_numbers(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\nmain_process_port: 29501\n"
+    text += "mixed_precision: bf16\nuse_cpu: true\nmachine_rank: 0\nfsdp_config: {fsdp_offload_params: false}\n"
+    migration = migrated(tmp_path, text)
+    assert migration.values == {
+        "job.nodes": "2", "job.gpus": "4", "job.port": "29501", "job.env": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+        "job.device": "cpu",
+    }  # fmt: skip
+    of = statuses(migration)
+    assert (of["machine_rank=0"], of["distributed_type=FSDP"]) == ("ddpctl does it", "no counterpart")
+    assert of["fsdp_config.fsdp_offload_params=false"] == "no counterpart"
+
+
+def test_a_service_of_docker_compose_becomes_a_job(tmp_path: Path) -> None:
+    text = """\
+services:
+  board: {image: tensorboard, ports: ["6006:6006"]}
+  net:
+    image: ghcr.io/net:1
+    command: torchrun --nproc_per_node=2 train.py
+    environment: [LR=0.1, API_KEY=abcdef123]
+    volumes: [/data:/data:ro]
+    shm_size: 8gb
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]}}}
+"""
+    migration = migrated(tmp_path, text)
+    assert migration.values == {
+        "job.image": "ghcr.io/net:1", "job.gpus": "2", "job.command": ("train.py",), "job.env": {"LR": "0.1"},
+        "job.secrets": ("API_KEY",), "job.mounts": ("/data:/data:ro",), "job.shm": "8Gi",
+    }  # fmt: skip
+    assert statuses(migration)["services.board.image"] == "no counterpart"
+    assert "abcdef123" not in migration.text("file")
+
+
+BAD: list[tuple[str, bytes]] = [
+    ("binary", b"\x7fELF\x00\x01"), ("not UTF-8", b"#SBATCH \xff"), ("empty", b""), ("prose", b"A letter: to you: ok"),
+    ("another kind", b"kind: Pod\n"), ("a list", b"[1, 2]"), ("huge", b"#SBATCH -N 2\n" * 20_000),
+    ("a tag", b"kind: !!python/object PyTorchJob\n"), ("half", b"kind: PyTorchJob\nspec: {a: [b"),
+    ("another form", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: 7}}}\n"),
+    ("services", b"services: 7\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [data for _, data in BAD], ids=[name for name, _ in BAD])
+def test_bad_input_is_one_line_and_writes_nothing(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(data)
+    done = in_process("init", "--from", "file", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (Exit.USAGE, "", 1)
+    assert_names(done.stderr, "file")
+    assert not (tmp_path / "ddpctl.yaml").exists()
+
+
+def test_a_missing_file_is_missing_input(tmp_path: Path) -> None:
+    assert in_process("init", "--from", "none", cwd=tmp_path).returncode == Exit.NO_INPUT
+
+
+def test_init_writes_a_file_that_renders_and_never_overwrites_it(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(SBATCH)
+    done = in_process("init", "--from", "job.sbatch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [
+        ["LINE", "SETTING"],
+        ["2", "--job-name=My_Net"],
+    ]
+    text = (tmp_path / "ddpctl.yaml").read_text()
+    assert "abcdef123456" not in done.stdout + done.stderr + text
+    written = yaml.safe_load(text)
+    assert written["job"]["nodes"] == 2
+    assert written["targets"]["slurm"]["modules"] == ["cuda/12.4", "nccl"]
+    (tmp_path / "train.py").touch()
+    rendered = in_process("render", cwd=tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    assert {"#SBATCH --nodes=2", "#SBATCH --time=1-12:00:00", "#SBATCH --mem=380928M"} <= set(
+        rendered.stdout.splitlines()
+    )
+    again = in_process("init", "--from", "job.sbatch", cwd=tmp_path)
+    assert (again.returncode, (tmp_path / "ddpctl.yaml").read_text()) == (Exit.USAGE, text)
+
+
+def test_a_file_without_a_script_says_that_nothing_is_launched(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("alpha slots=4\n")
+    done = in_process("init", "--from", "hosts", cwd=tmp_path)
+    assert done.returncode == 0
+    assert_names(done.stderr, "command")
+
+
+def test_a_shell_script_is_split_into_its_commands() -> None:
+    script = "a 'b c' && d | e # f\nfor x in 1 2; do\n  g $x >out\ndone\nh() { i; }\nj=(1 2)\nk \\\n  l"
+    assert [(one.line, one.words, one.piped, one.redirects, one.inside) for one in statements(script) if one.words] == [
+        (1, ("a", "'b c'"), False, False, False),
+        (1, ("d",), False, False, False),
+        (1, ("e",), True, False, False),
+        (2, ("for", "x", "in", "1", "2"), False, False, True),
+        (3, ("g", "$x"), False, True, True),
+        (5, ("h",), False, False, False),
+        (5, ("i",), False, False, True),
+        (6, ("j=(\x001\x002",), False, False, False),
+        (7, ("k", "l"), False, False, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "fields"),
+    [
+        ("$A", ["1", "2"]), ('"$A"', ["1 2"]), ("'$A'", ["$A"]), ("x${B}y", ["x3y"]), ("$C", ["$C"]),
+        ("$(pwd)", ["$(pwd)"]),
+        ("${C:-4}", ["4"]),
+        ("${D:-4}", ["${D:-4}"]), ("$((B * 2))", ["6"]), ("$((B % 2))", ["$((B % 2))"]), ('""', [""]),
+        ("$E", []), ('"${L[@]}"', ["p q", "r"]), (r"\$B", ["$B"]), ('"$(f "$B")"', ['$(f "$B")']),
+    ],
+)  # fmt: skip
+def test_a_word_is_expanded_as_far_as_it_is_known(word: str, fields: list[str]) -> None:
+    variables = Variables({"A": "1 2", "B": "3", "E": "", "L": ["p q", "r"]}, {"D"})
+    assert variables.expand(word) == fields
