@@ -192,9 +192,7 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
         given, missing = (names.RANK, names.WORLD_SIZE) if rank else (names.WORLD_SIZE, names.RANK)
         raise config_error(f"{given} is set, but {missing} is not: set both, or give --nnodes and --node-rank")
     if known.get("nproc_per_node", ("", "1"))[1] != "1":
-        message = (
-            f"RANK and WORLD_SIZE are set, so this node has one rank, but {' is '.join(known['nproc_per_node'])}"
-        )
+        message = f"RANK and WORLD_SIZE are set, so this node has one rank, but {' is '.join(known['nproc_per_node'])}"
         raise config_error(message, hint="unset RANK and WORLD_SIZE, or give --nnodes and --node-rank")
     if environ.get(names.LOCAL_RANK, "0") != "0":
         hint = "start ddprun once per node, not once per rank"
