@@ -57,9 +57,9 @@ def bring_up(
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
-    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, node.files)
+    node_metrics = NodeMetrics(node, heartbeats, environ)
     series = node_metrics.series
-    node_metrics.serve(config, route.own)
+    node_metrics.serve(route.own)
     same_request_s = SLURM_SAME_REQUEST_S if config.launcher == "slurm" else SAME_REQUEST_S
     stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log, same_request_s=same_request_s)
     route_signals(config, signals, stop, series, journal)

@@ -23,7 +23,7 @@ from ddprun.output.logs import RankLogs
 from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
 from ddprun.system.file_writer import FileWriter, replace_file
-from ddprun.system.processes import read_stat
+from ddprun.system.processes import read_process
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
@@ -122,10 +122,10 @@ class HeartbeatMonitor:
         return tuple(status for rank in self._ranks if (status := self._status(rank)))
 
     def _status(self, process: RankProcess) -> RankStatus | None:
-        seen = _stat(process.pid)
-        if seen is None:
+        current = read_process(process.pid)
+        if current is None or not current.alive:
             return None
-        stopped, cpu_s = seen
+        stopped, cpu_s = current.state == "T", current.ticks / TICKS_PER_S
         now_s, beat = self._now_s, self.beat(process.rank)
         if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
             self._beats[process.rank] = beat.at_s, now_s
@@ -138,15 +138,6 @@ class HeartbeatMonitor:
         busy = cpu_s - cpu_s_before > BUSY_CORES * since_s
         rank, node = process.rank, self._node
         return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
-
-
-def _stat(pid: int) -> tuple[bool, float] | None:
-    """Return whether a process is stopped, and its CPU seconds. Return None if it has ended or /proc is missing."""
-    try:
-        fields = read_stat(pid)
-        return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:

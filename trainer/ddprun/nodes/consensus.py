@@ -164,8 +164,9 @@ class Consensus:
         except stores.StoreError:
             raise store_lost_error() from None
         self._node, self._is_leader = config.node_rank, config.node_rank == 0
-        limits = {"max_restarts": config.max_restarts, "restarts_errors": config.restarts_errors}
-        self._decide_next = partial(restart_policy.decide, **limits)
+        self._decide_next = partial(
+            restart_policy.decide, max_restarts=config.max_restarts, restarts_errors=config.restarts_errors
+        )
         self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.is_replaced
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
         self._liveness = LivenessTracker(self._store, config.max_nodes)  # updated on node 0 only

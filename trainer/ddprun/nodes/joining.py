@@ -24,6 +24,7 @@ from ddprun.settings.node_config import DEFAULT_RUN_ID, UNNUMBERED, NodeConfig, 
 from ddprun.system import machine, network, processes
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire.exits import Exit
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import Outcome
 
 PROGRESS_INTERVAL_S = 5.0
@@ -72,20 +73,18 @@ class Wait:
             self._log_at_s += PROGRESS_INTERVAL_S
             reason = f": {why}" if why else ""
             passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
-            self._log(f"waiting for {format_nodes(missing)} {passed}{reason}")
+            self._log(f"waiting for {_name(missing)} {passed}{reason}")
         self._pause(key)
         return False
 
 
-def format_nodes(nodes: tuple[int, ...]) -> str:
-    """Return node numbers as text, such as ``nodes 1, 2 and 3``."""
-    *most, last = map(str, nodes)
-    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
+def _name(nodes: tuple[int, ...]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {enumerate_ranges(nodes)}"
 
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
     """Return the error for nodes that did not join in time."""
-    message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
+    message = f"{_name(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message}: {why}" if why else message, node=missing[0])
 
 
@@ -212,7 +211,8 @@ def _address_on_network(config: NodeConfig) -> str:
     if names[0] == names[1] and not machine.is_loopback(host):
         with contextlib.suppress(OSError):
             if machine.is_loopback(network.resolve(host, timeout_s=preflight.RETRY_S)):
-                return network.default_address() or "127.0.0.1"
+                host = "127.0.0.1"  # this machine may have no route to other networks
+                return network.source_address(network.DOCUMENTATION_ADDRESS)
     return host
 
 
