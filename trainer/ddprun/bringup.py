@@ -28,6 +28,7 @@ from ddprun.ranks.workers import Workers
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import newest_checkpoint
+from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
@@ -51,6 +52,7 @@ def bring_up(
     preflight.check_limits(config, report)
 
     with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
+        compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
         from ddprun.files.checkpoint_copies import start_copies
         from ddprun.nodes.peer_checks import PeerChecks

@@ -44,8 +44,8 @@ class Plan:
 # Code for a node's own Python: it exits with a message if torch or ddprun is missing, and imports neither. It has no
 # single quote, so that a shell script can quote it.
 CHECK_PYTHON = (
-    'import sys, importlib.util as u; u.find_spec("torch") or sys.exit("no torch in it"); '
-    'u.find_spec("ddprun") or sys.exit("no ddprun in it")'
+    'import sys, importlib.util as u; u.find_spec("torch") or sys.exit("no torch in it: install ddpctl[train] there"); '
+    'u.find_spec("ddprun") or sys.exit("no ddprun in it: install ddpctl[agent] there")'
 )
 
 

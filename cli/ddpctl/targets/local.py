@@ -262,9 +262,9 @@ def _needed(job: JobSpec) -> str:
 
 def _unusable_python(python: str, output: Output) -> UnavailableError:
     """Return the error for a Python that cannot start the ranks. ``output``: the output of ``CHECK_PYTHON``."""
-    hint = "set the target's 'python' to a Python that has torch and ddpctl[train]"
+    hint = "set the target's 'python' to a Python that has torch and ddpctl[agent]"
     if output.returncode == Exit.SCRIPT:
-        what, hint = f"{python}: {output.last_line()}", f"install it with {python} -m pip install 'ddpctl[train]'"
+        what = f"{python}: {output.last_line()}"
     elif output.returncode == TIMED_OUT:
         what = f"cannot check whether {python} has torch ({output.last_line()})"
         hint = "launch again when the machine is less busy"

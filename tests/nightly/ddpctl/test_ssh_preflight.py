@@ -51,7 +51,8 @@ def test_what_a_python_lacks_is_named(installed: tuple[str, ...] | None, error: 
     script = facts_script(options, image="", script=None)
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
     found = parse_facts(Output(returncode=0, stdout=done.stdout))
-    assert found.get("engine_error")[-len(error) or None :] == error
+    engine_error = found.get("engine_error")
+    assert (error in engine_error, bool(engine_error)) == (True, bool(error))
     assert found.get("engine").startswith("Python") == (error == "")
 
 

@@ -3,11 +3,17 @@
 import atexit
 import runpy
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat
+from ddprun.system.errors import NodeError
+from ddpwire.exits import Exit
 
 
 @pytest.mark.parametrize(("module", "name"), compat.FORK_NAMES, ids=lambda value: getattr(value, "__name__", value))
@@ -16,3 +22,23 @@ def test_a_python_without_a_private_name_executes_ranks(module, name, monkeypatc
     assert {module for module, _ in compat.FORK_NAMES} == {runpy, threading, atexit}
     monkeypatch.delattr(module, name)
     assert fork_server.fork_obstacle(["python", "x.py"], str(tmp_path)).endswith(f"{module.__name__}.{name}")
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.6.0+cu124"])
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with pytest.raises(NodeError) as caught:
+        compat.check_torch()
+    assert caught.value.outcome.code == Exit.CONFIG
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.10.0+cu126", "3.0.0"])
+def test_a_torch_of_a_supported_version_is_used(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    compat.check_torch()
+
+
+def test_the_oldest_torch_is_that_of_the_package() -> None:
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"torch>={compat.MIN_TORCH}" in extras["train"]
+    assert not [requirement for requirement in extras["agent"] if requirement.startswith("torch")]

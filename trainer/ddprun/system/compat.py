@@ -17,15 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddprun.system.errors import config_error
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+MIN_TORCH = "2.10"  # as in pyproject.toml; the store of torch 2.6 cannot serve on a socket that is bound already
 FORK_NAMES = ((runpy, "_run_module_as_main"), (threading, "_shutdown"), (atexit, "_run_exitfuncs"))
 
 SELF_RECORDING = ("ProcessGroupGloo", "ProcessGroupNCCL")  # types of backends
 HOOKED = {"nccl2", "nccl-lazy"}  # backends that tell torch's flight recorder hook when a collective ends
 
 WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_value
+
+
+def check_torch() -> None:
+    """Import torch. Raises NodeError if it is older than MIN_TORCH."""
+    import torch
+
+    if torch.__version__ < MIN_TORCH:  # a TorchVersion compares numbers, not text
+        message = f"this Python has torch {torch.__version__}, but ddprun needs {MIN_TORCH} or newer"
+        raise config_error(message, hint="install a newer torch, or start the script with torchrun")
 
 
 def missing_for_fork() -> str:
