@@ -257,7 +257,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print("nodes  " + "".join(f"{phase + ': calls, CPU s':>24}" for phase in PHASES) + "   RSS MiB  threads  files  lag s")
+    print(
+        "nodes  " + "".join(f"{phase + ': calls, CPU s':>24}" for phase in PHASES) + "   RSS MiB  threads  files  lag s"
+    )
     results = []
     for number in args.nodes:
         result = measure(number, args.seconds)
