@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -191,7 +192,8 @@ def test_muon_changes_nothing_if_a_gradient_is_not_finite() -> None:
     muon_step(model, optimizer)
     before = copy.deepcopy((dict(model.named_parameters()), optimizer.state_dict()["state"]))
     optimizer.found_inf = torch.ones(())
-    model.groups[0].convs[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+    group: Any = model.groups[0]
+    group.convs[0].weight.register_hook(lambda gradient: gradient * float("nan"))
     muon_step(model, optimizer)
     after = dict(model.named_parameters()), optimizer.state_dict()["state"]
     assert all(torch.equal(value, before[0][name]) for name, value in after[0].items())
