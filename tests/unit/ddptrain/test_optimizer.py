@@ -188,12 +188,12 @@ def test_muon_continues_from_a_saved_state() -> None:
 
 
 def test_muon_changes_nothing_if_a_gradient_is_not_finite() -> None:
-    model, optimizer = muon_model()
+    made: Any = muon_model()
+    model, optimizer = made
     muon_step(model, optimizer)
     before = copy.deepcopy((dict(model.named_parameters()), optimizer.state_dict()["state"]))
     optimizer.found_inf = torch.ones(())
-    group: Any = model.groups[0]
-    group.convs[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+    model.groups[0].convs[0].weight.register_hook(lambda gradient: gradient * float("nan"))
     muon_step(model, optimizer)
     after = dict(model.named_parameters()), optimizer.state_dict()["state"]
     assert all(torch.equal(value, before[0][name]) for name, value in after[0].items())
