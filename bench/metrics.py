@@ -127,7 +127,7 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
             subprocess.run([sys.executable, "-c", FILL, str(number)], env=environ, check=True, timeout=120)
         registry = CollectorRegistry()
         node_metrics.NodeSeries(registry)
-        for collector in (node_metrics.RankSeries(lambda: Path(folder), dict), *host_metrics.collectors()):
+        for collector in (node_metrics.RankSeries(lambda: Path(folder), dict), host_metrics.machine_series()):
             registry.register(collector)
         url = f"http://127.0.0.1:{node_metrics.serve_registry(registry, '127.0.0.1', 0)}/metrics"
         times = []

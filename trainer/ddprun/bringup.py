@@ -60,9 +60,9 @@ def bring_up(
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
-    node_metrics = NodeMetrics(config, folder, journal, heartbeats, environ, node.files)
+    node_metrics = NodeMetrics(node, heartbeats, environ)
     series = node_metrics.series
-    node_metrics.serve(config, route.own)
+    node_metrics.serve(route.own)
     stop = Stop(workers, config, journal.log)
     route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")

@@ -214,7 +214,7 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
     if reports:
         with contextlib.suppress(NodeError):
             settings = launchers.read_settings(args, os.environ)
-            keys: tuple[launchers.Setting, ...] = ("node_rank", "master_addr", "master_port", "run_id")
+            keys: tuple[launchers.Setting, ...] = ("node_rank", "master_addr", "master_port", "rdzv_id")
             joining.report_refusal(error.outcome, *(settings.get(key, ("", ""))[1] for key in keys))
     sys.exit(error.outcome.code)
 
@@ -224,7 +224,7 @@ def log_early(line: str) -> None:
     print(f"ddprun: {line}", file=sys.stderr, flush=True)
 
 
-def wait_for_disk(folder: Path, files: FileWriter) -> None:
+def wait_for_disk(folder: Path, files: FileWriter, log: Callable[[str], None]) -> None:
     """Wait until the file system of the node's folder answers a write. If it does not, end this process.
 
     No outcome is written: the write would sleep in the kernel as well.
@@ -233,11 +233,11 @@ def wait_for_disk(folder: Path, files: FileWriter) -> None:
     files.begin(touch, folder)
     if files.has_ended(WARN_AFTER_S):
         return
-    log_early(f"{silent} {WARN_AFTER_S:g} s; this node ends after {GIVE_UP_AFTER_S:g} s")
+    log(f"{silent} {WARN_AFTER_S:g} s; this node ends after {GIVE_UP_AFTER_S:g} s")
     if not files.has_ended(GIVE_UP_AFTER_S - WARN_AFTER_S):
-        log_early(f"{silent} {GIVE_UP_AFTER_S:g} s (exit code {Exit.CANNOT_WRITE:d}; no outcome is written)")
+        log(f"{silent} {GIVE_UP_AFTER_S:g} s (exit code {Exit.CANNOT_WRITE:d}; no outcome is written)")
         os._exit(Exit.CANNOT_WRITE)
-    log_early(f"the file system of {folder} answers again")
+    log(f"the file system of {folder} answers again")
 
 
 def touch(folder: Path) -> None:
@@ -255,7 +255,7 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     if not config.run_dir:
         return
     folder = config.run_dir / node_name(config.node_rank)
-    wait_for_disk(folder, files)
+    wait_for_disk(folder, files, log_early)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
     wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))
     while config.is_replaced and process_discovery.is_locked(folder):

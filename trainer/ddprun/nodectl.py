@@ -39,9 +39,9 @@ NO_GPU = (127, 6)  # nvidia-smi cannot start, or finds no device (see its manual
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 
 
-def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
-    """Return a function that prefixes a line of a rank's log with its node and rank."""
-    return lambda line: f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
+def mark(node: int, rank: int, line: bytes) -> bytes:
+    """Prefix a line of a rank's log with its node and rank."""
+    return f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
 
 
 def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
@@ -50,21 +50,19 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
     return sorted((node, path) for node, path in found if not nodes or node in nodes)
 
 
-def find_logs(
-    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
-) -> dict[Path, tuple[int, int] | None]:
-    """Return the logs to print.
+Marks = dict[Path, Callable[[bytes], bytes] | None]  # log → what prefixes its lines, or None
 
-    Each has the node and the rank with which its lines are prefixed, or None if its lines get no prefix.
-    """
-    found: dict[Path, tuple[int, int] | None] = {}
+
+def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]) -> Marks:
+    """Return the logs to print."""
+    found: Marks = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))
         found |= {folder / name: None for name in plain if (folder / name).is_file()}
         for path in () if files else sorted(folder.glob("rank-*.log")):
             match = RANK_LOG.fullmatch(path.name)
             if match and int(match[1]) in ranks and path.is_file():
-                found[path] = (node, int(match[1]))
+                found[path] = functools.partial(mark, node, int(match[1]))
     return found
 
 
@@ -88,10 +86,9 @@ def print_logs(
     while True:
         # If the parent has ended, no process reads the output any more.
         last = not follow or os.getppid() != parent or (all_ended() if tails else time.monotonic() - started > APPEAR_S)
-        for path, node_and_rank in find_logs(run_dir, nodes, ranks, files).items():
+        for path, prefix in find_logs(run_dir, nodes, ranks, files).items():
             if path not in tails:
-                mark = mark_of(*node_and_rank) if node_and_rank else None
-                tails[path] = LogTail(path, output.add_source(mark), tail)
+                tails[path] = LogTail(path, output.add_source(prefix), tail)
         for log in tails.values():
             log.pass_on()
             if last:

@@ -39,9 +39,12 @@ _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
 MADE = """\
 made() {
   [ -f project.list ] || return 0
-  (cd project && find . -type f -newer ../project.list &&
-    find . -type f | LC_ALL=C sort | LC_ALL=C comm -13 ../project.list -) |
-    grep -v /__pycache__/ | LC_ALL=C sort -u | sed 's,^[.],./project,'
+  (cd project || exit
+    set -- . -type f ! -path '*
+*'
+    find "$@" -newer ../project.list
+    find "$@" | LC_ALL=C sort | LC_ALL=C comm -13 ../project.list -) |
+    LC_ALL=C grep -a -v /__pycache__/ | LC_ALL=C sort -u | LC_ALL=C sed -n 's,^[.]/,./project/,p'
 }
 made_summary() {
   made | awk 'NR < 4 { names = names (NR > 1 ? ", " : "") substr($0, 3) }

@@ -40,8 +40,8 @@ def exposed(job: JobSpec) -> str | None:
 
 
 def exposed_arguments(job: JobSpec) -> str | None:
-    """Return a warning if an option of the script looks like a secret, otherwise None."""
-    names = tuple(dict.fromkeys(name for name, value in options_of(job.command) if looks_secret(name, value)))
+    """Return a warning if an option of a command looks like a secret, otherwise None."""
+    names = tuple(dict.fromkeys(name for name, value in _options(job) if looks_secret(name, value)))
     if not names:
         return None
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
@@ -68,8 +68,19 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def exposed_values(job: JobSpec) -> list[str]:
-    """Return the values in ``job.env`` and in the script's options whose names look like names of secrets."""
-    return [value for name, value in (*job.env.items(), *options_of(job.command)) if looks_secret(name, value)]
+    """Return the values in ``job.env`` and in the options of commands whose names look like names of secrets."""
+    return [value for name, value in (*job.env.items(), *_options(job)) if looks_secret(name, value)]
+
+
+def _options(job: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the options of the script, and of the commands that run on each node."""
+    yield from options_of(job.command)
+    for text in (*job.node_setup, *job.node_teardown):
+        try:
+            words = shlex.split(text)
+        except ValueError:  # an open quote
+            words = text.split()
+        yield from options_of(tuple(word.rstrip(";|&)") for word in words))
 
 
 def read_secrets(job: JobSpec, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -183,8 +183,8 @@ class JobSpec(Options):
     stop_signal: Literal["TERM", "USR1", "USR2"] = "TERM"
     """The signal that asks the ranks to save and end: before a time limit, at a preemption and for ddpctl stop."""
     node_setup: Annotated[Words, COMMANDS] = ()
-    """Shell commands that run on each node before its ranks start, once for each launch. If one fails, so does the
-    run."""
+    """Shell commands that run on each node before its ranks start, once for each start of ddprun. If one fails, so does
+    the run."""
     node_teardown: Annotated[Words, COMMANDS] = ()
     """Shell commands that run on each node after its ranks have ended, whether they failed or not."""
     setup_timeout: Annotated[float, between(1)] = 1800.0

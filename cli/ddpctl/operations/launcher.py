@@ -236,11 +236,13 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         run = stopper.run = changed
 
     with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
+        printed = False
         while True:
             try:
-                printed = False
                 with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
-                    context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
+                    if not printed:  # an interrupt after the end of the log does not print it again
+                        query = LogQuery(follow=True, tail=tail)
+                        context.executor.perform(target.logs(run, query), on_interrupt=stopper)
                     printed = True
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:

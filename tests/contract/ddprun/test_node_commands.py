@@ -15,7 +15,10 @@ def commands(setup="", teardown="", *, timeout=30):
 def test_both_commands_run_once_on_each_node_in_the_environment_of_the_job(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("DDP_JOB_ENV", '{"JOB": "x"}')
     note = f'echo "$NODE_RANK $JOB $DDP_RUN_DIR ${{PET_NNODES-}}${{RANK-}}" >>{tmp_path}'
-    options = commands(f"{note}/setup; sleep 600 &", f"{note}/teardown; echo $DDP_EXIT_CODE >>{tmp_path}/code")
+    options = commands(
+        f"{note}/setup; sleep 600 & setsid -f sleep 600 >/dev/null 2>&1",
+        f"{note}/teardown; echo $DDP_EXIT_CODE >>{tmp_path}/code",
+    )
     nodes = runs.pair("act.py", "1=3", options=options)
     assert ended(*nodes) == (3, "error", 1, 1)
     for name in ("setup", "teardown"):
@@ -54,6 +57,13 @@ def test_a_setup_that_takes_too_long_is_killed_with_its_children(runs):
     node = runs.start("act.py", "all=0", options=commands("sleep 600 & sleep 600", timeout=1))
     assert (node.end(), node.outcome().cause) == (1, "setup")
     assert runs.remaining() == []
+
+
+def test_output_without_line_breaks_is_cut_into_lines(runs):
+    node = runs.start("act.py", "all=0", options=commands("head -c 300000 /dev/zero | tr '\\0' x"))
+    assert node.end() == 0
+    lines = [line for line in node.stderr.read_text().splitlines() if "node_setup: xxx" in line]
+    assert (len(lines), max(map(len, lines)) < 70_000) == (5, True)
 
 
 def test_a_stop_during_setup_ends_it(runs):

@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from tests.messages import assert_names
 
 from ddprun.system import machine as ddprun_machine
 from ddpwire import machine as wire_machine
@@ -46,16 +47,18 @@ def test_gpus_are_read_from_nvml(monkeypatch):
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=12)] * (handle == "gpu1"),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    all_of_them = tuple(
-        ddprun_machine.Gpu(index=index, ecc_errors=errors, pids=pids)
-        for index, errors, pids in ((0, 5, ()), (1, 0, (12,)), (2, 5, ()))
-    )
-    assert ddprun_machine.read_health(3).gpus == all_of_them
+
+    def assert_problems(num_gpus: int, *facts: tuple[str, ...]) -> None:
+        problems = ddprun_machine.read_health(num_gpus).gpu_problems
+        for problem, words in zip(problems, facts, strict=True):
+            assert_names(problem, *words)
+
+    first, second, third = ("GPU 0", "5", "ECC"), ("GPU 1", "pid 12"), ("GPU 2", "5", "ECC")
+    assert_problems(3, first, second, third)
     monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", handle_of_lost)
-    lost = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
-    assert ddprun_machine.read_health(3).gpus == (all_of_them[0], lost, all_of_them[2])
+    assert_problems(3, first, ("GPU 1", "GPU is lost"), third)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1,GPU-b0,-1")
-    assert ddprun_machine.read_health(2).gpus == (all_of_them[2], all_of_them[1])
+    assert_problems(2, third, second)
     assert ddprun_machine.driver_version() == "570.86"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3,1")
     assert ddprun_machine.count_gpus() == 2  # there is no GPU 3
@@ -70,7 +73,7 @@ def test_of_mig_instances_cuda_shows_one(monkeypatch):
 def test_reading_the_limits_of_this_machine():
     machine = ddprun_machine.read_health(0)
     assert machine.open_files in (None, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    assert machine.gpus == () or machine.num_gpus == 0
+    assert machine.gpu_problems == () or machine.num_gpus == 0
 
 
 @pytest.mark.parametrize("variable", ENTRIES)

@@ -154,3 +154,17 @@ def test_the_doctor_is_a_short_job(site: Site) -> None:
     assert "bad" not in status.values()
     assert [status[node, check] for node in (0, 1) for check in ("ports", "path MTU", "libraries")] == ["ok"] * 6
     assert not list((site.folder / "state").glob("doctor-*"))
+
+
+def test_ranks_of_a_job_for_cpus_see_no_gpu(site: Site) -> None:
+    """Slurm unsets CUDA_VISIBLE_DEVICES in the steps of a job without GPUs: all GPUs of the node would be visible."""
+    names = ("CUDA_VISIBLE_DEVICES", "DDP_DEVICE", "LOCAL_WORLD_SIZE")
+    (site.folder / "show.py").write_text(
+        f"import json, os\nprint('seen', json.dumps({{name: os.environ.get(name) for name in {names}}}))\n"
+    )
+    step = f"import os; print('step', {names[0]!r} in os.environ)"
+    assert site.sh("env", f"{names[0]}=0", "srun", "--nodes=1", sys.executable, "-c", step) == "step False\n"
+    site.sh("env", f"{names[0]}=0", sys.executable, "-m", "ddpctl", "launch", "-f", FILE, "--device", "cpu",
+            "--name", "cpu", "--", "show.py")  # fmt: skip
+    seen = re.findall(r"seen ({.*})", site.ddpctl("logs", "cpu"))
+    assert [json.loads(text) for text in seen] == [dict(zip(names, ("", "cpu", "2"), strict=True))] * 4

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import pytest
 
 from ddpctl.job import config
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.values import Options, Words, between
 
 
@@ -33,7 +34,7 @@ KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
 
 def load(
     text: str | bytes | None = None, *, profile: str | None = None, target: str | None = None, **flags: Any
-) -> config.Request:
+) -> Request:
     file = None
     if text is not None:
         file = Path("ddpctl.yaml")

@@ -13,9 +13,10 @@ from tests.unit.ddpctl.loading import check_errors, read_cases
 from ddpctl import targets
 from ddpctl.errors import FileError, UsageError
 from ddpctl.job import config
+from ddpctl.job.launch_plan import Request
 
 
-def load(tmp_path: Path, text: str, **rest: Any) -> config.Request:
+def load(tmp_path: Path, text: str, **rest: Any) -> Request:
     path = tmp_path / "ddpctl.yaml"
     path.write_text(text)
     return config.load(file=path, kinds=targets.kinds(), **rest)

@@ -144,12 +144,16 @@ def test_an_own_flag_of_launch_changes_what_launch_does(
         calls.append("follow")
         return RunStatus(run="night", state="succeeded", message="", code=0), 0
 
+    def only_sound(_: object, request: Request) -> Request:
+        calls.append("doctor")
+        return request
+
     monkeypatch.setattr(launcher, "start", start)
     monkeypatch.setattr(launcher, "follow", follow)
     monkeypatch.setattr(launcher, "pull", lambda *_: calls.append("pull"))
     monkeypatch.setattr(launcher, "dry_run", lambda *_: calls.append("dry run"))
     monkeypatch.setattr(launcher, "check_alone", lambda *_: None)
-    monkeypatch.setattr("ddpctl.commands.launch.only_sound", lambda _, request: calls.append("doctor") or request)
+    monkeypatch.setattr("ddpctl.commands.launch.only_sound", only_sound)
     monkeypatch.setattr(run_store, "load", lambda *_, **__: RUN)
     done = ddpctl("launch", *arguments.split())
     assert (done.returncode, calls) == (0, expected), done.stderr

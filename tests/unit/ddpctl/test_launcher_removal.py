@@ -142,13 +142,14 @@ def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:
 def test_files_that_a_script_has_made_in_its_copy_of_the_project_are_named(tmp_path: Path) -> None:
     run = tmp_path / "r"
     (run / "project/data").mkdir(parents=True)
-    (run / "project/__pycache__").mkdir()
+    for folder in ("__pycache__", "a\n."):
+        (run / "project" / folder).mkdir()
     for name in ("sent.py", "changed.py"):
         (run / "project" / name).write_text(name)
         os.utime(run / "project" / name, (1, 1))
     (run / "project.list").write_text("./changed.py\n./sent.py\n")
     os.utime(run / "project.list", (10, 10))
-    for name in ("changed.py", "net.pth", "data/it's old", "__pycache__/sent.pyc"):
+    for name in ("changed.py", "net.pth", "data/it's old", "__pycache__/sent.pyc", "a\n./b"):
         (run / "project" / name).write_text(name)
     os.utime(run / "project/data/it's old", (1, 1))  # as an archive unpacks it
     expected = "3 files: project/changed.py, project/data/it's old, project/net.pth"

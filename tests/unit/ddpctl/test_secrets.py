@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpctl.job.secrets import exposed, exposed_arguments
+from ddpctl.job.secrets import exposed, exposed_arguments, exposed_values
 from ddpctl.job.spec import JobSpec
 
 
@@ -35,3 +35,10 @@ def test_the_variables_that_look_secret() -> None:
 
 def test_our_own_trainer_has_no_words() -> None:
     assert exposed_arguments(JobSpec()) is None
+
+
+def test_options_of_commands_on_a_node_are_secret_as_those_of_the_script() -> None:
+    job = JobSpec(node_setup=("API_KEY=abc12345 login --password 'x y 12345'; ls",), node_teardown=("rm --token 'a",))
+    assert exposed_values(job) == ["abc12345", "x y 12345", "'a"]
+    warning = exposed_arguments(job) or ""
+    assert [name for name in ("API_KEY", "--password", "--token") if name not in warning] == []

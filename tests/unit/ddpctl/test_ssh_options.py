@@ -9,12 +9,13 @@ import pytest
 from ddpctl import targets
 from ddpctl.errors import ConfigError
 from ddpctl.job import config
+from ddpctl.job.launch_plan import Request
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
 
 
-def load(text: str, tmp_path: Path) -> config.Request:
+def load(text: str, tmp_path: Path) -> Request:
     (tmp_path / "ddpctl.yaml").write_text(HEAD + text)
     kinds = targets.kinds()
     return config.load(file=tmp_path / "ddpctl.yaml", target="boxes", kinds=kinds)

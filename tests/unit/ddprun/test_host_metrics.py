@@ -32,9 +32,9 @@ NVML = SimpleNamespace(
 
 def test_each_gpu_exports_its_series() -> None:
     registry = CollectorRegistry()
-    registry.register(host_metrics.DeviceSeries(NVML))
+    registry.register(host_metrics.MachineSeries(NVML))
     lines = generate_latest(registry).decode().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [
+    assert [line for line in lines if line.startswith("ddp_device")] == [
         'ddp_device_utilization_ratio{device="0"} 0.25',
         'ddp_device_utilization_ratio{device="1"} 0.75',
         'ddp_device_memory_used_bytes{device="0"} 1024.0',

@@ -8,8 +8,6 @@ from ddprun.system import machine as ddprun_machine
 from ddpwire.machine import GIB, MIB
 
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
-BUSY = ddprun_machine.Gpu(index=1, ecc_errors=3, pids=(12, 13))
-LOST = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
 
 
 @pytest.mark.parametrize(
@@ -25,8 +23,7 @@ LOST = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
         ({"num_gpus": 1, "has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "cuda", ("no uverbs0",)),
         ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
         ({"num_gpus": 1}, 2, "cuda", ("1 GPU",)),
-        ({"num_gpus": 2, "gpus": (BUSY,)}, 2, "cuda", ("GPU 1 has had 3 ", "pid 12, 13")),
-        ({"num_gpus": 2, "gpus": (LOST,)}, 2, "cuda", ("GPU 1 cannot be read: GPU is lost",)),
+        ({"num_gpus": 2, "gpu_problems": ("GPU 1 is lost", "GPU 2")}, 2, "cuda", ("GPU 1", "GPU 2")),
     ],
 )
 def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -153,7 +154,8 @@ def test_muon_continues_from_a_saved_state() -> None:
 
 
 def test_muon_changes_nothing_if_a_gradient_is_not_finite() -> None:
-    model, optimizer = muon_model()
+    made: Any = muon_model()
+    model, optimizer = made
     muon_step(model, optimizer)
     before = copy.deepcopy((dict(model.named_parameters()), optimizer.state_dict()["state"]))
     optimizer.found_inf = torch.ones(())

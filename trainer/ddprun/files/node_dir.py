@@ -25,7 +25,7 @@ from ddprun.settings.requeue import Requeues, count_requeues
 from ddprun.system.errors import config_error, node_error
 from ddprun.system.file_writer import FileWriter
 from ddpwire import locks, run_files
-from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
+from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_last_events
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, SNAPSHOT, SUMMARY, NodeState, Outcome, node_name
@@ -70,9 +70,7 @@ def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
     for name in (SUMMARY, NODE, EVENTS, NODE_LOG, OUTCOME):
         with contextlib.suppress(OSError):  # the earlier start may not have written all of them
             changed.append((node_dir / name).stat().st_mtime)
-    with contextlib.suppress(OSError):  # there are no events yet
-        events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
-        steps += [event.step for event in events if isinstance(event.step, int)]
+    steps += [event.step for event in read_last_events(node_dir, EVENTS_TAIL_BYTES) if event.step is not None]
     return PreviousRun(heard_at=max(changed), step=max(steps, default=None), counters=counters)
 
 
@@ -83,11 +81,9 @@ def encode_summary(run_id: str, state: str, step: int | None, counters: dict[str
 
 def last_checkpoint(node_dir: Path) -> int | None:
     """Return the step of the last checkpoint that a rank of this node has saved or loaded, or None if unknown."""
-    with contextlib.suppress(OSError):  # there are no events yet
-        events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
-        steps = [event.step for event in events if event.event in ("checkpoint_saved", "checkpoint_loaded")]
-        return steps[-1] if steps else None
-    return None
+    events = read_last_events(node_dir, EVENTS_TAIL_BYTES)
+    steps = [event.step for event in events if event.event in ("checkpoint_saved", "checkpoint_loaded")]
+    return steps[-1] if steps else None
 
 
 @dataclass(frozen=True, kw_only=True)

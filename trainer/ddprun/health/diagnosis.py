@@ -152,11 +152,11 @@ def _modified_at(path: Path) -> float | None:
 
 
 def _state(pid: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-        fields = rest.split()
-        found |= {"name": name.partition("(")[2], "state": fields[0], "ticks": int(fields[11]) + int(fields[12])}
+    process = processes.read_process(pid)
+    if process is None:
+        return {}
+    found: dict[str, Any] = {"name": process.name, "state": process.state, "ticks": process.ticks}
+    with contextlib.suppress(OSError):
         switches = re.search(r"(?m)^voluntary\w+:\s(\d+)", Path(f"/proc/{pid}/task/{pid}/status").read_text())
         found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has started to wait
         found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()

@@ -23,7 +23,7 @@ from ddprun.output.logs import RankLogs
 from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
 from ddprun.system.file_writer import FileWriter, replace_file
-from ddprun.system.processes import read_stat
+from ddprun.system.processes import read_process
 from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
@@ -52,15 +52,6 @@ class RankStatus:
     busy: bool  # used CPU time since its step last changed, or since it was stopped or continued
 
 
-@dataclass(frozen=True, kw_only=True)
-class LastChange:
-    """The last change of a rank: it took a step, was stopped or was continued."""
-
-    key: tuple[int | None, bool]  # step, stopped
-    at_s: float
-    cpu_s: float
-
-
 class HeartbeatMonitor:
     """Reads the heartbeats and process states of the ranks of the current attempt."""
 
@@ -69,7 +60,8 @@ class HeartbeatMonitor:
         self._files: dict[int, BinaryIO] = {}  # of each rank that has sent a heartbeat: the path may vanish
         self._opening = threading.Lock()  # several threads open these files
         self._node = node
-        self._changes: dict[int, LastChange] = {}
+        # Of each rank, its step and whether it is stopped, and the time and its CPU seconds when either changed.
+        self._changes: dict[int, tuple[tuple[int | None, bool], float, float]] = {}
         self._beats: dict[int, tuple[float, float]] = {}  # of each rank, its last heartbeat and when it was noticed
         self._called_at = 0.0
         self._now_s = 0.0  # a clock that stands still while ddprun is paused
@@ -130,31 +122,22 @@ class HeartbeatMonitor:
         return tuple(status for rank in self._ranks if (status := self._status(rank)))
 
     def _status(self, process: RankProcess) -> RankStatus | None:
-        seen = _stat(process.pid)
-        if seen is None:
+        current = read_process(process.pid)
+        if current is None or not current.alive:
             return None
-        stopped, cpu_s = seen
+        stopped, cpu_s = current.state == "T", current.ticks / TICKS_PER_S
         now_s, beat = self._now_s, self.beat(process.rank)
         if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
             self._beats[process.rank] = beat.at_s, now_s
         key = (beat.step if beat else None, stopped)
-        change = self._changes.get(process.rank)
-        if change is None or change.key != key:
-            change = self._changes[process.rank] = LastChange(key=key, at_s=now_s, cpu_s=cpu_s)
-        since_s = now_s - change.at_s
+        if process.rank not in self._changes or self._changes[process.rank][0] != key:
+            self._changes[process.rank] = key, now_s, cpu_s
+        _, changed_at_s, cpu_s_before = self._changes[process.rank]
+        since_s = now_s - changed_at_s
         silent_s = now_s - self._beats[process.rank][1] if beat else since_s if stopped else 0.0
-        busy = cpu_s - change.cpu_s > BUSY_CORES * since_s
+        busy = cpu_s - cpu_s_before > BUSY_CORES * since_s
         rank, node = process.rank, self._node
         return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
-
-
-def _stat(pid: int) -> tuple[bool, float] | None:
-    """Return whether a process is stopped, and its CPU seconds. Return None if it has ended or /proc is missing."""
-    try:
-        fields = read_stat(pid)
-        return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:

@@ -21,16 +21,6 @@ SERIES = (*HOST, *DEVICES)
 MAX_DEVICES = 16  # four series each
 
 
-class HostSeries(Collector):
-    """The metrics of the machine except those of GPUs."""
-
-    def collect(self) -> Iterator[Family]:
-        """Yield each metric family with its current values."""
-        yield family(metrics.HOST_CPU, cpu_seconds())
-        yield family(metrics.HOST_MEMORY, memory_bytes())
-        yield family(metrics.HOST_NETWORK, network_bytes())
-
-
 def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
     """Return ``metric``, which has one label, as a metric family. ``values`` are pairs of label value and number."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -59,19 +49,24 @@ def network_bytes() -> list[tuple[str, float]]:
     return [("received", sum(one.bytes_recv for one in counts)), ("sent", sum(one.bytes_sent for one in counts))]
 
 
-class DeviceSeries(Collector):
-    """Metrics of the machine's GPUs, labeled with the NVML index. Metrics that a GPU does not support are omitted."""
+class MachineSeries(Collector):
+    """The metrics of the machine and of its GPUs, labeled with the NVML index, without those that a GPU lacks."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any = None) -> None:
+        """``nvml``: the module pynvml, or None without GPUs."""
         self._nvml = nvml
         self._devices = {}
-        for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)):
+        for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)) if nvml else ():
             with contextlib.suppress(nvml.NVMLError):  # the GPU is lost or not permitted
                 self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def collect(self) -> Iterator[Family]:
         """Yield each metric family with its current values."""
-        nvml = self._nvml
+        yield family(metrics.HOST_CPU, cpu_seconds())
+        yield family(metrics.HOST_MEMORY, memory_bytes())
+        yield family(metrics.HOST_NETWORK, network_bytes())
+        if (nvml := self._nvml) is None:
+            return
         sensor = nvml.NVML_TEMPERATURE_GPU
         yield self._read_each(metrics.DEVICE_UTILIZATION, lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
         yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used)
@@ -88,12 +83,12 @@ class DeviceSeries(Collector):
         return family(metric, values)
 
 
-def collectors() -> list[Collector]:
-    """Return the collectors for this machine."""
+def machine_series() -> MachineSeries:
+    """Return the metrics of this machine."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return [HostSeries(), DeviceSeries(pynvml)]
+        return MachineSeries(pynvml)
     except Exception:  # the driver or the library is missing, which raises different errors
-        return [HostSeries()]
+        return MachineSeries()

@@ -27,15 +27,15 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ddprun.files import run_identity
-from ddprun.files.node_dir import Journal, NodeDir, encode_summary
+from ddprun.files.node_dir import Node, encode_summary
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import host_metrics, registration
 from ddprun.settings import node_facts
-from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network
 from ddprun.system.file_writer import FileWriter, append, replace_file
 from ddpwire import metrics, names
 from ddpwire.events import MOST_BYTES, Event, read_last_events
+from ddpwire.heartbeat import Beat
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
 from ddpwire.run_files import SNAPSHOT, SUMMARY, rank_metrics
 from ddpwire.version import __version__
@@ -132,11 +132,16 @@ def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
 
 
 class RankSeries(Collector):
-    """Collects the series that the ranks have written."""
+    """Collects the series that the ranks have written, and the times of the last heartbeats of the running ranks."""
 
-    def __init__(self, metrics_dir: Callable[[], Path], pids: Callable[[], Mapping[str, str]]) -> None:
-        """``pids``: the process of each rank."""
-        self._metrics_dir, self._pids = metrics_dir, pids
+    def __init__(
+        self,
+        metrics_dir: Callable[[], Path],
+        pids: Callable[[], Mapping[str, str]],
+        running_beats: Callable[[], Mapping[int, Beat]] = dict,
+    ) -> None:
+        """``pids``: the process of each rank. ``running_beats``: the heartbeats of the ranks that have sent one."""
+        self._metrics_dir, self._pids, self._running_beats = metrics_dir, pids, running_beats
         self.with_last_gauges = False
 
     def collect(self) -> Iterator[Family]:
@@ -150,6 +155,9 @@ class RankSeries(Collector):
                     rank = folder.name.removeprefix(RANK_PREFIX)
                     merged.samples += label_rank(family.samples, rank, pids.get(rank, ""))
         yield from families.values()
+        since_epoch = time.time() - time.monotonic()
+        times = [(str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._running_beats().items())]
+        yield host_metrics.family(metrics.HEARTBEAT, times)
 
 
 def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
@@ -177,20 +185,6 @@ def label_rank(samples: Iterable[Sample], rank: str, pid: str) -> list[Sample]:
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
         unique[sample.name, tuple(sorted(labels.items()))] = sample._replace(labels=labels)
     return list(unique.values())
-
-
-class HeartbeatSeries(Collector):
-    """Collects the times of the last heartbeats of the running ranks."""
-
-    def __init__(self, heartbeats: HeartbeatMonitor) -> None:
-        self._heartbeats = heartbeats
-
-    def collect(self) -> Iterator[Family]:
-        """Yield the time of the last heartbeat of each running rank that has sent one."""
-        since_epoch = time.time() - time.monotonic()
-        beats = sorted(self._heartbeats.running_beats().items())
-        times = [(str(rank), since_epoch + beat.at_s) for rank, beat in beats]
-        yield host_metrics.family(metrics.HEARTBEAT, times)
 
 
 class NodeSeries:
@@ -322,25 +316,17 @@ class MetricHistory:
 class NodeMetrics:
     """All series of a node and of its ranks, with the registry, the endpoint, the history and the snapshot."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        folder: NodeDir,
-        journal: Journal,
-        heartbeats: HeartbeatMonitor,
-        environ: Mapping[str, str],
-        files: FileWriter,
-    ) -> None:
-        node_dir, before = folder.path, folder.previous_run
-        self._run_id, self._node_dir, self._runtime = config.run_id, node_dir, folder.runtime
-        self._heartbeats, self._files = heartbeats, files
+    def __init__(self, node: Node, heartbeats: HeartbeatMonitor, environ: Mapping[str, str]) -> None:
+        config, journal, before = node.config, node.journal, node.folder.previous_run
+        self._config, self._node_dir, self._runtime = config, node.folder.path, node.folder.runtime
+        self._heartbeats, self._files = heartbeats, node.files
         self._step, self._counters = (before.step, before.counters) if before else (None, {})
-        write_counters(folder.runtime.metrics, self._counters)
+        write_counters(self._runtime.metrics, self._counters)
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        self._ranks = RankSeries(lambda: folder.runtime.metrics, self._pids)
-        for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
+        self._ranks = RankSeries(lambda: self._runtime.metrics, self._pids, heartbeats.running_beats)
+        for collector in (self._ranks, host_metrics.machine_series()):
             self._registry.register(collector)
         self.series.set(
             metrics.BUILD_INFO,
@@ -360,14 +346,15 @@ class NodeMetrics:
         )
         self.series.set(metrics.JOB_START, journal.state.started)
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
-        self.series.count_earlier(read_last_events(node_dir, 2 * MOST_BYTES))
-        self.history = MetricHistory(node_dir, self._registry, files)
+        self.series.count_earlier(read_last_events(self._node_dir, 2 * MOST_BYTES))
+        self.history = MetricHistory(self._node_dir, self._registry, self._files)
 
     def _pids(self) -> dict[str, str]:
         return {str(process.rank): str(process.pid) for process in self._journal.state.ranks}
 
-    def serve(self, config: NodeConfig, own: str) -> None:
+    def serve(self, own: str) -> None:
         """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
+        config = self._config
         host, log = config.metrics_host or own, self._journal.log
         try:
             port = serve_registry(self._registry, host, config.metrics_port)
@@ -409,7 +396,7 @@ class NodeMetrics:
         self._step = max([*steps, *([] if self._step is None else [self._step])], default=None)
         self._counters |= read_counters(self._runtime.metrics)
         state = self._journal.state
-        summary = encode_summary(self._run_id, state.state, self._step, self._counters)
+        summary = encode_summary(self._config.run_id, state.state, self._step, self._counters)
         return self._files.submit(replace_file, self._node_dir / SUMMARY, summary, False)
 
     def write_snapshot(self) -> None:

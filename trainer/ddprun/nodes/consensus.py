@@ -60,8 +60,7 @@ class NodeLiveness:
 
     value: bytes = b""
     silent_s: float = 0.0
-    num_changes: int = 0
-    changes_at_failure: int = 0
+    num_changes: int = 0  # since a rank or node failed
     is_lost: bool = False
 
 
@@ -103,17 +102,16 @@ class LivenessTracker:
             self._nodes[node].silent_s = 0.0
 
     def mark_failure(self) -> None:
-        """Record how many heartbeats each node had sent when a rank or node failed."""
+        """Count the heartbeats of each node anew, because a rank or node failed."""
         for liveness in self._nodes.values():
-            liveness.changes_at_failure = liveness.num_changes
+            liveness.num_changes = 0
 
     def all_alive_since_failure(self) -> bool:
         """Return whether every other node has sent two heartbeats since the failure.
 
         One heartbeat is not enough, because the node may have sent it before the failure.
         """
-        others = (self._nodes[node] for node in self._members if node)
-        return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
+        return all(self._nodes[node].num_changes >= 2 for node in self._members if node)
 
     @property
     def silent_s(self) -> dict[int, float]:

@@ -7,14 +7,15 @@ lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and ke
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
-import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
 
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.nodes import preflight
@@ -23,7 +24,8 @@ from ddprun.settings.node_config import DEFAULT_RUN_ID, UNNUMBERED, NodeConfig, 
 from ddprun.system import machine, network, processes
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire.exits import Exit
-from ddpwire.run_files import Outcome, read_outcome
+from ddpwire.machine import enumerate_ranges
+from ddpwire.run_files import Outcome
 
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
@@ -71,20 +73,18 @@ class Wait:
             self._log_at_s += PROGRESS_INTERVAL_S
             reason = f": {why}" if why else ""
             passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
-            self._log(f"waiting for {format_nodes(missing)} {passed}{reason}")
+            self._log(f"waiting for {_name(missing)} {passed}{reason}")
         self._pause(key)
         return False
 
 
-def format_nodes(nodes: tuple[int, ...]) -> str:
-    """Return node numbers as text, such as ``nodes 1, 2 and 3``."""
-    *most, last = map(str, nodes)
-    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
+def _name(nodes: tuple[int, ...]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {enumerate_ranges(nodes)}"
 
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
     """Return the error for nodes that did not join in time."""
-    message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
+    message = f"{_name(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message}: {why}" if why else message, node=missing[0])
 
 
@@ -211,7 +211,8 @@ def _address_on_network(config: NodeConfig) -> str:
     if names[0] == names[1] and not machine.is_loopback(host):
         with contextlib.suppress(OSError):
             if machine.is_loopback(network.resolve(host, timeout_s=preflight.RETRY_S)):
-                return network.default_address() or "127.0.0.1"
+                host = "127.0.0.1"  # this machine may have no route to other networks
+                return network.source_address(network.DOCUMENTATION_ADDRESS)
     return host
 
 
@@ -221,44 +222,38 @@ def _claim_number(config: NodeConfig, route: Route) -> int | None:
     This is done in a forked process, because a store's client may block forever. A thread cannot be used, because the
     calling process must not start threads yet (fork_server.py). Raises NodeError.
     """
-    read, write = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            processes.die_with_parent(parent)
-            os.write(write, json.dumps(_claim(config, route)).encode())
-        finally:
-            os._exit(0)  # never return to the code of ddprun that called this
-    os.close(write)
-    try:
-        ready, _, _ = select.select([read], [], [], CLAIM_TIMEOUT_S)
-        answer = json.loads(os.read(read, 1 << 16) or "{}") if ready else {}
-    finally:
-        os.close(read)
-        processes.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    if "outcome" in answer:
-        raise NodeError(read_outcome(json.dumps(answer["outcome"])))
-    return int(answer["node"]) if "node" in answer else None
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_claim, args=(config, route, sender, os.getpid()))
+    process.start()
+    sender.close()
+    answer: int | Outcome | None = None
+    with receiver, contextlib.suppress(EOFError):  # the process has ended without an answer
+        answer = receiver.recv() if receiver.poll(CLAIM_TIMEOUT_S) else None
+    process.kill()
+    process.join()
+    if isinstance(answer, Outcome):
+        raise NodeError(answer)
+    return answer
 
 
-def _claim(config: NodeConfig, route: Route) -> dict[str, object]:
+def _claim(config: NodeConfig, route: Route, answer: Connection, parent: int) -> None:
+    """Send the number, the outcome of an error, or None if node 0 does not answer."""
     from ddprun.system import stores
 
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    processes.die_with_parent(parent)
     try:
         store = stores.connect_to_node_0(route.address, config.master_port)
         control = stores.SignedStore(store, config.secret, config.run_id)
         check_same_run(config, stores.decode("claim/0", control.get("claim/0"), dict))
         value = json.dumps({"token": PROCESS_TOKEN} | run_facts(config))
-        for node in range(1, config.max_nodes):
-            if control.compare_set(f"claim/{node}", "", value).decode() == value:
-                return {"node": node}
-        return {"node": 0}
+        nodes = range(1, config.max_nodes)
+        claimed = (node for node in nodes if control.compare_set(f"claim/{node}", "", value).decode() == value)
+        answer.send(next(claimed, 0))
     except NodeError as error:
-        return {"outcome": asdict(error.outcome)}
+        answer.send(error.outcome)
     except stores.StoreError:  # node 0 has ended meanwhile
-        return {}
+        answer.send(None)

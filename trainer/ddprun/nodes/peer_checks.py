@@ -8,7 +8,6 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
 
@@ -49,7 +48,7 @@ class PeerChecks:
             clock.answer_requests(control.clone())
             self._report.done(node_facts.summarize_builds(self._facts))
         else:
-            node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), _read_facts)
+            node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), dict)
             if differences := node_facts.differences(self._facts, facts, node):
                 message = f"the nodes do not match: {differences}; make all nodes the same"
                 raise node_error(Exit.CONFIG, "config", message, node=node)
@@ -100,7 +99,3 @@ class PeerChecks:
         what = f"{own} is {what}: times in logs and metrics will be wrong (is NTP running?)"
         self._report.warn(what)
         self._report.done(what, "warning")
-
-
-def _read_facts(value: Any) -> dict[str, str]:
-    return {str(name): str(fact) for name, fact in value.items()}

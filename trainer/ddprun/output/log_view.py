@@ -1,7 +1,13 @@
 """Views, which show the output of ranks on ddprun's console.
 
 ``View`` shows nothing. ``RawView`` shows the bytes of one rank immediately. ``LineView`` shows complete lines, prefixed
-with their rank, and updates progress bars once a second. It holds back the lines of a crash (``LogFilter``).
+with their rank, and updates progress bars once a second.
+
+When one rank fails, the other ranks lose their connections, and each prints a traceback before ddprun knows of the
+first failure. These tracebacks would hide the cause. So ``LineView`` holds a rank's lines from the first line of a
+crash on. As soon as the nodes agree on the rank that failed first, the lines of this rank are shown. The held lines of
+the other ranks remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are
+shown.
 """
 
 import re
@@ -67,15 +73,12 @@ class LineView(View):
         self._descriptor = descriptor
         self._prefix = prefix
         self._rank = rank
-        self._filter = LogFilter()
+        self._held: list[bytes] = []
+        self._held_until: float | None = None  # None while no line is held
+        self._is_suppressed = self._is_released = False
         self._rest = b""
         self._shown_state = b""  # the state shown of the unfinished line, if any
         self._shown_at = 0.0
-
-    @property
-    def num_suppressed(self) -> int:  # type: ignore[override]
-        """Return the number of lines that were not shown because another rank failed first."""
-        return self._filter.num_suppressed
 
     def accept(self, data: bytes, now: float) -> None:
         """Add the data, and show the lines that are complete now."""
@@ -84,33 +87,55 @@ class LineView(View):
             self._rest = b"\r" + last_state(self._rest)
         if len(self._rest) > MAX_LINE_BYTES or (self._rest and not data):
             lines, self._rest = [*lines, self._rest], b""
-        self._show(self._filter.accept([shown for line in lines for shown in visible_lines(line)], now))
+        self._show(self._hold_crash([shown for line in lines for shown in visible_lines(line)], now))
         self.tick(now)
+
+    def _hold_crash(self, lines: list[bytes], now: float) -> list[bytes]:
+        """Hold the lines from the first line of a crash on. Return the lines before it."""
+        if self._is_suppressed:
+            self.num_suppressed += len(lines)
+            return []
+        if self._held_until is not None:
+            self._held += lines
+            return []
+        crash = (number for number, line in enumerate(lines) if CRASH_START.match(line))
+        first = len(lines) if self._is_released else next(crash, len(lines))
+        self._held = lines[first:]
+        self._held_until = now + HOLD_S if self._held else None
+        return lines[:first]
 
     def tick(self, now: float) -> None:
         """Show the lines that have been held long enough, and the last state of the progress bar."""
-        self._show(self._filter.release_due(now))
+        if self._held_until is not None and (now > self._held_until or len(self._held) > MAX_HELD_LINES):
+            self._show_held()
         if self._has_state and now >= self._shown_at + PROGRESS_S:
             self._put(last_state(self._rest), b"", now)
 
     def due(self, now: float) -> float | None:
         """Return the seconds until held lines are checked or a progress bar is updated, or None if neither exists."""
-        waits = [HELD_POLL_S] if self._filter.is_holding else []
+        waits = [] if self._held_until is None else [HELD_POLL_S]
         if self._has_state:
             waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
         return min(waits, default=None)
 
     def suppress(self) -> None:
-        """Show no lines from now on."""
-        self._filter.suppress()
+        """Drop the held lines, and show no lines from now on."""
+        self.num_suppressed += len(self._held)
+        self._held, self._held_until, self._is_suppressed = [], None, True
 
     def release(self) -> None:
-        """Show the held lines, and hold back no lines from now on."""
-        self._show(self._filter.release())
+        """Show the held lines, and hold back no lines from now on. Suppressed lines stay suppressed."""
+        self._is_released = True
+        self._show_held()
+
+    def _show_held(self) -> None:
+        held, self._held, self._held_until = self._held, [], None
+        self._show(held)
 
     @property
     def _has_state(self) -> bool:
-        return b"\r" in self._rest and self._filter.is_open and last_state(self._rest) not in (b"", self._shown_state)
+        is_shown = not self._is_suppressed and self._held_until is None
+        return b"\r" in self._rest and is_shown and last_state(self._rest) not in (b"", self._shown_state)
 
     def _show(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -134,67 +159,3 @@ def visible_lines(line: bytes) -> list[bytes]:
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
     return [state]
-
-
-class LogFilter:
-    """Holds back the lines of a crash until it is known which rank failed first. Pure.
-
-    When one rank fails, the other ranks lose their connections, and each prints a traceback before ddprun knows of the
-    first failure. These tracebacks would hide the cause. So a rank's lines are held from the first line of a crash on.
-    As soon as the nodes agree on the rank that failed first, the lines of this rank are shown. The held lines of the
-    other ranks remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are
-    shown.
-    """
-
-    def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._until: float | None = None  # None while nothing is held
-        self._suppressed = self._released = False
-        self.num_suppressed = 0
-
-    def accept(self, lines: list[bytes], now: float) -> list[bytes]:
-        """Add new lines, and return the lines that may be shown now."""
-        if self._suppressed:
-            self.num_suppressed += len(lines)
-            return []
-        if self._released:
-            return lines
-        if self._until is None:
-            first = next((number for number, line in enumerate(lines) if CRASH_START.match(line)), None)
-            if first is None:
-                return lines
-            self._until = now + HOLD_S
-            self._held = lines[first:]
-            return lines[:first]
-        self._held += lines
-        return self.release_due(now)
-
-    def release_due(self, now: float) -> list[bytes]:
-        """Return the held lines if they are too many or were held long enough. Otherwise return an empty list."""
-        if self._until is not None and (now > self._until or len(self._held) > MAX_HELD_LINES):
-            return self._release()
-        return []
-
-    def _release(self) -> list[bytes]:
-        held, self._held, self._until = self._held, [], None
-        return held
-
-    def suppress(self) -> None:
-        """Drop the held lines and all later lines, because they are a consequence of another rank's failure."""
-        self.num_suppressed += len(self._release())
-        self._suppressed = True
-
-    def release(self) -> list[bytes]:
-        """Return the held lines, and hold no lines from now on. Suppressed lines stay suppressed."""
-        self._released = True
-        return self._release()
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether a new line would be shown immediately."""
-        return not self._suppressed and self._until is None
-
-    @property
-    def is_holding(self) -> bool:
-        """Return whether lines are held."""
-        return self._until is not None

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from signal import SIGKILL
 from subprocess import DEVNULL, PIPE, STDOUT
+from typing import BinaryIO, cast
 
+from ddprun.output.progress import Progress
+from ddprun.output.timed_log import MAX_LINE_BYTES
 from ddprun.ranks.rank_environment import node_environment
 from ddprun.ranks.workers import ROOT
 from ddprun.settings.node_config import NodeConfig
@@ -31,7 +34,7 @@ class NodeCommands:
 
     def __init__(self, config: NodeConfig, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
         self._config, self._environ, self._log = config, node_environment(config, environ), log
-        self._sessions: set[int] = set()
+        self._before: set[int] = set()  # the processes below ddprun before the first command
         self._has_begun = self._is_set_up = False
 
     def set_up(self, *, gives_up: Callable[[], bool]) -> tuple[str, int]:
@@ -57,26 +60,29 @@ class NodeCommands:
         for text in self._config.node_teardown if self._has_begun else ():
             if why := self._run("node_teardown", text, environ, deadline, lambda: False)[0]:
                 self._log(f"{why}; the exit code of the run is still {code}")
-        own = processes.descendants(os.getpid()) if self._sessions else ()
-        for process in processes.list_processes() if own else ():
-            if process.session in self._sessions and process.pid in own:
-                processes.kill(process.pid, SIGKILL)
+        if self._before:  # ranks have ended: what is new has been left by commands, in whatever session it is
+            for pid in {*processes.descendants(os.getpid())} - self._before:
+                processes.kill(pid, SIGKILL)
 
     def _run(
         self, key: str, text: str, environ: Mapping[str, str], deadline: float, gives_up: Callable[[], bool]
     ) -> tuple[str, int]:
+        if time.monotonic() > deadline:
+            return f"{key} failed: {text!r} was not started, because no time is left", int(Exit.SCRIPT)
         self._log(f"{key}: {text}")
+        self._before = self._before or {*processes.descendants(os.getpid())}
+        progress = Progress(self._log, f"{key}: {text!r} is running")
         began, shell = time.monotonic(), shutil.which("bash", path=environ.get("PATH")) or "/bin/sh"
         argv = [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), shell, "-c", text]
         process = subprocess.Popen(
             argv, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
         )  # fmt: skip
-        self._sessions.add(process.pid)
-        reader = threading.Thread(target=self._copy, args=(key, process.stdout), name=key, daemon=True)
+        reader = threading.Thread(target=self._copy, args=(key, cast(BinaryIO, process.stdout)), name=key, daemon=True)
         reader.start()
         how = ""
         while process.poll() is None and not how:
             time.sleep(POLL_S)
+            progress.update()
             if time.monotonic() > deadline:
                 how = f"did not end in time, and was killed after {time.monotonic() - began:.0f} s"
             elif gives_up():
@@ -92,6 +98,6 @@ class NodeCommands:
         how = how or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
         return f"{key} failed: {text!r} {how}", status if 0 < status < 128 else int(Exit.SCRIPT)
 
-    def _copy(self, key: str, lines: Iterable[bytes]) -> None:
-        for line in lines:
+    def _copy(self, key: str, output: BinaryIO) -> None:
+        while line := output.readline(MAX_LINE_BYTES):
             self._log(f"{key}: {line.decode(errors='replace').rstrip()}")

@@ -70,7 +70,7 @@ class RankPlace:
         @functools.wraps(start)
         def start_processes(fn: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
             can_import = PathFinder.find_spec("ddprun") is not None  # the script may have changed sys.path
-            return start(StartedByRank(place=self, main=fn) if can_import else fn, *args, **kwargs)
+            return start(functools.partial(_watch_and_call, self, fn) if can_import else fn, *args, **kwargs)
 
         module.start_processes = start_processes  # torch.multiprocessing.spawn calls it, too
         importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
@@ -142,17 +142,10 @@ class RankPlace:
         return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartedByRank:
-    """A picklable wrapper of the function that a rank passes to torch.multiprocessing.spawn."""
-
-    place: RankPlace
-    main: Callable[..., None]
-
-    def __call__(self, *args: Any) -> None:
-        """Run the function, and check the process groups that it creates."""
-        self.place.watch()
-        self.main(*args)
+def _watch_and_call(place: RankPlace, function: Callable[..., None], *args: Any) -> None:
+    """Call the function that a rank passes to torch.multiprocessing.spawn, and check its process groups."""
+    place.watch()
+    function(*args)
 
 
 def watch_process_groups(env: Mapping[str, str]) -> None:

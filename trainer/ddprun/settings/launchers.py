@@ -7,28 +7,21 @@ counts: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexe
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ddprun.system.errors import config_error, node_error
 from ddprun.system.network import FREE_PORT_RANGE
 from ddpwire import names
 from ddpwire.exits import Exit
 
-Setting = Literal[
-    "nnodes", "local_world_size", "node_rank", "master_addr", "master_port", "run_id", "max_restarts", "local_addr",
-    "join_timeout", "backend", "is_host", "role", "redirects", "tee", "local_ranks_filter", "virtual_local_rank",
-    "run_path", "no_python", "module",
+# The settings with their own flag and variable of torchrun, such as --node-rank and PET_NODE_RANK.
+TorchrunSetting = Literal[
+    "nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_id", "max_restarts", "local_addr",
+    "rdzv_backend", "role", "redirects", "tee", "local_ranks_filter", "virtual_local_rank", "run_path", "no_python",
+    "module",
 ]  # fmt: skip
+Setting = TorchrunSetting | Literal["is_host", "join_timeout"]
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
-
-# torchrun's name of each setting that has its own flag and variable, such as --node-rank and PET_NODE_RANK.
-TORCHRUN_NAMES: dict[Setting, str] = {
-    "nnodes": "nnodes", "local_world_size": "nproc_per_node", "node_rank": "node_rank", "master_addr": "master_addr",
-    "master_port": "master_port", "run_id": "rdzv_id", "max_restarts": "max_restarts", "local_addr": "local_addr",
-    "backend": "rdzv_backend", "role": "role", "redirects": "redirects", "tee": "tee",
-    "local_ranks_filter": "local_ranks_filter", "virtual_local_rank": "virtual_local_rank", "run_path": "run_path",
-    "no_python": "no_python", "module": "module",
-}  # fmt: skip
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 ONLY_ONE = "give only one of these two settings"
 C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
@@ -56,7 +49,7 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
 def from_pet(environ: Mapping[str, str]) -> Settings:
     """Return the settings from torchrun's variables, which ddpctl and Kubeflow's operators set, and from DDP_RUN_ID."""
     settings = _from_torchrun(lambda name: (f"PET_{name.upper()}", environ.get(f"PET_{name.upper()}")))
-    return settings | ({"run_id": (names.RUN_ID, environ[names.RUN_ID])} if environ.get(names.RUN_ID) else {})
+    return settings | ({"rdzv_id": (names.RUN_ID, environ[names.RUN_ID])} if environ.get(names.RUN_ID) else {})
 
 
 def _from_torchrun(lookup: Callable[[str], tuple[str, Any]]) -> Settings:
@@ -69,8 +62,8 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, Any]]) -> Settings:
         if not host:
             raise config_error(f"{source} is {endpoint!r}: expected HOST:PORT")
         settings |= {"master_addr": (source, host.strip("[]")), "master_port": (source, port)}
-    for setting, name in TORCHRUN_NAMES.items():
-        source, text = lookup(name)
+    for setting in get_args(TorchrunSetting):
+        source, text = lookup(setting)
         if text:
             settings[setting] = (source, "1" if text is True else text)  # a switch is True
     settings = _from_rdzv_conf(*lookup("rdzv_conf"), settings) | settings
@@ -154,9 +147,9 @@ def slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 def _slurm_local_world_size(environ: Mapping[str, str], num_tasks: int) -> Settings:
     if num_tasks > 1:
-        return {"local_world_size": ("SLURM_TASKS_PER_NODE", str(num_tasks))}
+        return {"nproc_per_node": ("SLURM_TASKS_PER_NODE", str(num_tasks))}
     gpus = environ.get("SLURM_GPUS_ON_NODE")
-    return {"local_world_size": ("SLURM_GPUS_ON_NODE", gpus)} if gpus and gpus != "0" else {}
+    return {"nproc_per_node": ("SLURM_GPUS_ON_NODE", gpus)} if gpus and gpus != "0" else {}
 
 
 def first_host(nodes: str) -> str:
@@ -198,10 +191,8 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
     if not rank or not world_size:
         given, missing = (names.RANK, names.WORLD_SIZE) if rank else (names.WORLD_SIZE, names.RANK)
         raise config_error(f"{given} is set, but {missing} is not: set both, or give --nnodes and --node-rank")
-    if known.get("local_world_size", ("", "1"))[1] != "1":
-        message = (
-            f"RANK and WORLD_SIZE are set, so this node has one rank, but {' is '.join(known['local_world_size'])}"
-        )
+    if known.get("nproc_per_node", ("", "1"))[1] != "1":
+        message = f"RANK and WORLD_SIZE are set, so this node has one rank, but {' is '.join(known['nproc_per_node'])}"
         raise config_error(message, hint="unset RANK and WORLD_SIZE, or give --nnodes and --node-rank")
     if environ.get(names.LOCAL_RANK, "0") != "0":
         hint = "start ddprun once per node, not once per rank"
@@ -212,4 +203,4 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
 def from_kaggle(environ: Mapping[str, str], known: Settings) -> Settings:
     """Return the settings of a Kaggle notebook: one node with one rank per GPU."""
     is_kaggle = "KAGGLE_KERNEL_RUN_TYPE" in environ and "nnodes" not in known
-    return {"local_world_size": ("Kaggle", "auto")} if is_kaggle else {}
+    return {"nproc_per_node": ("Kaggle", "auto")} if is_kaggle else {}

@@ -237,7 +237,7 @@ def read_config(
         may_host="is_host" not in settings,
         master_addr=master_addr,
         master_port=master_port,
-        run_id=settings.get("run_id", ("", DEFAULT_RUN_ID))[1],
+        run_id=settings.get("rdzv_id", ("", DEFAULT_RUN_ID))[1],
         secret=read_secret(environ),
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
@@ -336,7 +336,7 @@ def _nnodes(settings: Settings) -> tuple[int, int]:
 
 def _node_rank(settings: Settings, max_nodes: int) -> int:
     if "node_rank" not in settings and max_nodes > 1:
-        if settings.get("backend", ("", ""))[1] == launchers.C10D:
+        if settings.get("rdzv_backend", ("", ""))[1] == launchers.C10D:
             return UNNUMBERED
         hint = f"give --node-rank or {names.NODE_RANK} (0 to {max_nodes - 1}), or --rdzv-backend=c10d on all nodes"
         raise config_error(f"the job has {max_nodes} nodes, but the rank of this node is not set", hint=hint)
@@ -368,10 +368,10 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
 
 
 def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Callable[[str], int]) -> int:
-    source, text = settings.get("local_world_size", ("", "1"))
+    source, text = settings.get("nproc_per_node", ("", "1"))
     if text == "auto":
         text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
-    num_ranks = count(text) if text in ("gpu", "cpu") else _number(settings, "local_world_size", 1)
+    num_ranks = count(text) if text in ("gpu", "cpu") else _number(settings, "nproc_per_node", 1)
     if not num_ranks and text == "gpu":
         raise config_error(f"{source} is 'gpu', but this node has no GPU: expected a number, auto or cpu")
     if not num_ranks:
@@ -444,7 +444,7 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
-    is_ranks = setting == "local_world_size"
+    is_ranks = setting == "nproc_per_node"
     allowed = "auto, gpu, cpu or a whole number of at least 1" if is_ranks else "a whole number of at least 0"
     return _whole(source, text, allowed)
 

@@ -174,16 +174,6 @@ def parse_cpu_list(ranges: str) -> Cores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU, as NVML describes it."""
-
-    index: int | str  # of a lost GPU, its UUID if CUDA_VISIBLE_DEVICES contains UUIDs
-    ecc_errors: int  # uncorrected errors since the driver was loaded
-    pids: tuple[int, ...]  # processes that compute on it
-    error: str = ""  # NVML's message if NVML cannot find the GPU, else empty
-
-
-@dataclass(frozen=True, kw_only=True)
 class MachineHealth:
     """The resources and limits of this machine that ``health_warnings`` checks."""
 
@@ -193,7 +183,7 @@ class MachineHealth:
     num_gpus: int
     has_infiniband: bool = False
     infiniband_error: str = ""  # why NCCL cannot use it
-    gpus: tuple[Gpu, ...] = ()
+    gpu_problems: tuple[str, ...] = ()
 
 
 def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
@@ -226,13 +216,7 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
             f"this node has {local_world_size} CUDA ranks, but {gpus}: each rank needs a GPU of its own, unless the "
             "script makes ranks share a GPU"
         )
-    for gpu in machine.gpus:
-        if gpu.error:
-            yield f"GPU {gpu.index} cannot be read: {gpu.error} (see nvidia-smi, and dmesg for its Xid errors)"
-        if gpu.ecc_errors:
-            yield f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors: see nvidia-smi -q -d ECC"
-        if gpu.pids:
-            yield f"GPU {gpu.index} is also used by other processes: pid {', '.join(map(str, gpu.pids))}"
+    yield from machine.gpu_problems
 
 
 def read_health(num_gpus: int) -> MachineHealth:
@@ -244,7 +228,7 @@ def read_health(num_gpus: int) -> MachineHealth:
         num_gpus=num_gpus,
         has_infiniband=has_infiniband(),
         infiniband_error=infiniband_error(),
-        gpus=ask_nvml(_read_gpus, ()) if num_gpus else (),
+        gpu_problems=ask_nvml(_gpu_problems, ()) if num_gpus else (),
     )
 
 
@@ -253,18 +237,23 @@ def driver_version() -> str | None:
     return ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), None)
 
 
-def _read_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees, including lost GPUs, but without GPUs whose state cannot be read."""
-    found = []
+def _gpu_problems(nvml: Any) -> tuple[str, ...]:
+    """Return a warning for each problem of the GPUs that a rank sees. What cannot be read is left out."""
+    problems = []
     for device, get_handle in visible_handles(nvml).items():
         try:
             handle = get_handle()
         except nvml.NVMLError as error:
-            found.append(Gpu(index=device, ecc_errors=0, pids=(), error=str(error)))
+            problems.append(f"GPU {device} cannot be read: {error} (see nvidia-smi, and dmesg for its Xid errors)")
             continue
         with contextlib.suppress(nvml.NVMLError):
-            found.append(_read_gpu(nvml, handle))
-    return tuple(found)
+            gpu, kind = f"GPU {nvml.nvmlDeviceGetIndex(handle)}", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+            with contextlib.suppress(nvml.NVMLError):  # a card without ECC
+                if errors := nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC):
+                    problems.append(f"{gpu} has had {errors} uncorrected ECC errors: see nvidia-smi -q -d ECC")
+            if pids := [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]:
+                problems.append(f"{gpu} is also used by other processes: pid {', '.join(pids)}")
+    return tuple(problems)
 
 
 def pci_addresses() -> tuple[str, ...]:
@@ -281,16 +270,3 @@ def pci_address(bus_id: str) -> str:
     """Convert a PCI address from NVML's format (00000000:3B:00.0) to the kernel's (0000:3b:00.0)."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
-
-
-def _read_gpu(nvml: Any, handle: Any) -> Gpu:
-    ecc_errors = 0
-    with contextlib.suppress(nvml.NVMLError):  # a card without ECC
-        ecc_errors = nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        )
-    return Gpu(
-        index=nvml.nvmlDeviceGetIndex(handle),
-        ecc_errors=ecc_errors,
-        pids=tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-    )

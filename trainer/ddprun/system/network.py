@@ -40,13 +40,6 @@ FREE_PORT_RANGE = range(61000, 65536)
 LISTEN_BACKLOG = 1024
 
 
-def default_address() -> str | None:
-    """Return this machine's address for traffic to other networks, or None if it has no route to them."""
-    with contextlib.suppress(OSError):
-        return source_address(DOCUMENTATION_ADDRESS)
-    return None
-
-
 def interface_of(address: str) -> str | None:
     """Return the name of the interface with ``address``, or None if this machine does not have that address."""
     import psutil  # lazily: nodectl imports this module and must start quickly

@@ -20,12 +20,19 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Process(NamedTuple):
-    """A line of /proc/PID/stat, see proc(5)."""
+    """A process, as in /proc/PID/stat, see proc(5)."""
 
     pid: int
+    name: str
+    state: str
     parent: int
     session: int
-    alive: bool  # not a zombie
+    ticks: int  # of CPU time
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.state not in "ZX"
 
 
 def close_descriptors(*kept: int) -> None:
@@ -58,18 +65,18 @@ def die_with_parent(parent: int | None) -> None:
 
 def list_processes() -> list[Process]:
     """Return every process of this machine."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            state, parent, _, session = read_stat(int(path.name))[:4]
-            found.append(Process(int(path.name), int(parent), int(session), state not in "ZX"))
-    return found
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [process for pid in pids if (process := read_process(pid))]
 
 
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the process's name (see proc(5)). Raises OSError."""
-    # The name in parentheses may itself contain spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+def read_process(pid: int) -> Process | None:
+    """Return a process, or None if there is no such process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name in parentheses may itself contain spaces and parentheses.
+        start, _, end = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        state, parent, _, session, *rest = end.split()
+        return Process(pid, start.partition("(")[2], state, int(parent), int(session), int(rest[7]) + int(rest[8]))
+    return None
 
 
 def descendants(root: int) -> list[int]:
@@ -95,12 +102,8 @@ def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None], s
 
 def asleep_in_kernel(root: int) -> list[str]:
     """Return the descendants of ``root`` that sleep in the kernel, where no signal ends them, each with its pid."""
-    sleepers = []
-    for pid in descendants(root):
-        with contextlib.suppress(OSError, IndexError):  # it has ended
-            if read_stat(pid)[0] == "D":
-                sleepers.append(f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (pid {pid})")
-    return sleepers
+    family = map(read_process, descendants(root))
+    return [f"{process.name} (pid {process.pid})" for process in family if process and process.state == "D"]
 
 
 def kill_session(leader: int) -> None:
@@ -114,10 +117,8 @@ def kill_session(leader: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal, not by a debugger."""
-    try:
-        return read_stat(pid)[0] == "T"
-    except (OSError, IndexError):  # it has ended, or there is no /proc
-        return False
+    process = read_process(pid)
+    return process is not None and process.state == "T"
 
 
 def kill(pid: int, number: int) -> None:
