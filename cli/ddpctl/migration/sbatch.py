@@ -291,10 +291,11 @@ class Reader:
                 is_srun, words = True, self._srun(line, words[1:])
             elif script := _script(words):
                 return self.commands(script, line, is_srun=is_srun)
-            elif _rank(words) > 1:
+            elif _is_program(words):
                 return self._program(line, _first_line(statement), words, is_srun=is_srun)
             else:
-                place = next((n for n in range(1, len(words)) if _rank(words[n:]) or _script(words[n:])), len(words))
+                places = (n for n in range(1, len(words)) if _is_program(words[n:]) or _script(words[n:]))
+                place = next(places, len(words))
                 migration.note(line, " ".join(words[:place]), WRAPPER)
                 words = words[place:]
         return None
@@ -378,11 +379,17 @@ def _script(words: Sequence[str]) -> str:
     return "".join(words[place : place + 1])
 
 
+def _is_program(words: Sequence[str]) -> bool:
+    """Say whether a command begins with srun, a launcher or Python, not with a wrapper such as a container."""
+    names = (PurePath(words[0]).name, *words[1:])
+    return re.fullmatch(r"srun|python[0-9.]*", names[0]) is not None or any(names[: len(s)] == s for s in LAUNCHERS)
+
+
 def _rank(words: Sequence[str]) -> int:
     """Return how likely a command starts the training: 4 a launcher, 3 srun, 2 Python, 0 none of them."""
     words = list(dropwhile(re.compile(r"\w+=").match, words))
     names, line = [PurePath(word).name for word in words], f"{' '.join(words)} "
-    if not words or names[0] in ("echo", "printf", "pip", "which"):
+    if not words or names[0] in ("echo", "printf", "pip", "which", "export", "declare"):
         return 0
     if any(re.search(rf"(?:^|[\s/]){re.escape(' '.join(start))}\s", line) for start in LAUNCHERS):
         return 4

@@ -123,6 +123,9 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("if true; then N=2; fi\ntorchrun --nproc-per-node $N t.py", {"job.command": ("t.py",)}),
     ("cat <<EOF >ds.json\nsrun python no.py\nEOF\nsrun python t.py \"$@\" $1",
      {"job.gpus": "1", "job.command": ("t.py", "$1")}),
+    ('export CMD="torchrun --nproc-per-node 2 t.py"\nsrun bash -c "$CMD"',
+     {"job.env": {"CMD": "torchrun --nproc-per-node 2 t.py"}, "job.gpus": "2", "job.command": ("t.py",)}),
+    ("singularity run a.sif torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
     ("python -c 'import torch'", {}),
 ]  # fmt: skip
 

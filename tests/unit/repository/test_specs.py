@@ -150,8 +150,8 @@ It starts nothing, and does not change FILE.
 - A hostfile names no script: write it as `command`, or after `--`. A configuration of accelerate or a docker-compose
   file is no launch: ddpctl only says what each of its settings means, and shows no value of docker-compose.
 - A command that copies files or makes folders, and stands before the launch, becomes an entry of
-  [`node_setup`](local.md#commands-before-and-after-the-ranks): it runs on each node, and must succeed. It does not, if it
-  may run or not, has a value of the submitting shell, or writes to a file. `module use` and `source` stay in the script:
+  [`node_setup`](local.md#commands-before-and-after-the-ranks): it runs on each node, and must succeed. It becomes none
+  if it may run or not, has a value of the submitting shell, or writes to a file. `source` and `module use` become none:
   each entry has a shell of its own.
 
 | file | setting | becomes |
