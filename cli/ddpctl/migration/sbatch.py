@@ -41,9 +41,10 @@ SBATCH: Table = {
     "chdir": key("target.workdir"), "no-requeue": key("target.requeues", "0"), "requeue": ours("requeues is 20"),
     "output": FILES, "error": FILES, "open-mode": FILES, "export": key("job.env", "of each NAME=VALUE"),
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
-    "signal": ours("grace says how long ranks may save before the time limit"), "image": SHIFTER, "module": SHIFTER,
+    "signal": key("job.stop_signal", "and grace, the seconds"), "image": SHIFTER, "module": SHIFTER,
     "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS, "*": key("target.extra"),
 }  # fmt: skip
+SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?P<name>TERM|USR1|USR2)(?:@(?P<seconds>[0-9]+))?")
 SHORT = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition",
     "A": "account", "q": "qos", "C": "constraint", "a": "array", "D": "chdir", "o": "output", "e": "error",
@@ -184,12 +185,23 @@ class Reader:
             self.migration.note(line, text, Meaning("unknown", "job.nodes", "Slurm chooses it: write it"))
         elif name in (*PYXIS, "export"):
             self._srun_option(line, name, value)
+        elif name == "signal":
+            self._signal(line, text, value)
         elif name == "chdir" and PROJECT.fullmatch(value):
             self.migration.note(line, text, CURRENT)
         elif meaning.text == "target.extra" or name == "gres" or (name, value) == ("mem", "0"):
             add(line, text, "target.extra", (text,))
         else:
             self.migration.translate(SBATCH, line, name, value, convert, text)
+
+    def _signal(self, line: int, text: str, value: str) -> None:
+        """Record which signal asks the ranks to save, and how long before the time limit."""
+        if not (match := SIGNAL.fullmatch(value)):
+            return self.migration.note(line, text, without("stop_signal is TERM, USR1 or USR2"))
+        self.migration.add(line, text, "job.stop_signal", match["name"])
+        if match["seconds"]:
+            self.migration.add(line, text, "job.grace", match["seconds"])
+        return None
 
     def _srun_option(self, line: int, name: str, value: str) -> None:
         meaning, text = meaning_of(SRUN, name), _option(name, value)

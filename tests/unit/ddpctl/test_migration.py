@@ -91,11 +91,13 @@ def test_each_line_of_an_sbatch_script_is_accounted_for(tmp_path: Path) -> None:
 
 def test_no_output_contains_a_secret(tmp_path: Path) -> None:
     script = "#!/bin/sh\nexport HF_TOKEN=hf_abcdef\nTOKEN=secret99\nhuggingface-cli login hf_abcdef\n"
+    script += "export DB_URL=postgres://u:secret99@h/db\ncurl -H 'Authorization: Bearer bearer77' https://h\n"
     script += "srun python train.py --token=secret99 --api-key key12345\n"
     migration = migrated(tmp_path, script)
+    assert "bearer77" not in migration.text("file")
     texts = migration.text("file") + str(migration.rows())
     assert not [secret for secret in ("hf_abcdef", "secret99", "key12345") if secret in texts]
-    assert migration.values["job.secrets"] == ("HF_TOKEN",)
+    assert migration.values["job.secrets"] == ("HF_TOKEN", "DB_URL")
     assert migration.values["job.command"] == ("train.py", "--token=[REDACTED]", "--api-key", "[REDACTED]")
 
 
@@ -146,6 +148,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("--time=1:30 --chdir=. --comment=x", {"target.extra": ("--comment=x",)}),  # a limit that is too short for ddpctl
     ("--time=2-0 --gpus-per-node=a100:2 --gres=lustre:1",
      {"job.time_limit": "2-0", "job.gpus": "2", "target.gpu_type": "a100", "target.extra": ("--gres=lustre:1",)}),
+    ("--signal=B:SIGUSR1@120", {"job.stop_signal": "USR1", "job.grace": "120"}),
+    ("--signal=HUP", {}),
     ("--time=$LIMIT --time=0 --partition='a b' --dependency=afterok:7 --exclusive=user", {}),
 ]  # fmt: skip
 
