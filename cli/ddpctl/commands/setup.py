@@ -49,7 +49,8 @@ def init(
     if source:
         load(file=path, kinds=targets.kinds())
         if "job.command" not in migration.values:
-            context.emit("no launch: the file names no script; write it as command, or after --")
+            context.emit(f"wrote {path}: no launch, because {source} names no script: write it as command, or after --")
+            return
     hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
     context.emit(f"wrote {path}: {hint}")
 

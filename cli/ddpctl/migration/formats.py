@@ -54,35 +54,34 @@ POD: Table = {
     "restartPolicy": ours("ddprun restarts the ranks"), "*": key("target.pod"),
 }  # fmt: skip
 HOSTFILE: Table = {"HOST": key("target.hosts"), "slots": key("job.gpus", "the smallest number of all hosts")}
-DEFAULT = ours("it is the default")
 ACCELERATE: Table = {
-    "num_machines": key("job.nodes"), "num_processes": key("job.gpus", "of each node"), "use_cpu": key("job.device"),
-    "main_process_port": key("job.port"), "mixed_precision": key("job.env", "as ACCELERATE_MIXED_PRECISION"),
-    "machine_rank": RENDEZVOUS, "main_process_ip": RENDEZVOUS, "rdzv_backend": RENDEZVOUS, "same_network": RENDEZVOUS,
+    "num_machines": key("job.nodes"), "main_process_port": key("job.port"), "machine_rank": RENDEZVOUS,
+    "num_processes": skipped("write its share of each machine as gpus"), "main_process_ip": RENDEZVOUS,
+    "rdzv_backend": RENDEZVOUS, "same_network": RENDEZVOUS, "use_cpu": skipped("write device: cpu if it is true"),
+    "mixed_precision": skipped("write it in env, as ACCELERATE_MIXED_PRECISION"),
     "compute_environment": ours("a target is the environment"), "main_training_function": ours("a script is started"),
     "gpu_ids": without("a run uses the first free GPUs"),
     "*": without("accelerate passes it to the script: set it in the script's Accelerator()"),
 }  # fmt: skip
 GPUS = ours("a container has the GPUs of its node")
-SERVICE: Table = {
-    "image": key("job.image"), "command": key("job.command"), "entrypoint": key("job.command"),
-    "environment": key("job.env", "or secrets"), "volumes": key("job.mounts"), "shm_size": key("job.shm"),
-    "mem_limit": key("job.memory"), "deploy.resources.limits.memory": key("job.memory"), "cpus": key("job.cpus"),
-    "deploy.resources.limits.cpus": key("job.cpus"), "deploy.resources.*.count": key("job.gpus"),
-    "deploy.resources.*.devices.*": GPUS, "runtime": GPUS, "ipc": POD[SHM],
-    "build*": without("docs/image.md builds an image"), "env_file*": without("write its variables as env or secrets"),
-    "*": without("ddpctl starts no service"),
+COMPOSE: Table = {
+    "services.*.image": skipped("write it as image"), "services.*.command*": skipped("write it as command"),
+    "services.*.entrypoint*": skipped("write it as command"), "services.*.volumes*": skipped("write it as mounts"),
+    "services.*.environment*": skipped("write it as env or secrets"), "services.*.shm_size": skipped("write it as shm"),
+    "services.*.mem_limit": skipped("write it as memory"), "services.*.limits.memory": skipped("write it as memory"),
+    "services.*.cpus": skipped("write it as cpus"), "services.*.count": skipped("write it as gpus"),
+    "services.*.devices*": GPUS, "services.*.runtime": GPUS, "services.*.ipc": POD[SHM],
+    "services.*.build*": without("docs/image.md builds an image"),
+    "services.*.env_file*": without("write its variables as env or secrets"), "*": without("ddpctl starts no service"),
 }  # fmt: skip
 TABLES: Mapping[str, Table] = {
     "sbatch": sbatch.SBATCH, "srun": sbatch.SRUN, "commands of a shell": sbatch.SHELL,
     "PyTorchJob and TrainJob": MANIFEST, "the pod template and its container": POD, "DeepSpeed's hostfile": HOSTFILE,
-    "accelerate's configuration": ACCELERATE, "a service of docker-compose": SERVICE,
+    "accelerate's configuration": ACCELERATE, "docker-compose": COMPOSE,
 }  # fmt: skip
 FORMATS = "an sbatch script, a PyTorchJob or TrainJob, a hostfile with slots=N, an accelerate or docker-compose file"
 UNITS: Mapping[str, Callable[[str], Any]] = {  # how a value is written in a key
-    "target.workload": str.lower, "target.keep": "{}s".format, "job.time_limit": "{}s".format, "job.shm": sbatch.size,
-    "job.memory": lambda text: text if text.endswith("i") else sbatch.size(text),
-    "job.device": lambda text: "cpu" if text == "true" else text,
+    "target.workload": str.lower, "target.keep": "{}s".format, "job.time_limit": "{}s".format,
 }  # fmt: skip
 
 
@@ -125,7 +124,10 @@ def _read_yaml(path: Path, data: bytes, kinds: Kinds) -> Migration:
     except ValueError as error:
         raise UsageError(f"{path}: expected {FORMATS}: as YAML, {error}") from None
     for value, places, errors in documents:
-        is_manifest, is_compose = value.get("kind") in ("PyTorchJob", "TrainJob"), "services" in value
+        is_manifest, is_compose = (
+            value.get("kind") in ("PyTorchJob", "TrainJob"),
+            isinstance(value.get("services"), dict),
+        )
         if not (
             is_manifest or is_compose or {"distributed_type", "compute_environment", "num_processes"} & value.keys()
         ):
@@ -156,7 +158,7 @@ class _Document:
         """Record a setting by the entry of a table. A name is the part of the path that the table knows."""
         meaning, line = meaning_of(table, name), self.places[path][0]
         key_name = meaning.text
-        if key_name == "job.env" and isinstance(value, dict | list):
+        if key_name == "job.env" and isinstance(value, list):
             self.environment(path, name, value)
         elif meaning is RANKS:
             self.migration.ranks(line, f"{name}={value}", str(value))
@@ -164,13 +166,6 @@ class _Document:
             words = [*value, *self.arguments(path)] if isinstance(value, list) else str(value).split()
             quoted = (str(word).replace("\\", "\\\\").replace('"', '\\"') for word in words)  # "$NAME" stays a word
             sbatch.Reader(self.migration).commands(" ".join(f'"{word}"' for word in quoted), line)
-        elif key_name == "job.mounts":
-            for mount in map(str, value):
-                relative = without("job.mounts: expected an absolute path of the machine")
-                if mount[:1] in "/$":
-                    self.migration.add(line, mount, key_name, (mount,))
-                else:
-                    self.migration.note(line, mount, relative)
         elif key_name == "target.pod":
             self.keep(line, name, name, value)
         else:
@@ -179,16 +174,13 @@ class _Document:
             self.migration.translate(table, line, name, str(value) if isinstance(value, Text) else "", convert)
 
     def environment(self, path: Path_, name: str, value: Any) -> None:
-        """Record variables: NAME: VALUE, NAME=VALUE, or a container's objects. References stay in the pod."""
+        """Record the variables of a container. References stay in the pod."""
         for number, item in enumerate(value):
-            line = self.places[*path, item if isinstance(value, dict) else number][0]
-            if isinstance(item, dict) and "value" not in item:
-                self.keep(line, str(item["name"]), name, [item])
-            elif isinstance(item, dict):
-                self.migration.variable(line, str(item["name"]), str(item["value"]))
+            line, variable = self.places[*path, number][0], str(item["name"])
+            if "value" in item:
+                self.migration.variable(line, variable, str(item["value"]))
             else:
-                variable, _, text = str(item).partition("=")
-                self.migration.variable(line, variable, str(value[item]) if isinstance(value, dict) else text)
+                self.keep(line, variable, name, [item])
 
     def arguments(self, path: Path_) -> list[Any]:
         """Return the arguments beside a container's command."""
@@ -276,31 +268,15 @@ class _Document:
                 self.setting(POD, place, name, value)
 
     def accelerate(self) -> None:
-        """Record a configuration of accelerate, which counts the processes of all machines together."""
-        machines = str(self.value.get("num_machines", "1"))
+        """Record a configuration of accelerate, which names no script."""
         for path, value in _leaves(self.value):
-            name, line, text = ".".join(map(str, path)), self.places[path][0], f"{'.'.join(map(str, path))}={value}"
-            if text in ("mixed_precision=no", "use_cpu=false", "debug=false", "distributed_type=MULTI_GPU"):
-                self.migration.note(line, text, ours("it is the default"))
-            elif name == "mixed_precision":
-                self.migration.variable(line, "ACCELERATE_MIXED_PRECISION", str(value))
-            elif name == "num_processes" and machines.isdecimal() and str(value).isdecimal():
-                self.migration.add(
-                    line, text, "job.gpus", str(int(value) // int(machines)), f"{value} on {machines} nodes"
-                )
-            else:
-                self.setting(ACCELERATE, path, name, value)
+            self.setting(ACCELERATE, path, ".".join(map(str, path)), value)
 
     def compose(self) -> None:
-        """Record the service of docker-compose that names GPUs or training most often."""
-        services = self.value["services"]
-        chosen = max(services, key=lambda name: len(re.findall("nvidia|gpu|train", str(services[name]))), default="")
-        for path, value in _leaves(self.value, stop=("environment", "command", "entrypoint", "volumes")):
-            is_chosen = path[:2] == ("services", chosen) and len(path) > 2
-            if is_chosen:
-                self.setting(SERVICE, path, ".".join(map(str, path[2:])), value)
-            else:
-                self.migration.note(self.places[path][0], ".".join(map(str, path)), SERVICE["*"])
+        """Record what the services of docker-compose set. None is translated, and no value is shown."""
+        for path, _ in _leaves(self.value):
+            name = ".".join(map(str, path))
+            self.migration.note(self.places[path][0], name, meaning_of(COMPOSE, name))
 
 
 def _leaves(value: Any, path: Path_ = (), stop: tuple[str, ...] = ()) -> Iterator[tuple[Path_, Any]]:

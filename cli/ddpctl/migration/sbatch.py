@@ -34,16 +34,17 @@ SBATCH: Table = {
     "job-name": key("job.name", "in lower case, with - in place of other characters"), "nodes": key("job.nodes"),
     "gpus-per-node": key("job.gpus"), "gpus": key("job.gpus", NODE), "gpus-per-task": key("job.gpus", NODE),
     "gres": key("job.gpus", "requested by gres"), "cpus-per-task": key("job.cpus", NODE), "ntasks*": TASKS,
-    "cpus-per-gpu": key("job.cpus", NODE), "mem": key("job.memory"), "mem-per-cpu": key("job.memory", NODE),
-    "mem-per-gpu": key("job.memory", NODE), "time": key("job.time_limit"), "partition": key("target.partition"),
+    "cpus-per-gpu": key("job.cpus", NODE), "mem": key("job.memory"), "mem-per-*": skipped("write memory, of each node"),
+    "time": key("job.time_limit"), "partition": key("target.partition"),
     "account": key("target.account"), "qos": key("target.qos"), "reservation": key("target.reservation"),
     "constraint": key("target.constraint"), "exclusive": key("target.exclusive"), "array": key("target.array"),
     "chdir": key("target.workdir"), "no-requeue": key("target.requeues", "0"), "requeue": ours("requeues is 20"),
     "output": FILES, "error": FILES, "open-mode": FILES, "export": key("job.env", "of each NAME=VALUE"),
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
-    "signal": ours("grace says how long ranks may save before the time limit"), "image": SHIFTER, "module": SHIFTER,
+    "signal": key("job.stop_signal", "and grace, the seconds"), "image": SHIFTER, "module": SHIFTER,
     "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS, "*": key("target.extra"),
 }  # fmt: skip
+SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?P<name>TERM|USR1|USR2)(?:@(?P<seconds>[0-9]+))?")
 SHORT = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition",
     "A": "account", "q": "qos", "C": "constraint", "a": "array", "D": "chdir", "o": "output", "e": "error",
@@ -69,10 +70,12 @@ END = ours("all nodes agree on one exit code")
 SHELL: Table = {
     "module load": key("target.modules"), "module *": skipped("modules are only loaded: run it before the launch"),
     "cd": key("target.workdir"), "conda activate": key("target.python", "if it names a folder"),
-    "source": key("target.python", "if it is .../bin/activate"), "set": ours("the batch script has its own options"),
+    "set": ours("the batch script has its own options"),
     **dict.fromkeys(("echo", "printf", "date", "hostname", "nvidia-smi", "rocm-smi", "pwd", "ls", "env", "which", "tee",
                      "whoami", "lscpu", "free", "df"), PRINTS),
     **dict.fromkeys(("wait", "exit", "true", "sleep"), END),
+    "source": key("target.python", "if it is .../bin/activate"),
+    **dict.fromkeys(("mkdir", "cp", "rsync", "tar", "unzip", "touch", "chmod"), key("job.node_setup", "on each node")),
     "*": skipped("run it before the launch, or in the script"),
 }  # fmt: skip
 NUMBERS = ("job.nodes", "job.gpus", "job.cpus", "job.memory")
@@ -95,6 +98,7 @@ class Reader:
         self.migration, self.variables = migration, Variables()
         self.nodes, self.tasks, self.gpus, self.cpus = 1, 1, 0, 0  # all but nodes of each node; 0: unknown
         self.given: dict[str, str] = {}  # the options of sbatch
+        self.launches: list[tuple[int, Statement, list[str]]] = []
 
     def read(self, script: str) -> None:
         """Record what each line becomes: the options of sbatch, then the commands."""
@@ -103,12 +107,12 @@ class Reader:
 
     def commands(self, script: str, line: int = 0, *, is_srun: bool = False) -> None:
         """Record the commands of a script, which may be an argument in ``line`` of another file."""
-        launches: list[tuple[int, Statement, list[str]]] = []
+        launches = self.launches = []
         for statement in statements(script):
             statement = statement._replace(line=line or statement.line)
             words = [part for word in statement.words if "=(\0" not in word for part in self.variables.expand(word)]
             inner = [self.variables.expand(text) for place in range(len(words)) if (text := _script(words[place:]))]
-            if (rank := max(map(_rank, [words, *inner]))) and not statement.piped:
+            if (rank := max(map(_rank, [words, *inner]))) and statement.after != "|":
                 launches.append((rank - 4 * statement.inside, statement, words))
             else:
                 self._command(statement, words)
@@ -181,12 +185,23 @@ class Reader:
             self.migration.note(line, text, Meaning("unknown", "job.nodes", "Slurm chooses it: write it"))
         elif name in (*PYXIS, "export"):
             self._srun_option(line, name, value)
+        elif name == "signal":
+            self._signal(line, text, value)
         elif name == "chdir" and PROJECT.fullmatch(value):
             self.migration.note(line, text, CURRENT)
         elif meaning.text == "target.extra" or name == "gres" or (name, value) == ("mem", "0"):
             add(line, text, "target.extra", (text,))
         else:
             self.migration.translate(SBATCH, line, name, value, convert, text)
+
+    def _signal(self, line: int, text: str, value: str) -> None:
+        """Record which signal asks the ranks to save, and how long before the time limit."""
+        if not (match := SIGNAL.fullmatch(value)):
+            return self.migration.note(line, text, without("stop_signal is TERM, USR1 or USR2"))
+        self.migration.add(line, text, "job.stop_signal", match["name"])
+        if match["seconds"]:
+            self.migration.add(line, text, "job.grace", match["seconds"])
+        return None
 
     def _srun_option(self, line: int, name: str, value: str) -> None:
         meaning, text = meaning_of(SRUN, name), _option(name, value)
@@ -241,6 +256,12 @@ class Reader:
         meaning, value = meaning_of(SHELL, table_name), rest[-1] if rest else ""
         if statement.inside or (statement.redirects and meaning is not PRINTS):
             self.migration.note(line, text, MAYBE if statement.inside else SHELL["*"])
+        elif meaning.text == "job.node_setup":
+            command = " ".join(words) if re.fullmatch("[\\w./=:@%+, -]+", " ".join(words)) else statement.text
+            is_sure = not (self.launches or statement.after or COMPUTED.search(command))
+            self.migration.translate(
+                {name: meaning if is_sure else SHELL["*"]}, line, name, command, lambda _: (command,), text
+            )
         elif meaning.text == "target.modules":
             modules = tuple(word for word in rest if word not in ("load", "add") and not word.startswith("-"))
             self.migration.add(line, text, meaning.text, modules)
@@ -280,15 +301,14 @@ class Reader:
                 words = words[1:]
             elif name == "srun":
                 is_srun, words = True, self._srun(line, words[1:])
-            elif name in ("apptainer", "singularity") and words[1:2] in (["exec"], ["run"]):
-                words = self._apptainer(line, words[2:])
             elif script := _script(words):
                 return self.commands(script, line, is_srun=is_srun)
-            elif _rank(words) > 1:
+            elif _is_program(words):
                 return self._program(line, _first_line(statement), words, is_srun=is_srun)
             else:
-                place = next((n for n in range(1, len(words)) if _rank(words[n:]) or _script(words[n:])), len(words))
-                migration.note(line, " ".join(words[:place]), skipped("no wrapper that ddpctl knows"))
+                places = (n for n in range(1, len(words)) if _is_program(words[n:]) or _script(words[n:]))
+                place = next(places, len(words))
+                migration.note(line, " ".join(words[:place]), WRAPPER)
                 words = words[place:]
         return None
 
@@ -304,24 +324,6 @@ class Reader:
                 is_number = meaning_of(SBATCH, name).text in NUMBERS
                 (self._sbatch_option if is_number else self._srun_option)(line, name, value)
             words = rest
-        return words
-
-    def _apptainer(self, line: int, words: list[str]) -> list[str]:
-        """Record the options and the image of apptainer. Return its command."""
-        while words and words[0].startswith("-"):
-            option, equals, value = words.pop(0).partition("=")
-            if option in ("--nv", "--rocm", "--cleanenv", "-e", "--containall", "-C", "--contain", "-c", "--no-home"):
-                self.migration.note(line, option, ours("the container has GPUs and a clean environment"))
-                continue
-            value = value if equals or not words else words.pop(0)
-            if option in ("-B", "--bind"):
-                self._mounts(line, f"{option} {value}", value)
-            else:
-                self.migration.add(line, f"{option} {value}", "target.runtime_args", (f"{option}={value}",))
-        image = words.pop(0) if words else ""
-        name = "job.image" if image.startswith("docker://") else "target.sif"
-        self.migration.add(line, image, "target.runtime", "apptainer")
-        self.migration.add(line, image, name, image.removeprefix("docker://"))
         return words
 
     def _interpreter(self, line: int, words: list[str], program: PurePath, *, is_python: bool) -> list[str]:
@@ -367,6 +369,7 @@ class Reader:
         migration.command(line, text, program_words)
 
 
+WRAPPER = skipped("no wrapper that ddpctl knows; for apptainer, write runtime: apptainer, and sif or image")
 LAUNCHER = without("the launcher has this option, ddpctl has not")
 
 
@@ -388,11 +391,17 @@ def _script(words: Sequence[str]) -> str:
     return "".join(words[place : place + 1])
 
 
+def _is_program(words: Sequence[str]) -> bool:
+    """Say whether a command begins with srun, a launcher or Python, not with a wrapper such as a container."""
+    names = (PurePath(words[0]).name, *words[1:])
+    return re.fullmatch(r"srun|python[0-9.]*", names[0]) is not None or any(names[: len(s)] == s for s in LAUNCHERS)
+
+
 def _rank(words: Sequence[str]) -> int:
     """Return how likely a command starts the training: 4 a launcher, 3 srun, 2 Python, 0 none of them."""
     words = list(dropwhile(re.compile(r"\w+=").match, words))
     names, line = [PurePath(word).name for word in words], f"{' '.join(words)} "
-    if not words or names[0] in ("echo", "printf", "pip", "which"):
+    if not words or names[0] in ("echo", "printf", "pip", "which", "export", "declare"):
         return 0
     if any(re.search(rf"(?:^|[\s/]){re.escape(' '.join(start))}\s", line) for start in LAUNCHERS):
         return 4
@@ -420,40 +429,13 @@ def _gpu(name: str, value: str) -> re.Match[str] | None:
     return re.fullmatch(rf"{prefix}(?P<type>[A-Za-z][\w.-]*)?:?(?P<count>[0-9]+)?(\(S:.*\))?(,.*)?", value)
 
 
-def duration(text: str) -> str:
-    """Return a time of Slurm, such as 1-12:00:00 or 90 (minutes), as 1d12h. Source: --time in sbatch(1)."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not match:
-        raise ValueError("expected MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
-    days, first, second, third = (int(part or 0) for part in match.groups())
-    has_hours = match[1] or match[4]
-    hours, minutes, seconds = (first, second, third) if has_hours else (0, first, second)
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    parts = (total // 86400, "d"), (total // 3600 % 24, "h"), (total // 60 % 60, "m"), (total % 60, "s")
-    if not total:
-        raise ValueError("0 is no limit, as without time_limit")
-    return "".join(f"{number}{unit}" for number, unit in parts if number)
-
-
-def size(text: str, times: int = 1) -> str:
-    """Return a size of Slurm or Docker, such as 32G or 4000 (megabytes), times a number, as 32Gi."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE)
-    if not match or not times:
-        raise ValueError("expected a number with K, M, G or T" if times else "the number of CPUs or GPUs is unknown")
-    unit = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
-    megabytes = ceil(int(match[1]) * times * unit)
-    return f"{megabytes}Mi" if megabytes % 1024 or not megabytes else f"{megabytes // 1024}Gi"
-
-
 CONVERSIONS: dict[str, Callable[[Reader, str], str | bool]] = {
     "job-name": lambda _, value: re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:40].rstrip("-"),
     "nodes": lambda _, value: value.replace("-", ":"),
     "cpus-per-task": lambda reader, _: str(reader.cpus),
     "cpus-per-gpu": lambda reader, _: str(reader.cpus),
-    "mem": lambda _, value: size(value),
-    "mem-per-cpu": lambda reader, value: size(value, reader.cpus),
-    "mem-per-gpu": lambda reader, value: size(value, reader.gpus),
-    "time": lambda _, value: duration(value),
+    "mem": lambda _, value: f"{value}M" if value.isdecimal() else value,
+    "time": lambda _, value: f"{value}m" if value.isdecimal() else re.sub(r"^(\d+:\d+)$", r"00:\1", value),
     "exclusive": lambda _, value: value or True,
     "no-requeue": lambda _, __: "0",
 }

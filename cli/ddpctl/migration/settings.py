@@ -57,7 +57,10 @@ class Migration:
     secrets: list[str] = field(default_factory=list)  # values that no output may contain
 
     def note(self, line: int, text: str, meaning: Meaning) -> None:
-        """Record what a setting becomes."""
+        """Record what a setting becomes. A value is hidden if the last part of its name looks like that of a secret."""
+        for word in text.split():
+            name, _, value = word.partition("=")
+            self.secrets += [value] if looks_secret(name.rpartition(".")[2].lstrip("-"), value) else []
         self.settings.append(Setting(line, text, meaning))
 
     def add(self, line: int, text: str, name: str, value: Any, note: str = "") -> None:
@@ -80,13 +83,16 @@ class Migration:
         """Record a variable of the ranks, or of the file alone if it has another meaning. No secret is copied."""
         if name in OURS or name.startswith("PET_"):
             self.note(line, f"{name}={value}", ours("ddpctl sets it for each rank"))
-        elif looks_secret(name, value) and not COMPUTED.fullmatch(value[:1]):
+        elif redact_text(value) != value or (looks_secret(name, value) and not COMPUTED.fullmatch(value[:1])):
             self.secrets.append(value)
-            self.variable(line, name, f"${name}", otherwise=otherwise)
+            if otherwise:
+                self.note(line, f"{name}=${name}", otherwise)
+            else:
+                self.add(line, name, "job.secrets", (name,), "its value is not copied: export it before the launch")
         elif otherwise:
             self.note(line, f"{name}={value}", otherwise)
         elif looks_secret(name, value):
-            self.add(line, name, "job.secrets", (name,), "its value is not copied: export it before the launch")
+            self.add(line, name, "job.secrets", (name,), "export it before the launch")
         elif COMPUTED.search(value):
             self.note(line, f"{name}={value}", unknown("job.env"))
         else:
@@ -165,7 +171,9 @@ class Migration:
         """Return the ddpctl.yaml. Its comments say where each key comes from, and what has not become a key."""
         rest = sorted((one for one in self.settings if one.meaning.status != "became"), key=lambda one: one.line)
         lines = [f"# Written by ddpctl init from {one_line(source)}. What has not become a key:"]
-        lines += [f"#   line {one.line}: {self._shown(f'{one.text}: {one.meaning}')}" for one in rest]
+        for one in rest:  # a command that is not translated may hold a secret at any place: only its program is written
+            text = one.text if one.meaning.status != "not translated" else one.text.split(maxsplit=1)[0]
+            lines.append(f"#   line {one.line}: {self._shown(f'{text}: {one.meaning}')}")
         if "job.command" not in self.values:
             lines.append("#   no script is known: without a command, ddpctl launch starts ddptrain")
         lines += [

@@ -39,7 +39,7 @@ class Statement(NamedTuple):
     text: str  # its source
     words: tuple[str, ...]
     redirects: bool = False
-    piped: bool = False  # it reads the output of the statement before it
+    after: str = ""  # |, || or &&, if it stands between the statement before it and this one
     inside: bool = False  # of an if, a loop, a function or a subshell, so it may not run, or run several times
 
 
@@ -48,7 +48,7 @@ def statements(script: str) -> Iterator[Statement]:
     words: list[str] = []
     ends: list[str] = []  # the words that close the blocks around this position
     array = here = ""
-    redirects = piped = False
+    redirects, after = False, ""
     position = begin = end = 0
     while position <= len(script):
         match = _TOKEN.match(script, position)
@@ -72,10 +72,11 @@ def statements(script: str) -> Iterator[Statement]:
         words = _without_keywords(words, ends)
         if source := script[begin:end].strip():
             line = 1 + script.count("\n", 0, begin)
-            yield Statement(line, source, tuple(words), redirects, piped, inside or bool(ends))
+            yield Statement(line, source, tuple(words), redirects, after, inside or bool(ends))
         if text in "()":
             _without_keywords([text], ends)
-        words, redirects, piped, begin, end = [], False, text == "|", position, position
+        words, redirects, begin, end = [], False, position, position
+        after = text if text in ("|", "||", "&&") else ""
         if here and text == "\n":
             position, here = _end_of_document(script, position, here), ""
         position += 1 if not match else 0

@@ -63,11 +63,12 @@ def statuses(migration: Migration) -> dict[str, str]:
 
 def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path) -> None:
     assert migrated(tmp_path, SBATCH).values == {
-        "job.name": "my-net", "job.nodes": "2", "job.gpus": "4", "job.cpus": "32", "job.memory": "372Gi",
-        "job.time_limit": "1d12h", "job.env": {"NCCL_DEBUG": "INFO"}, "job.secrets": ("WANDB_API_KEY",),
+        "job.name": "my-net", "job.nodes": "2", "job.gpus": "4", "job.cpus": "32", "job.memory": "372G",
+        "job.time_limit": "1-12:00:00", "job.env": {"NCCL_DEBUG": "INFO"}, "job.secrets": ("WANDB_API_KEY",),
         "job.command": ("train.py", "--lr", "0.1", "--epochs", "3", "--out", "$SCRATCH/out"),
         "target.gpu_type": "a100", "target.gpu_request": "gres", "target.partition": "gpu", "target.account": "lab",
         "target.extra": ("--gres=nvme:1", "--hint=nomultithread"), "target.array": "0-3%2",
+        "job.node_setup": ("mkdir -p results",),
         "target.modules": ("cuda/12.4", "nccl"), "target.python": "/envs/net/bin/python",
     }  # fmt: skip
 
@@ -80,7 +81,7 @@ def test_each_line_of_an_sbatch_script_is_accounted_for(tmp_path: Path) -> None:
     assert of["--output=logs/%x.out"] == "ddpctl does it"
     assert of["MASTER_ADDR=$(scontrol show hostnames | head -n 1)"] == "ddpctl does it"
     assert of["CACHE=$SCRATCH/cache"] == "unknown"
-    assert of["mkdir -p results"] == "not translated"
+    assert of["mkdir -p results"] == "job.node_setup"
     assert of["source more.sh"] == "not translated"
     assert of["--tee 3"] == "no counterpart"
     assert of["$SCRATCH/out"] == "unknown"
@@ -90,11 +91,13 @@ def test_each_line_of_an_sbatch_script_is_accounted_for(tmp_path: Path) -> None:
 
 def test_no_output_contains_a_secret(tmp_path: Path) -> None:
     script = "#!/bin/sh\nexport HF_TOKEN=hf_abcdef\nTOKEN=secret99\nhuggingface-cli login hf_abcdef\n"
+    script += "export DB_URL=postgres://u:secret99@h/db\ncurl -H 'Authorization: Bearer bearer77' https://h\n"
     script += "srun python train.py --token=secret99 --api-key key12345\n"
     migration = migrated(tmp_path, script)
+    assert "bearer77" not in migration.text("file")
     texts = migration.text("file") + str(migration.rows())
     assert not [secret for secret in ("hf_abcdef", "secret99", "key12345") if secret in texts]
-    assert migration.values["job.secrets"] == ("HF_TOKEN",)
+    assert migration.values["job.secrets"] == ("HF_TOKEN", "DB_URL")
     assert migration.values["job.command"] == ("train.py", "--token=[REDACTED]", "--api-key", "[REDACTED]")
 
 
@@ -113,14 +116,18 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
       "target.runtime_args": ("--container-name=a",), "job.env": {"A": "1"}, "job.gpus": "1",
       "job.command": ("t.py",)}),
     ("srun apptainer exec --nv -B /data /images/net.sif python t.py",
-     {"target.runtime": "apptainer", "job.mounts": ("/data:/data",), "target.sif": "/images/net.sif", "job.gpus": "1",
-      "job.command": ("t.py",)}),
+     {"job.gpus": "1", "job.command": ("t.py",)}),
+    ("D=/data\nmkdir -p $D/a\ncp *.tar /tmp\ncp $X /tmp\n[ -d b ] || mkdir b\ncp $D/*.gz /tmp\npython t.py\nmkdir c",
+     {"job.node_setup": ("mkdir -p /data/a", "cp *.tar /tmp"), "job.gpus": "1", "job.command": ("t.py",)}),
     ("python prepare.py\nsrun torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
     ('ARGS=(--a 1)\nARGS+=(--b "x y")\nsrun python t.py "${ARGS[@]}" ${LR:-0.1}',
      {"job.gpus": "1", "job.command": ("t.py", "--a", "1", "--b", "x y", "0.1")}),
     ("if true; then N=2; fi\ntorchrun --nproc-per-node $N t.py", {"job.command": ("t.py",)}),
     ("cat <<EOF >ds.json\nsrun python no.py\nEOF\nsrun python t.py \"$@\" $1",
      {"job.gpus": "1", "job.command": ("t.py", "$1")}),
+    ('export CMD="torchrun --nproc-per-node 2 t.py"\nsrun bash -c "$CMD"',
+     {"job.env": {"CMD": "torchrun --nproc-per-node 2 t.py"}, "job.gpus": "2", "job.command": ("t.py",)}),
+    ("singularity run a.sif torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
     ("python -c 'import torch'", {}),
 ]  # fmt: skip
 
@@ -132,15 +139,17 @@ def test_a_command_becomes_keys(script: str, values: dict[str, Any], tmp_path: P
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("--nodes=2 --ntasks=8 --gpus-per-task=1 --cpus-per-task=4 --mem-per-cpu=2000",
-     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "16", "job.memory": "32000Mi"}),
+     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "16"}),
     ("--gpus=8 -N2 --mem-per-gpu=10G --cpus-per-gpu=6",
-     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "24", "job.memory": "40Gi"}),
+     {"job.nodes": "2", "job.gpus": "4", "job.cpus": "24"}),
     ("--nodes=2-4 --time=90 --no-requeue --exclusive --mem=0",
-     {"job.nodes": "2:4", "job.time_limit": "1h30m", "target.requeues": "0", "target.exclusive": True,
+     {"job.nodes": "2:4", "job.time_limit": "90m", "target.requeues": "0", "target.exclusive": True,
       "target.extra": ("--mem=0",)}),
     ("--time=1:30 --chdir=. --comment=x", {"target.extra": ("--comment=x",)}),  # a limit that is too short for ddpctl
     ("--time=2-0 --gpus-per-node=a100:2 --gres=lustre:1",
-     {"job.time_limit": "2d", "job.gpus": "2", "target.gpu_type": "a100", "target.extra": ("--gres=lustre:1",)}),
+     {"job.time_limit": "2-0", "job.gpus": "2", "target.gpu_type": "a100", "target.extra": ("--gres=lustre:1",)}),
+    ("--signal=B:SIGUSR1@120", {"job.stop_signal": "USR1", "job.grace": "120"}),
+    ("--signal=HUP", {}),
     ("--time=$LIMIT --time=0 --partition='a b' --dependency=afterok:7 --exclusive=user", {}),
 ]  # fmt: skip
 
@@ -250,37 +259,25 @@ def test_a_hostfile_becomes_hosts(tmp_path: Path) -> None:
     assert statuses(migration)["slots=4"] == "no counterpart"
 
 
-def test_a_configuration_of_accelerate_becomes_numbers(tmp_path: Path) -> None:
-    text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\nmain_process_port: 29501\n"
-    text += "mixed_precision: bf16\nuse_cpu: true\nmachine_rank: 0\nfsdp_config: {fsdp_offload_params: false}\n"
-    migration = migrated(tmp_path, text)
-    assert migration.values == {
-        "job.nodes": "2", "job.gpus": "4", "job.port": "29501", "job.env": {"ACCELERATE_MIXED_PRECISION": "bf16"},
-        "job.device": "cpu",
-    }  # fmt: skip
+def test_a_configuration_of_accelerate_is_no_launch(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\nmain_process_port: 29501\nmachine_rank: 0\n"
+    migration = migrated(tmp_path, text + "fsdp_config: {fsdp_offload_params: false}\n")
+    assert migration.values == {"job.nodes": "2", "job.port": "29501"}
     of = statuses(migration)
     assert (of["machine_rank=0"], of["distributed_type=FSDP"]) == ("ddpctl does it", "no counterpart")
-    assert of["fsdp_config.fsdp_offload_params=false"] == "no counterpart"
+    assert (of["num_processes=8"], of["fsdp_config.fsdp_offload_params=false"]) == ("not translated", "no counterpart")
 
 
-def test_a_service_of_docker_compose_becomes_a_job(tmp_path: Path) -> None:
-    text = """\
-services:
-  board: {image: tensorboard, ports: ["6006:6006"]}
-  net:
-    image: ghcr.io/net:1
-    command: torchrun --nproc_per_node=2 train.py
-    environment: [LR=0.1, API_KEY=abcdef123]
-    volumes: [/data:/data:ro]
-    shm_size: 8gb
-    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]}}}
-"""
-    migration = migrated(tmp_path, text)
-    assert migration.values == {
-        "job.image": "ghcr.io/net:1", "job.gpus": "2", "job.command": ("train.py",), "job.env": {"LR": "0.1"},
-        "job.secrets": ("API_KEY",), "job.mounts": ("/data:/data:ro",), "job.shm": "8Gi",
+def test_a_docker_compose_file_is_no_launch(tmp_path: Path) -> None:
+    text = (
+        "services:\n  net:\n    image: ghcr.io/net:1\n    ports: ['6006:6006']\n    environment: [API_KEY=abcdef123]\n"
+    )
+    migration = migrated(tmp_path, text + "    ipc: host\n")
+    assert migration.values == {}
+    assert statuses(migration) == {
+        "services.net.image": "not translated", "services.net.ports.0": "no counterpart",
+        "services.net.environment.0": "not translated", "services.net.ipc": "ddpctl does it",
     }  # fmt: skip
-    assert statuses(migration)["services.board.image"] == "no counterpart"
     assert "abcdef123" not in migration.text("file")
 
 
@@ -338,16 +335,16 @@ def test_a_file_without_a_script_says_that_nothing_is_launched(tmp_path: Path) -
 
 def test_a_shell_script_is_split_into_its_commands() -> None:
     script = "a 'b c' && d | e # f\nfor x in 1 2; do\n  g $x >out\ndone\nh() { i; }\nj=(1 2)\nk \\\n  l"
-    assert [(one.line, one.words, one.piped, one.redirects, one.inside) for one in statements(script) if one.words] == [
-        (1, ("a", "'b c'"), False, False, False),
-        (1, ("d",), False, False, False),
-        (1, ("e",), True, False, False),
-        (2, ("for", "x", "in", "1", "2"), False, False, True),
-        (3, ("g", "$x"), False, True, True),
-        (5, ("h",), False, False, False),
-        (5, ("i",), False, False, True),
-        (6, ("j=(\x001\x002",), False, False, False),
-        (7, ("k", "l"), False, False, False),
+    assert [(one.line, one.words, one.after, one.redirects, one.inside) for one in statements(script) if one.words] == [
+        (1, ("a", "'b c'"), "", False, False),
+        (1, ("d",), "&&", False, False),
+        (1, ("e",), "|", False, False),
+        (2, ("for", "x", "in", "1", "2"), "", False, True),
+        (3, ("g", "$x"), "", True, True),
+        (5, ("h",), "", False, False),
+        (5, ("i",), "", False, True),
+        (6, ("j=(\x001\x002",), "", False, False),
+        (7, ("k", "l"), "", False, False),
     ]
 
 

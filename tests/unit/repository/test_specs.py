@@ -147,7 +147,12 @@ It starts nothing, and does not change FILE.
 - One program becomes `command`: the first of a launcher, else of srun, else of python ([options](your_script.md)).
 - If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
 - The Python or the image of the ranks needs ddpctl: [slurm.md](slurm.md), [image.md](image.md).
-- A hostfile or a configuration of accelerate names no script: write it as `command`, or after `--`.
+- A hostfile names no script: write it as `command`, or after `--`. A configuration of accelerate or a docker-compose
+  file is no launch: ddpctl only says what each of its settings means, and shows no value of docker-compose.
+- A command that copies files or makes folders, and stands before the launch, becomes an entry of
+  [`node_setup`](local.md#commands-before-and-after-the-ranks): it runs on each node, and must succeed. It becomes none
+  if it may run or not, has a value of the submitting shell, or writes to a file. `source` and `module use` become none:
+  each entry has a shell of its own.
 
 | file | setting | becomes |
 |---|---|---|
