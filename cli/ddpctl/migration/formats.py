@@ -63,13 +63,14 @@ ACCELERATE: Table = {
     "gpu_ids": without("a run uses the first free GPUs"),
     "*": without("accelerate passes it to the script: set it in the script's Accelerator()"),
 }  # fmt: skip
+SIZES = skipped("write it as shm, memory, cpus or gpus")
 GPUS = ours("a container has the GPUs of its node")
 COMPOSE: Table = {
     "services.*.image": skipped("write it as image"), "services.*.command*": skipped("write it as command"),
     "services.*.entrypoint*": skipped("write it as command"), "services.*.volumes*": skipped("write it as mounts"),
-    "services.*.environment*": skipped("write it as env or secrets"), "services.*.shm_size": skipped("write it as shm"),
-    "services.*.mem_limit": skipped("write it as memory"), "services.*.limits.memory": skipped("write it as memory"),
-    "services.*.cpus": skipped("write it as cpus"), "services.*.count": skipped("write it as gpus"),
+    "services.*.environment*": skipped("write it as env or secrets"), "services.*.shm_size": SIZES,
+    "services.*.mem_limit": SIZES, "services.*.limits.memory": SIZES, "services.*.cpus": SIZES,
+    "services.*.count": SIZES,
     "services.*.devices*": GPUS, "services.*.runtime": GPUS, "services.*.ipc": POD[SHM],
     "services.*.build*": without("docs/image.md builds an image"),
     "services.*.env_file*": without("write its variables as env or secrets"), "*": without("ddpctl starts no service"),
