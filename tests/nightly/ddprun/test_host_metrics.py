@@ -29,9 +29,8 @@ def test_a_gpu_that_cannot_be_read_takes_no_other_with_it(monkeypatch: Any) -> N
         }
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    _, devices = host_metrics.collectors()
-    values = {family.name: [sample.labels["device"] for sample in family.samples] for family in devices.collect()}
-    assert values["ddp_device_utilization_ratio"] == ["0", "2"]
+    families = {family.name: family for family in host_metrics.machine_series().collect()}
+    assert [sample.labels["device"] for sample in families["ddp_device_utilization_ratio"].samples] == ["0", "2"]
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
     inventory = node_facts.inventory(config, {"DDP_DEVICE": "cpu"})
     assert (inventory["GPUs"], inventory["driver"]) == ("2 x NVIDIA H200 (140 GiB), 1 x unreadable", "570.86.15")

@@ -86,7 +86,7 @@ def test_a_heartbeat_of_the_attempt_before_that_is_read_late_is_forgotten(base):
     node = SimpleNamespace(folder=SimpleNamespace(runtime=runtime), heartbeats=monitor, journal=journal)
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=0)])
     with pytest.raises(AttributeError, match="downtime"):  # the node goes no further
-        NodeAgent._start_workers(SimpleNamespace(_node=node), group)
+        NodeAgent._start_workers(SimpleNamespace(_node=node, _set_up=lambda: True), group)
     Heart(str(runtime.path / rank_heartbeat(0))).beat(1)
     assert monitor.step(0) == 1
     monitor.forget()
