@@ -246,8 +246,8 @@ def measure(num_nodes: int, seconds: float) -> dict[str, Any]:
             node.end("failure", played)
             node.phases["failure"]["decided_s"] = node.phases["failure"]["seconds"] - (time.monotonic() - decided)
             node.finish.touch()
-            for one in played.nodes:
-                played.post(2, one, {"exited": one, "done": one})
+            for number in played.nodes:
+                played.post(2, number, {"exited": number, "done": number})
             played.follow(2)
             deadline = time.monotonic() + 60
             while node.process.poll() is None and time.monotonic() < deadline:

@@ -77,10 +77,10 @@ def _options(job: JobSpec) -> Iterator[tuple[str, str]]:
     yield from options_of(job.command)
     for text in (*job.node_setup, *job.node_teardown):
         try:
-            words = shlex.split(text)
+            argv = shlex.split(text)
         except ValueError:  # an open quote
-            words = text.split()
-        yield from options_of(tuple(word.rstrip(";|&)") for word in words))
+            argv = text.split()
+        yield from options_of(tuple(word.rstrip(";|&)") for word in argv))
 
 
 def read_secrets(job: JobSpec, environ: Mapping[str, str]) -> Mapping[str, str]:

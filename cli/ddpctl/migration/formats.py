@@ -106,7 +106,7 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
 
 def _read_hostfile(text: str, migration: Migration) -> None:
     lines = [(n, line.split()) for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*[^\s#]", line)]
-    hosts = [(n, words[0], int(re.sub(r"\D.*", "", words[1][6:]))) for n, words in lines]
+    hosts = [(number, fields[0], int(re.sub(r"\D.*", "", fields[1][6:]))) for number, fields in lines]
     least = min(slots for _, _, slots in hosts)
     entries = [{"address": host, "gpus": slots} for _, host, slots in hosts]
     for number, host, slots in hosts:
@@ -164,8 +164,8 @@ class _Document:
         elif meaning is RANKS:
             self.migration.ranks(line, f"{name}={value}", str(value))
         elif key_name == "job.command":
-            words = [*value, *self.arguments(path)] if isinstance(value, list) else str(value).split()
-            quoted = (str(word).replace("\\", "\\\\").replace('"', '\\"') for word in words)  # "$NAME" stays a word
+            arguments = [*value, *self.arguments(path)] if isinstance(value, list) else str(value).split()
+            quoted = (str(word).replace("\\", "\\\\").replace('"', '\\"') for word in arguments)  # "$NAME" stays a word
             sbatch.Reader(self.migration).commands(" ".join(f'"{word}"' for word in quoted), line)
         elif key_name == "target.pod":
             self.keep(line, name, name, value)

@@ -110,22 +110,22 @@ class Reader:
         launches = self.launches = []
         for statement in statements(script):
             statement = statement._replace(line=line or statement.line)
-            words = [part for word in statement.words if "=(\0" not in word for part in self.variables.expand(word)]
-            inner = [self.variables.expand(text) for place in range(len(words)) if (text := _script(words[place:]))]
-            if (rank := max(map(_rank, [words, *inner]))) and statement.after != "|":
-                launches.append((rank - 4 * statement.inside, statement, words))
+            argv = [part for word in statement.words if "=(\0" not in word for part in self.variables.expand(word)]
+            inner = [self.variables.expand(text) for place in range(len(argv)) if (text := _script(argv[place:]))]
+            if (rank := max(map(_rank, [argv, *inner]))) and statement.after != "|":
+                launches.append((rank - 4 * statement.inside, statement, argv))
             else:
-                self._command(statement, words)
+                self._command(statement, argv)
             for name in self.variables.defaults:
                 self.migration.note(statement.line, f"${name}", DEFAULT)
             self.variables.defaults.clear()
         best = max(launches, key=lambda launch: launch[0], default=None)
         for launch in launches:
-            _, statement, words = launch
+            _, statement, argv = launch
             try:
                 if launch is not best:
                     raise UsageError("ddpctl starts the ranks of one program")
-                self._launch(statement, words, is_srun=is_srun)
+                self._launch(statement, argv, is_srun=is_srun)
             except UsageError as error:
                 self.migration.note(statement.line, _first_line(statement), skipped(error.message))
 
@@ -230,7 +230,7 @@ class Reader:
 
     # The commands
 
-    def _command(self, statement: Statement, words: list[str]) -> None:
+    def _command(self, statement: Statement, argv: list[str]) -> None:
         """Record a command that does not start the training."""
         raw = list(statement.words)
         builtin = raw[0] if raw and raw[0] in ("export", "declare", "typeset", "readonly", "local") else ""
@@ -242,22 +242,22 @@ class Reader:
             return
         if raw[:1] in (["for"], ["read"]) and raw[1:]:
             self.variables.set(raw[1], "", sure=False)
-        if words:
-            self._tool(statement, words)
+        if argv:
+            self._tool(statement, argv)
 
-    def _tool(self, statement: Statement, words: list[str]) -> None:
+    def _tool(self, statement: Statement, argv: list[str]) -> None:
         """Record a command of a shell, by its name."""
         line, text = statement.line, _first_line(statement)
-        name, *rest = words
+        name, *rest = argv
         name = {"ml": "module", ".": "source", "mamba": "conda", "micromamba": "conda"}.get(name, PurePath(name).name)
-        if name == "module" and words[0] == "ml" and rest[:1] != ["purge"]:
+        if name == "module" and argv[0] == "ml" and rest[:1] != ["purge"]:
             rest = ["load", *rest]
         table_name = " ".join((name, *rest[:1])) if name in ("module", "conda") else name
         meaning, value = meaning_of(SHELL, table_name), rest[-1] if rest else ""
         if statement.inside or (statement.redirects and meaning is not PRINTS):
             self.migration.note(line, text, MAYBE if statement.inside else SHELL["*"])
         elif meaning.text == "job.node_setup":
-            command = " ".join(words) if re.fullmatch("[\\w./=:@%+, -]+", " ".join(words)) else statement.text
+            command = " ".join(argv) if re.fullmatch("[\\w./=:@%+, -]+", " ".join(argv)) else statement.text
             is_sure = not (self.launches or statement.after or COMPUTED.search(command))
             self.migration.translate(
                 {name: meaning if is_sure else SHELL["*"]}, line, name, command, lambda _: (command,), text
@@ -290,65 +290,65 @@ class Reader:
         meaning = MAYBE if statement.inside else None if is_exported else VARIABLE
         self.migration.variable(statement.line, name, shown, otherwise=meaning)
 
-    def _launch(self, statement: Statement, words: list[str], *, is_srun: bool) -> None:
+    def _launch(self, statement: Statement, argv: list[str], *, is_srun: bool) -> None:
         """Record the command that starts the training, and the commands around it: srun, a container, a shell."""
         line, migration = statement.line, self.migration
-        while words:
-            name = PurePath(words[0]).name
-            if re.match(r"\w+=", words[0]):
-                migration.variable(line, *words.pop(0).split("=", 1))
+        while argv:
+            name = PurePath(argv[0]).name
+            if re.match(r"\w+=", argv[0]):
+                migration.variable(line, *argv.pop(0).split("=", 1))
             elif name in ("exec", "time", "nohup", "env", "command"):
-                words = words[1:]
+                argv = argv[1:]
             elif name == "srun":
-                is_srun, words = True, self._srun(line, words[1:])
-            elif script := _script(words):
+                is_srun, argv = True, self._srun(line, argv[1:])
+            elif script := _script(argv):
                 return self.commands(script, line, is_srun=is_srun)
-            elif _is_program(words):
-                return self._program(line, _first_line(statement), words, is_srun=is_srun)
+            elif _is_program(argv):
+                return self._program(line, _first_line(statement), argv, is_srun=is_srun)
             else:
-                places = (n for n in range(1, len(words)) if _is_program(words[n:]) or _script(words[n:]))
-                place = next(places, len(words))
-                migration.note(line, " ".join(words[:place]), WRAPPER)
-                words = words[place:]
+                places = (n for n in range(1, len(argv)) if _is_program(argv[n:]) or _script(argv[n:]))
+                place = next(places, len(argv))
+                migration.note(line, " ".join(argv[:place]), WRAPPER)
+                argv = argv[place:]
         return None
 
-    def _srun(self, line: int, words: list[str]) -> list[str]:
+    def _srun(self, line: int, argv: list[str]) -> list[str]:
         """Record the options of srun. Return its command."""
-        while len(words) > 1 and re.match(r"[$`]|--?[A-Za-z]", words[0]):
-            pairs, rest = _pairs(words)
-            if COMPUTED.match(words[0]):
-                self.migration.note(line, words[0], unknown("options of srun"))
-                pairs, rest = [], words[1:]
+        while len(argv) > 1 and re.match(r"[$`]|--?[A-Za-z]", argv[0]):
+            pairs, rest = _pairs(argv)
+            if COMPUTED.match(argv[0]):
+                self.migration.note(line, argv[0], unknown("options of srun"))
+                pairs, rest = [], argv[1:]
             self._count(dict(pairs) | self.given)
             for name, value in pairs:
                 is_number = meaning_of(SBATCH, name).text in NUMBERS
                 (self._sbatch_option if is_number else self._srun_option)(line, name, value)
-            words = rest
-        return words
+            argv = rest
+        return argv
 
-    def _interpreter(self, line: int, words: list[str], program: PurePath, *, is_python: bool) -> list[str]:
+    def _interpreter(self, line: int, argv: list[str], program: PurePath, *, is_python: bool) -> list[str]:
         """Record the Python of a command. Return the command without its path and without the arguments of sbatch."""
         migration = self.migration
-        if "/" in words[0] and "python" in bases_of(migration.kinds[migration.target]()):
-            migration.add(line, words[0], "target.python", str(program if is_python else program.parent / "python"))
-        words = ["python" if is_python else program.name, *words[1:]]
-        while is_python and words[1:2] == ["-u"]:
-            migration.note(line, f"python {words.pop(1)}", ours("ranks write without a buffer"))
-        for word in [word for word in words if re.fullmatch(r"\$([@*]|\{[@*].*\})", word)]:
-            words.remove(word)
+        if "/" in argv[0] and "python" in bases_of(migration.kinds[migration.target]()):
+            migration.add(line, argv[0], "target.python", str(program if is_python else program.parent / "python"))
+        argv = ["python" if is_python else program.name, *argv[1:]]
+        while is_python and argv[1:2] == ["-u"]:
+            migration.note(line, f"python {argv.pop(1)}", ours("ranks write without a buffer"))
+        for word in [word for word in argv if re.fullmatch(r"\$([@*]|\{[@*].*\})", word)]:
+            argv.remove(word)
             migration.note(line, word, Meaning("unknown", "job.command", "add the arguments that sbatch got"))
-        return words
+        return argv
 
-    def _program(self, line: int, text: str, words: list[str], *, is_srun: bool) -> None:
+    def _program(self, line: int, text: str, argv: list[str], *, is_srun: bool) -> None:
         """Record the launcher or the Python, its options, and the script."""
-        migration, program = self.migration, PurePath(words[0])
+        migration, program = self.migration, PurePath(argv[0])
         is_python = program.name.startswith("python")
-        words = self._interpreter(line, words, program, is_python=is_python)
+        argv = self._interpreter(line, argv, program, is_python=is_python)
         refused: list[str] = []
-        translation = translate(words, refused=refused)
+        translation = translate(argv, refused=refused)
         for option in refused:
             migration.note(line, option, unknown("job") if COMPUTED.search(option) else LAUNCHER)
-        program_words = words[1:] if is_python else words
+        program_words = argv[1:] if is_python else argv
         if translation:
             program_words = list(translation.program)
             for option in translation.implied:
@@ -379,29 +379,29 @@ def _option(name: str, value: str) -> str:
 
 def _first_line(statement: Statement) -> str:
     """Return the beginning of a command, without the secret after ``login``."""
-    words = [word for word in statement.text.split("\n")[0].split() if word != "\\"]
-    return " ".join(words[: 1 + next((n for n, word in enumerate(words) if "login" in word), len(words))])
+    argv = [word for word in statement.text.split("\n")[0].split() if word != "\\"]
+    return " ".join(argv[: 1 + next((n for n, word in enumerate(argv) if "login" in word), len(argv))])
 
 
-def _script(words: Sequence[str]) -> str:
+def _script(argv: Sequence[str]) -> str:
     """Return the script of ``bash -c SCRIPT``, or nothing."""
-    if not words or PurePath(words[0]).name not in ("bash", "sh"):
+    if not argv or PurePath(argv[0]).name not in ("bash", "sh"):
         return ""
-    place = next((n for n, word in enumerate(words[1:], 2) if re.fullmatch("-[a-z]*c", word)), len(words))
-    return "".join(words[place : place + 1])
+    place = next((n for n, word in enumerate(argv[1:], 2) if re.fullmatch("-[a-z]*c", word)), len(argv))
+    return "".join(argv[place : place + 1])
 
 
-def _is_program(words: Sequence[str]) -> bool:
+def _is_program(argv: Sequence[str]) -> bool:
     """Say whether a command begins with srun, a launcher or Python, not with a wrapper such as a container."""
-    names = (PurePath(words[0]).name, *words[1:])
+    names = (PurePath(argv[0]).name, *argv[1:])
     return re.fullmatch(r"srun|python[0-9.]*", names[0]) is not None or any(names[: len(s)] == s for s in LAUNCHERS)
 
 
-def _rank(words: Sequence[str]) -> int:
+def _rank(argv: Sequence[str]) -> int:
     """Return how likely a command starts the training: 4 a launcher, 3 srun, 2 Python, 0 none of them."""
-    words = list(dropwhile(re.compile(r"\w+=").match, words))
-    names, line = [PurePath(word).name for word in words], f"{' '.join(words)} "
-    if not words or names[0] in ("echo", "printf", "pip", "which", "export", "declare"):
+    argv = list(dropwhile(re.compile(r"\w+=").match, argv))
+    names, line = [PurePath(word).name for word in argv], f"{' '.join(argv)} "
+    if not argv or names[0] in ("echo", "printf", "pip", "which", "export", "declare"):
         return 0
     if any(re.search(rf"(?:^|[\s/]){re.escape(' '.join(start))}\s", line) for start in LAUNCHERS):
         return 4
@@ -410,9 +410,9 @@ def _rank(words: Sequence[str]) -> int:
     return 2 if re.fullmatch(r"python[0-9.]*", names[0]) and len(names) > 1 else 0
 
 
-def _pairs(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the options at the beginning of the words, by their long names, and the rest of the words."""
-    rest, pairs = list(words), []
+def _pairs(argv: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options at the beginning of a command, by their long names, and the rest of the command."""
+    rest, pairs = list(argv), []
     while rest and re.match(r"--?[A-Za-z]", rest[0]):
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--"):

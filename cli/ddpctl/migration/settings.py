@@ -107,19 +107,21 @@ class Migration:
             line, text, "job.ranks" if gpus else "job.gpus", ranks, f"each sees {gpus} GPUs" if gpus else ""
         )
 
-    def command(self, line: int, text: str, words: Iterable[str], note: str = "") -> None:
+    def command(self, line: int, text: str, argv: Iterable[str], note: str = "") -> None:
         """Record the script and its arguments. What is computed or secret remains to be filled in."""
-        words = tuple(words)
-        self.secrets += [value for name, value in options_of(words) if looks_secret(name, value)]
-        shown = tuple(redact_text(word, self.secrets) for word in words)
+        argv = tuple(argv)
+        self.secrets += [value for name, value in options_of(argv) if looks_secret(name, value)]
+        shown = tuple(redact_text(argument, self.secrets) for argument in argv)
         self.add(line, text, "job.command", shown, note)
-        for word, copy in zip(words, shown, strict=True):
-            if word != copy:
+        for argument, copy in zip(argv, shown, strict=True):
+            if argument != copy:
                 self.note(
                     line, copy, Meaning("unknown", "job.command", "a secret is not copied: pass it as a variable")
                 )
-            elif COMPUTED.search(word):
-                self.note(line, word, Meaning("unknown", "job.command", "it is passed on as it is: write its value"))
+            elif COMPUTED.search(argument):
+                self.note(
+                    line, argument, Meaning("unknown", "job.command", "it is passed on as it is: write its value")
+                )
 
     def translate(
         self, table: Table, line: int, name: str, value: str, convert: Callable[[str], Any] = str, text: str = ""
@@ -141,11 +143,11 @@ class Migration:
         cls = self.kinds[self.target]()
         job, wrong = validate(JobSpec, self._part("job.", values))
         options, others = validate(cls, self._part("target.", values))
-        found = [(f"job.{one.place[0]}", one.text) for one in wrong]
-        found += [(f"target.{one.place[0]}", one.text) for one in others if one.place]
+        problems = [(f"job.{problem.place[0]}", problem.text) for problem in wrong]
+        problems += [(f"target.{problem.place[0]}", problem.text) for problem in others if problem.place]
         if options.keys() >= set(required(cls)) and hasattr(cls, "problems"):
-            found += cls(**options).problems(JobSpec(**job))
-        return [*found, *JobSpec(**job).problems()]
+            problems += cls(**options).problems(JobSpec(**job))
+        return [*problems, *JobSpec(**job).problems()]
 
     def finish(self) -> None:
         """Drop settings that are recorded twice, and the keys that later keys do not allow."""
@@ -153,15 +155,16 @@ class Migration:
         for name, text in self._problems(self.values):
             dropped = without(f"{name}: {text}")
             self.settings = [
-                one._replace(meaning=dropped) if one.meaning.text == name else one for one in self.settings
+                setting._replace(meaning=dropped) if setting.meaning.text == name else setting
+                for setting in self.settings
             ]
             self.values.pop(name, None)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the line, the text and the meaning of each setting, in the order of the file, without secrets."""
         return [
-            (str(one.line), self._shown(one.text), one_line(redact_text(str(one.meaning), self.secrets)))
-            for one in sorted(self.settings, key=lambda one: one.line)
+            (str(setting.line), self._shown(setting.text), one_line(redact_text(str(setting.meaning), self.secrets)))
+            for setting in sorted(self.settings, key=lambda setting: setting.line)
         ]
 
     def _shown(self, text: str) -> str:
@@ -169,11 +172,13 @@ class Migration:
 
     def text(self, source: str) -> str:
         """Return the ddpctl.yaml. Its comments say where each key comes from, and what has not become a key."""
-        rest = sorted((one for one in self.settings if one.meaning.status != "became"), key=lambda one: one.line)
+        rest = [setting for setting in self.settings if setting.meaning.status != "became"]
         lines = [f"# Written by ddpctl init from {one_line(source)}. What has not become a key:"]
-        for one in rest:  # a command that is not translated may hold a secret at any place: only its program is written
-            text = one.text if one.meaning.status != "not translated" else one.text.split(maxsplit=1)[0]
-            lines.append(f"#   line {one.line}: {self._shown(f'{text}: {one.meaning}')}")
+        for (
+            setting
+        ) in rest:  # a command that is not translated may hold a secret at any place: only its program is written
+            text = setting.text if setting.meaning.status != "not translated" else setting.text.split(maxsplit=1)[0]
+            lines.append(f"#   line {setting.line}: {self._shown(f'{text}: {setting.meaning}')}")
         if "job.command" not in self.values:
             lines.append("#   no script is known: without a command, ddpctl launch starts ddptrain")
         lines += [
@@ -189,8 +194,8 @@ class Migration:
     def _keys(self, part: str, indent: int) -> list[str]:
         lines = []
         for name, value in self._part(part, self.values).items():
-            sources = [one for one in self.settings if one.meaning[:2] == ("became", part + name)]
-            lines += [f"# line {one.line}: {self._shown(one.text)}" for one in sources]
+            sources = [setting for setting in self.settings if setting.meaning[:2] == ("became", part + name)]
+            lines += [f"# line {setting.line}: {self._shown(setting.text)}" for setting in sources]
             plain = list(value) if isinstance(value, tuple) else value
             plain = int(plain) if isinstance(plain, str) and re.fullmatch("0|[1-9][0-9]{0,8}", plain) else plain
             lines += yaml.safe_dump({name: plain}, sort_keys=False, width=4096, allow_unicode=True).splitlines()

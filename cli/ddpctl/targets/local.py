@@ -256,13 +256,13 @@ def _unusable_python(python: str, output: Output) -> UnavailableError:
     """Return the error for a Python that cannot start the ranks. ``output``: the output of ``CHECK_PYTHON``."""
     hint = "set the target's 'python' to a Python that has torch and ddpctl[agent]"
     if output.returncode == Exit.SCRIPT:
-        what = f"{python}: {output.last_line()}"
+        problem = f"{python}: {output.last_line()}"
     elif output.returncode == TIMED_OUT:
-        what = f"cannot check whether {python} has torch ({output.last_line()})"
+        problem = f"cannot check whether {python} has torch ({output.last_line()})"
         hint = "launch again when the machine is less busy"
     else:
-        what = f"cannot run {python}: {output.last_line('it failed').removeprefix(f'{python}: ')}"
-    return UnavailableError(what, hint=hint)
+        problem = f"cannot run {python}: {output.last_line('it failed').removeprefix(f'{python}: ')}"
+    return UnavailableError(problem, hint=hint)
 
 
 # The rendered spec: a bash script that needs no ddpctl

@@ -321,7 +321,7 @@ def run_args(
     folders of the host, or None for the project in the image and for checkpoints in the run's folder.
     """
     job, engine = plan.job, options.runtime
-    words = [
+    argv = [
         "--detach",
         "--rm",
         "--init",
@@ -336,25 +336,25 @@ def run_args(
         f"--volume={run_dir}:{plan.folder}",
     ]
     if checkpoints:
-        words.append(f"--volume={checkpoints}:{plan.checkpoint_dir}")
+        argv.append(f"--volume={checkpoints}:{plan.checkpoint_dir}")
     if project:
-        words += [f"--volume={project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
-    words += [f"--volume={mount}" for mount in job.mounts]
-    words += options.runtime_args
+        argv += [f"--volume={project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
+    argv += [f"--volume={mount}" for mount in job.mounts]
+    argv += options.runtime_args
     if gpus and engine == "podman":
-        words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+        argv += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
     elif gpus:
-        words.append(f'--gpus="device={",".join(gpus)}"')
+        argv.append(f'--gpus="device={",".join(gpus)}"')
     if gpus:  # NCCL needs locked memory. A rootless engine cannot remove the limit.
-        words += ["--ulimit=memlock=-1:-1", INFINIBAND]
+        argv += ["--ulimit=memlock=-1:-1", INFINIBAND]
     if job.cpus is not None:
-        words.append(f"--cpus={job.cpus}")
+        argv.append(f"--cpus={job.cpus}")
     if job.memory is not None:
-        words.append(f"--memory={size_bytes(job.memory)}")
+        argv.append(f"--memory={size_bytes(job.memory)}")
     if engine == "podman":
-        words.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
+        argv.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
     start = ("--entrypoint=/bin/sh", image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
-    return (engine, "run", *words, *start)
+    return (engine, "run", *argv, *start)
 
 
 def confined() -> tuple[str, ...]:
