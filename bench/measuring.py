@@ -15,8 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpwire.run_files import NODE, read_node
-
 Way = TypeVar("Way")
 TABLE_END = "<!-- end -->\n"
 
@@ -38,6 +36,8 @@ def start_python(arguments: Sequence[str], **options: Any) -> subprocess.Popen[A
 
 def runtime_files(run_dir: Path, pattern: str) -> list[Path]:
     """Return the files in the runtime folders of a run's nodes on this machine, such as ``heartbeat/rank-*``."""
+    from ddpwire.run_files import NODE, read_node  # gpu.py imports this module where no package is installed
+
     paths: list[Path] = []
     for path in run_dir.glob(f"node-*/{NODE}"):
         with contextlib.suppress(OSError, ValueError):  # the node is starting
