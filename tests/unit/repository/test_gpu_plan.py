@@ -59,7 +59,7 @@ def test_the_script_of_each_step_has_the_options_that_it_is_given(gpu: ModuleTyp
 
 def test_a_machine_without_a_gpu_gets_78_and_an_unknown_step_is_refused(gpu: ModuleType, tmp_path: Path) -> None:
     code = "import sys, gpu; gpu.gpu_name = lambda _: ''; sys.argv[1:] = ['--out', sys.argv[1]]; gpu.main()"
-    command = [sys.executable, "-S", "-c", code, str(tmp_path / "out")]  # -S: without any installed package
+    command = [sys.executable, "-E", "-S", "-c", code, str(tmp_path / "out")]  # without any installed package
     done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 78, done.stderr
     with pytest.raises(SystemExit, match="sleep"):
