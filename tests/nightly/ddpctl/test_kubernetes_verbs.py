@@ -110,9 +110,11 @@ def test_a_master_is_node_0() -> None:
         ((), 3, ""),
     ],
 )
+@pytest.mark.parametrize("code", [143, 1])
 def test_status_shows_when_the_job_controller_replaces_a_pod(
-    counts: tuple[int, ...], after_s: float, fact: str
+    counts: tuple[int, ...], after_s: float, fact: str, code: int
 ) -> None:
+    fact = fact if code == 143 else ""  # the script's own error ends the job
     names = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
     pod = {
         "metadata": {
@@ -123,7 +125,7 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
         "status": {
             "phase": "Failed",
             "containerStatuses": [
-                {"name": "main", "state": {"terminated": {"exitCode": 143, "finishedAt": "2026-11-20T09:00:00Z"}}}
+                {"name": "main", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-11-20T09:00:00Z"}}}
             ],
         },
     }

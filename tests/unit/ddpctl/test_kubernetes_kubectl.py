@@ -1,4 +1,4 @@
-"""Which state or error each answer of a real cluster is: tests/data/kubernetes, Kubernetes 1.32, training-operator 1.9.
+"""Which state or error each answer of a real cluster is: tests/data/kubernetes (its README has the versions).
 
 ``facts.txt`` has a line for every recording; a new one without its line fails.
 """
@@ -17,6 +17,7 @@ from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.status import fold, unexplained
 
 PYTORCHJOB = WORKLOADS["pytorchjob"]
+KINDS = {"PyTorchJob": PYTORCHJOB, "Job": WORKLOADS["job"]}
 
 
 def facts(kind: str) -> dict[str, list[str]]:
@@ -60,7 +61,7 @@ def states() -> dict[str, tuple[dict[str, Any], list[Any], list[Any]]]:
     of_job = {job["metadata"]["name"]: name for name, job in jobs.items()}
     recorded_states: dict[str, Any] = {}
     for name, group in pods.items():
-        owner = group[0]["metadata"]["labels"]["training.kubeflow.org/job-name"] if group else ""
+        owner = _owner(group[0]) if group else ""
         empty = {"metadata": {"name": owner}, "spec": {}, "status": {}}
         job = jobs.get(name) or jobs.get(of_job.get(owner, "")) or empty
         recorded_states[name] = (job, group)
@@ -77,7 +78,8 @@ def states() -> dict[str, tuple[dict[str, Any], list[Any], list[Any]]]:
 
 
 def _owner(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["labels"]["training.kubeflow.org/job-name"])
+    labels = pod["metadata"]["labels"]
+    return str(labels.get("training.kubeflow.org/job-name") or labels["job-name"])
 
 
 def _warnings(events: dict[str, list[Any]], job: dict[str, Any], pods: list[Any]) -> list[Any]:
@@ -90,7 +92,8 @@ def status_of(name: str, now: float = RECORDED, **changes: Any) -> RunStatus:
     recording: dict[str, Any] = dict(zip(("job", "pods", "events"), states()[name], strict=True))
     roles = recording["job"]["spec"].get("pytorchReplicaSpecs", {})
     run = run_of(recording["job"]["metadata"]["name"], job=JobSpec(nodes="2"), master="Master" in roles)
-    return fold(run, PYTORCHJOB, **{**recording, **changes}, now=now)
+    kind = KINDS[recording["job"].get("kind", "PyTorchJob")]
+    return fold(run, kind, **{**recording, **changes}, now=now)
 
 
 @pytest.mark.parametrize("name", sorted(states()))

@@ -283,6 +283,13 @@ def test_a_job_that_its_queue_has_suspended_is_pending_and_is_not_resumed_past_t
     assert matching(asked, " patch ") == []
 
 
+@pytest.mark.parametrize("annotations", [{}, {"ddpctl.suspended": "true"}], ids=["by its queue", "by a user"])
+def test_a_suspended_job_is_stopping_until_its_pods_have_ended(annotations: dict[str, str]) -> None:
+    pods = as_run("pods/running", "digits-otter", "running")
+    _, state = status({GET_JOB: in_queue(**annotations), GET_PODS: pods})
+    assert state.state == "stopping"
+
+
 def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
     job = in_queue(**{"ddpctl.suspended": "true"})
     assert status({GET_JOB: job})[1].state == "suspended"

@@ -14,7 +14,7 @@ from ddpctl.command import NOT_FOUND, Output
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
-from ddpctl.targets.kubernetes.manifests import KUEUE, SUSPENDED, Workload
+from ddpctl.targets.kubernetes.manifests import KUEUE, RETRIED, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
 from ddpwire.exits import Exit
@@ -92,7 +92,7 @@ def report(
         ended = state["terminated"]
         if ended["exitCode"] == 0:
             return result("succeeded", "done")
-        if final or status.get("phase") == "Failed":
+        if final or status.get("phase") == "Failed" or pod.get("spec", {}).get("restartPolicy") == "Never":
             return result("failed", _ended(ended) + ("" if final else _delay(pod, ended, now)), ill=True)
         return result("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
@@ -127,10 +127,13 @@ def is_lost(pod: Object, now: float) -> bool:
 
 
 def _delay(pod: Object, ended: Object, now: float) -> str:
-    """Return in how many seconds the Job controller replaces a failed pod, or an empty text if that is unknown."""
+    """Return in how many seconds the Job controller replaces a failed pod.
+
+    Return an empty text if that is unknown, or if the exit code ends the job.
+    """
     notes = pod["metadata"].get("annotations", {})
     counts = [notes.get(name, "0") for name in _FAILURES]
-    if _FAILURES[0] not in notes or not all(map(str.isdecimal, counts)):
+    if _FAILURES[0] not in notes or not all(map(str.isdecimal, counts)) or ended["exitCode"] not in RETRIED:
         return ""
     delay_s = min(DELAY_S * 2 ** min(sum(map(int, counts)), 10), MOST_DELAY_S)
     left_s = datetime.fromisoformat(ended["finishedAt"]).timestamp() + delay_s - now
@@ -325,16 +328,17 @@ def fold(
 def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
-    spec = job.get("spec", {})
-    if (queue := waits_in_queue(job)) and not pods:
+    spec, are_ending = job.get("spec", {}), any(pod.phase in ("running", "stopping") for pod in pods.values())
+    if (queue := waits_in_queue(job)) and not are_ending:
         return "pending", f"it is waiting for its queue '{queue}' to admit it"
-    if "Suspended" in conditions(job):
+    if "Suspended" in conditions(job) and not are_ending:
         text = "it is suspended and has no pods, but its checkpoints are kept; continue it with ddpctl resume"
         return "suspended", f"{text} {run.name}"
     if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
         return "stopping", f"the {workload.kind} is being suspended; {_counted(pods, run)}"
     phases = [pod.phase for pod in pods.values()]
-    if "succeeded" in phases:  # all nodes end with the same outcome
+    final = [pod for pod in pods.values() if pod.phase == "failed" and pod.code not in (None, *RETRIED)]
+    if "succeeded" in phases or final:  # all nodes end with the same outcome
         state: State = "stopping"
     elif "running" in phases:
         state = "running" if phases.count("running") == run.job.max_nodes else "rendezvous"
