@@ -155,9 +155,10 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
         (cluster.folder / "running-worker-0.done").touch()
         (cluster.folder / "running-worker-1.done").touch()
         cluster.job("succeeded")
-        follower.communicate(timeout=60)
+        _, stderr = follower.communicate(timeout=60)
     finally:
         follower.kill()
+    assert "--force" not in stderr  # no advice to delete it again
     assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
 
 

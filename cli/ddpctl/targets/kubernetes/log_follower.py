@@ -191,6 +191,7 @@ def main() -> int:
             keep_placed(Path(task.folder), newest)
         if task.replace_lost:
             replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
+            pods = [pod for pod in pods if pod["metadata"]["uid"] not in replaced]
         if has_ended(job) and not (job is None and time.time() - run.created < YOUNG_S):
             follower.finish(timeout_s=30.0)
             return Exit.OK
