@@ -20,8 +20,6 @@ from ddpctl.targets.kubernetes.options import (
     holds,
     mounts_of,
     toleration,
-    volume,
-    volume_mount,
 )
 from ddpwire import names, run_files
 
@@ -50,9 +48,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else "'"
-    if "\n" in text:
-        style = "|"
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    style = "|" if "\n" in text else None if is_plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -150,6 +147,12 @@ def template(
         "prometheus.io/port": str(options.metrics_port),
         "prometheus.io/path": "/metrics",
     }
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": draft.selector},
+    }
     result = {
         "metadata": {"labels": draft.labels, "annotations": scraped},
         "spec": drop_empty(
@@ -159,7 +162,8 @@ def template(
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": math.ceil(job.stop_s) + SAVE_S,
                 "securityContext": _pod_security(options),
-                **placement(options, draft.selector, taken=list(scarce(job, options))),
+                "tolerations": _tolerations(options, taken=[*scarce(job, options)]),
+                "topologySpreadConstraints": [spread],
                 "containers": [_container(draft, container, port, place)],
                 "volumes": [item for item, _ in _volumes(draft)],
             }
@@ -170,7 +174,8 @@ def template(
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
     options, job = draft.options, draft.plan.job
-    # An operator supports only a fixed number of nodes, which it sets as PET_NNODES. The option takes precedence.
+    ports = (port, ("metrics", options.metrics_port))
+    # An operator sets PET_NNODES to a fixed number of nodes. The option takes precedence.
     elastic = ("--nnodes", job.nodes) if job.min_nodes != job.max_nodes else ()
     return {
         "name": name,
@@ -180,10 +185,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
         "workingDir": WORKSPACE,
         "env": [*place, *_environment(draft)],
-        "ports": [
-            {"name": port[0], "containerPort": port[1]},
-            {"name": "metrics", "containerPort": options.metrics_port},
-        ],
+        "ports": [{"name": name, "containerPort": number} for name, number in ports],
         "resources": resources(job, options),
         "securityContext": _security(options),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -232,16 +234,11 @@ def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
 
 
 def _pod_security(options: KubernetesOptions) -> Object:
+    user: Object = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    user["fsGroupChangePolicy"] = "OnRootMismatch"
     if options.profile == "rdma":  # Kubernetes gives an added capability only to root
-        return {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+        user = {"runAsUser": 0, "runAsGroup": 0}
+    return {**user, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def _security(options: KubernetesOptions) -> Object:
@@ -277,7 +274,7 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
     pairs.append(({"name": "secret", "secret": files}, {"name": "secret", "mountPath": SECRET_DIR, "readOnly": True}))
     for number, mount in enumerate(mounts_of(job)):
         name = f"mount-{number}"
-        pairs.append((volume(name, mount), volume_mount(name, mount)))
+        pairs.append((mount.volume(name), mount.volume_mount(name)))
     return pairs
 
 
@@ -311,7 +308,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "env": variables({names.RUN_DIR: f"{RUNS}/{run}", names.CHECKPOINT_DIR: checkpoints}),
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
         "securityContext": _security(options),
-        "volumeMounts": [volume_mount(name, mount) | {"readOnly": True} for name, mount in claims],
+        "volumeMounts": [mount.volume_mount(name) | {"readOnly": True} for name, mount in claims],
     }
     spec = {
         "restartPolicy": "Never",
@@ -321,31 +318,17 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "securityContext": _pod_security(options),
         "tolerations": [toleration(text) for text in options.tolerations],
         "containers": [container],
-        "volumes": [volume(name, mount) for name, mount in claims],
+        "volumes": [mount.volume(name) for name, mount in claims],
     }
     placed = {key: value for key, value in options.pod.get("spec", {}).items() if key in PLACEMENT}
     return manifest("v1", "Pod", metadata, spec=pod_patch.merge(drop_empty(spec), placed))
 
 
-def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return the fields of a pod's spec that choose its machine.
-
-    ``selector``: the labels of the run's pods. ``taken``: the names of the ``scarce`` resources.
-    """
-    on_run = {"labelSelector": {"matchLabels": selector}}
-    tolerations: list[Object] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken]
-    for key in _LOST:
-        lost = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
-        tolerations.append(lost)
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        **on_run,
-    }
-    return drop_empty(
-        {
-            "tolerations": [*tolerations, *map(toleration, options.tolerations)],
-            "topologySpreadConstraints": [spread],
-        }
-    )
+def _tolerations(options: KubernetesOptions, taken: list[str]) -> list[Object]:
+    """Return a pod's tolerations: for machines with ``taken``, the scarce resources, for lost machines, and others."""
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
+    return [
+        *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken),
+        *({"key": key, **lost} for key in _LOST),
+        *map(toleration, options.tolerations),
+    ]

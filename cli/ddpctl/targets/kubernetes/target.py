@@ -35,14 +35,7 @@ from ddpctl.targets.kubernetes.kubectl import (
 )
 from ddpctl.targets.kubernetes.log_follower import Task
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload, suspension
-from ddpctl.targets.kubernetes.options import (
-    RUNS,
-    WORKSPACE,
-    KubernetesOptions,
-    holds,
-    mounts_of,
-    name_problem,
-)
+from ddpctl.targets.kubernetes.options import RUNS, WORKSPACE, KubernetesOptions, holds, mounts_of, name_problem
 from ddpctl.targets.kubernetes.pod import (
     RUN_LABEL,
     UID_LABEL,
@@ -129,9 +122,8 @@ class KubernetesTarget(Target):
                 error.fields["submission"] = None
                 raise
             raise NotStartedError(error) from None
-        handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-        handle["logs"] = f"ddpctl logs {draft.name}"
         table = () if is_signed else (UNSIGNED,)
+        handle = _handle(kubectl, workload, plan.name)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
     def locate(self, run: Run) -> Verb[Lookup]:
@@ -142,8 +134,7 @@ class KubernetesTarget(Target):
             if answer.returncode and not is_absent(answer):
                 return Lookup(state="unknown", message=str(error_of(answer)))
             if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
-                handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-                return Lookup(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
+                return Lookup(state="exists", handle=_handle(kubectl, workload, run.name))
         return Lookup(state="absent")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -187,14 +178,8 @@ class KubernetesTarget(Target):
             raise no_such_log(run)
         only = _pattern(run, query)
         if query.follow:
-            task = Task(
-                folder=run.folder,
-                only=only,
-                only_nodes=query.nodes,
-                tail=query.tail,
-                timestamps=query.timestamps,
-                replace_lost=self.options.replace_lost,
-            )
+            lines = {"only": only, "only_nodes": query.nodes, "tail": query.tail, "timestamps": query.timestamps}
+            task = Task(folder=run.folder, replace_lost=self.options.replace_lost, **lines)
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
@@ -313,6 +298,11 @@ class KubernetesTarget(Target):
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
 
 
+def _handle(kubectl: Kubectl, workload: Workload, run: str) -> dict[str, Any]:
+    place = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    return {**place, "logs": f"ddpctl logs {run}"}
+
+
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
@@ -373,10 +363,9 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
     if job.secrets:
         kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
         words = " ".join(f'"{name}=${name}"' for name in job.secrets)
-        yield (
-            f"First: printf '%s\\n' {words} | {kubectl} create secret generic {draft.name} --from-env-file=/dev/stdin"
-        )
-    yield from (f"Note: {line}." for line in (*_of_checkpoints(draft), *_of_pods(draft)))
+        created = f"{kubectl} create secret generic {draft.name} --from-env-file=/dev/stdin"
+        yield f"First: printf '%s\\n' {words} | {created}"
+    yield from (f"Note: {line}." for line in _notes_on_pods(draft))
 
 
 def _needs(draft: Draft) -> Iterator[str]:
@@ -392,8 +381,8 @@ def _needs(draft: Draft) -> Iterator[str]:
         "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
         "queue": [options.queue] if options.queue else [],
     }
-    for kind, found in named.items():
-        yield from (f"the {kind} '{name}'" for name in dict.fromkeys(found))
+    for kind, required in named.items():
+        yield from (f"the {kind} '{name}'" for name in dict.fromkeys(required))
     if options.gang:
         yield "a gang scheduler. The operator's option --gang-scheduler-name must name it"
 
@@ -409,18 +398,15 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
             f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
             "name it in the target's 'project')"
         )
-    yield from (*_of_checkpoints(draft), *_of_pods(draft))
+    yield from _notes_on_pods(draft)
 
 
-def _of_checkpoints(draft: Draft) -> Iterator[str]:
-    if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
-        more = apart if draft.plan.job.max_nodes > 1 else ""
-        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
-
-
-def _of_pods(draft: Draft) -> Iterator[str]:
+def _notes_on_pods(draft: Draft) -> Iterator[str]:
     job = draft.plan.job
+    if not holds(job, f"{RUNS}/{draft.name}"):
+        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
+        more = apart if job.max_nodes > 1 else ""
+        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
     paths = [one_line(mount.source) for mount in mounts_of(job) if mount.kind == "path"]
     if paths and draft.options.profile == "restricted":
         yield (
