@@ -31,6 +31,10 @@ _CHUNK = 1 << 16
 _SESSIONS = 8  # simultaneous sessions of a connection; sshd allows 10 by default (MaxSessions)
 
 
+class NoConnectionError(Exception):
+    """A connection failed. The message is one sentence, which does not contain the host."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Several commands that run one after the other in one SSH session."""
@@ -43,8 +47,8 @@ class Batch:
         """Return the output of each command by its index. A command that did not run gets the session's error."""
         if not self.mark:
             return {self.indices[0]: output}
-        words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
-        parts = zip(self.indices, words[::2], words[1::2], errors, strict=False)
+        texts, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
+        parts = zip(self.indices, texts[::2], texts[1::2], errors, strict=False)
         done = {index: Output(returncode=int(code), stdout=out, stderr=error) for index, out, code, error in parts}
         return dict.fromkeys(self.indices, replace(output, stdout="", stderr=errors[-1])) | done
 
@@ -64,15 +68,16 @@ def batches(commands: Sequence[Command]) -> list[Batch]:
 
 
 def _batch(commands: list[Command], indices: list[int]) -> Batch:
-    if len(commands) == 1:
-        return Batch(command=commands[0], indices=indices)
-    mark, limits = uuid4().hex, [command.timeout_s for command in commands]
+    first, *others = commands
+    if not others:
+        return Batch(command=first, indices=indices)
+    mark, limits = uuid4().hex, [command.timeout_s for command in commands if command.timeout_s is not None]
     text = "".join(
         f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
         for command in commands
     )
-    limit_s = None if None in limits else sum(limit for limit in limits if limit is not None)
-    command = replace(commands[0], stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
+    limit_s = sum(limits) if len(limits) == len(commands) else None
+    command = replace(first, stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
     return Batch(command=command, indices=indices, mark=mark)
 
 
@@ -147,8 +152,6 @@ class Remote:
     def hand_over(self, command: Command) -> Output:
         """Run a command that uses the terminal of this process."""
         self.prepare()
-        from ddpctl.execution.ssh import NoConnectionError
-
         try:
             done = self._connect(_host(command)).run(remote_line(command), pty=True, warn=True, in_stream=sys.stdin)
         except NoConnectionError as error:
@@ -175,8 +178,6 @@ class Remote:
         """Start a command, send its stdin, and return the result of ``attend``. Close the channel unless it is held."""
         from paramiko.ssh_exception import SSHException
 
-        from ddpctl.execution.ssh import NoConnectionError
-
         try:
             channel = self._channel(_host(command))
         except NoConnectionError as error:
@@ -200,8 +201,6 @@ class Remote:
     def _channel(self, host: Host) -> "Channel":
         """Open a channel. If the existing connection is broken, connect again once."""
         from paramiko.ssh_exception import SSHException
-
-        from ddpctl.execution.ssh import NoConnectionError
 
         for _ in range(2):
             try:
@@ -262,13 +261,12 @@ def _pump(
 
 def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
     moved = False
-    for ready, receive, take in (
-        (channel.recv_ready, channel.recv, out),
-        (channel.recv_stderr_ready, channel.recv_stderr, err),
-    ):
-        while ready():
-            take(receive(_CHUNK))
-            moved = True
+    while channel.recv_ready():
+        out(channel.recv(_CHUNK))
+        moved = True
+    while channel.recv_stderr_ready():
+        err(channel.recv_stderr(_CHUNK))
+        moved = True
     return moved
 
 

@@ -129,10 +129,10 @@ class Follower:
                         continue  # printed before the connection was lost
                     count = position.count if position and position.time == written else 0
                     position, rest = Position(time=written, count=count + 1), 0
-                if match := log_record.LINE.match(text.decode(errors="replace")):
-                    record += match[0] + "\n"
-                    if match[2] == match[3]:
-                        self._keep(int(match[1]), record)
+                if part := log_record.LINE.match(text.decode(errors="replace")):
+                    record += part[0] + "\n"
+                    if part[2] == part[3]:
+                        self._keep(int(part[1]), record)
                         record = ""
                     continue
                 shown = line if self.task.timestamps else text

@@ -178,8 +178,14 @@ class KubernetesTarget(Target):
             raise no_such_log(run)
         only = _pattern(run, query)
         if query.follow:
-            lines = {"only": only, "only_nodes": query.nodes, "tail": query.tail, "timestamps": query.timestamps}
-            task = Task(folder=run.folder, replace_lost=self.options.replace_lost, **lines)
+            task = Task(
+                folder=run.folder,
+                only=only,
+                only_nodes=query.nodes,
+                tail=query.tail,
+                timestamps=query.timestamps,
+                replace_lost=self.options.replace_lost,
+            )
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
