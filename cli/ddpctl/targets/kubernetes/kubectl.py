@@ -220,11 +220,6 @@ def is_absent(answer: Output) -> bool:
     return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
 
 
-def misses_runtime(answer: Output) -> bool:
-    """Return whether a command failed because Kubeflow Trainer's webhook does not see the TrainingRuntime yet."""
-    return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
-
-
 def keeps_secrets(answer: Output) -> bool:
     """Return whether a command failed only because the user has no right to access Secrets."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]

@@ -86,13 +86,6 @@ class Workload:
     cascade: str = "foreground"  # for kubectl delete; foreground: the job exists until its pods have ended
 
 
-def suspension(workload: Workload, *, again: bool) -> Object:
-    """Return the merge patch that suspends a job, or resumes it if ``again``."""
-    spec = {"suspend": not again}
-    note = {"annotations": {SUSPENDED: None if again else "true"}}
-    return {"metadata": note, "spec": {workload.policy: spec} if workload.policy else spec}
-
-
 def _patched(draft: Draft, api: str, kind: str, spec: Object) -> Object:
     """Return the manifest of a job or its runtime, with the user's patch for this kind. The job also has its queue."""
     queue = {KUEUE: draft.options.queue} if draft.options.queue and kind != "TrainingRuntime" else {}
@@ -125,7 +118,7 @@ def _pytorch_pod(draft: Draft) -> Object:
     place: list[Object] = []
     if not draft.options.master:  # with a Master, the operator sets all these variables
         rank = {"name": names.NODE_RANK, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_REPLICA}']"}}}
-        place = [*_size(draft), rank, *_address(draft, f"{draft.name}-worker-0")]
+        place = [*_size(draft), rank, *_address(draft, f"{draft.plan.name}-worker-0")]
     return template(draft, container="pytorch", port=("pytorchjob-port", draft.port), place=place, restart=None)
 
 
@@ -150,9 +143,9 @@ def _pytorch_job(draft: Draft) -> Object:
 
 
 def _job_pod(draft: Draft) -> Object:
-    place = [*_size(draft), *_address(draft, f"{draft.name}-0.{draft.name}")]
+    place = [*_size(draft), *_address(draft, f"{draft.plan.name}-0.{draft.plan.name}")]
     pod = _pod_of_job(draft, "main", draft.port, place)
-    pod["spec"]["subdomain"] = draft.name
+    pod["spec"]["subdomain"] = draft.plan.name
     return pod
 
 
@@ -199,7 +192,7 @@ def _indexed_job(draft: Draft) -> Object:
 def _train_job(draft: Draft) -> Object:
     job = draft.plan.job
     spec = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.plan.name},
         "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
     }
     return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)

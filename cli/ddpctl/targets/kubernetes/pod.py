@@ -83,16 +83,11 @@ def manifest(api: str, kind: str, metadata: Object, **parts: Any) -> Object:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The values from which the manifests of a run are rendered."""
+    """The values from which the manifests of a run are rendered. Its job and all other objects have the run's name."""
 
     plan: Plan
     options: KubernetesOptions
     project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty if the image contains the code
-
-    @property
-    def name(self) -> str:
-        """The name of the job and of every object that belongs to it."""
-        return self.plan.name
 
     @property
     def port(self) -> int:
@@ -102,7 +97,7 @@ class Draft:
     @property
     def selector(self) -> dict[str, str]:
         """The labels that select the pods of every run with this name."""
-        return {RUN_LABEL: self.name}
+        return {RUN_LABEL: self.plan.name}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -114,7 +109,7 @@ class Draft:
     @property
     def metadata(self) -> Object:
         """The metadata of every object of the run."""
-        return drop_empty({"name": self.name, "namespace": self.options.namespace, "labels": self.labels})
+        return drop_empty({"name": self.plan.name, "namespace": self.options.namespace, "labels": self.labels})
 
 
 def needs_project(job: JobSpec) -> bool:
@@ -196,9 +191,9 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
 def _environment(draft: Draft) -> list[Object]:
     job, options = draft.plan.job, draft.options
     values = {
-        names.RUN_ID: draft.name,
+        names.RUN_ID: draft.plan.name,
         **draft.plan.identity,
-        names.RUN_DIR: f"{RUNS}/{draft.name}",
+        names.RUN_DIR: f"{RUNS}/{draft.plan.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         **draft.plan.store,
         names.METRICS_PORT: str(options.metrics_port),
@@ -209,7 +204,9 @@ def _environment(draft: Draft) -> list[Object]:
         "HOME": "/tmp",  # noqa: S108 -- the container's only folder that every user may write to
         **job.env,
     }
-    secrets = [{"name": name, "valueFrom": {"secretKeyRef": {"name": draft.name, "key": name}}} for name in job.secrets]
+    secrets = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": draft.plan.name, "key": name}}} for name in job.secrets
+    ]
     return [*variables({name: value for name, value in values.items() if name not in job.secrets}), *secrets]
 
 
@@ -258,15 +255,15 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
         ({"name": "tmp", "emptyDir": disk}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
     ]
-    if not holds(job, f"{RUNS}/{draft.name}"):
+    if not holds(job, f"{RUNS}/{draft.plan.name}"):
         pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": RUNS}))
     if draft.project:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
-        project = {"name": "project", "configMap": {"name": draft.name, "items": items}}
+        project = {"name": "project", "configMap": {"name": draft.plan.name, "items": items}}
         pairs.append((project, {"name": "project", "mountPath": WORKSPACE, "readOnly": True}))
     # ddpctl launch creates the Secret. A rendered spec also works without it, but then the nodes sign nothing.
     files = {
-        "secretName": draft.name,
+        "secretName": draft.plan.name,
         "items": [{"key": run_files.STORE_SECRET, "path": run_files.STORE_SECRET}],
         "defaultMode": 0o400 if draft.options.profile == "rdma" else 0o440,  # for root, or for fsGroup
         "optional": True,
