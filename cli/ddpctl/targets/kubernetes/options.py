@@ -21,6 +21,7 @@ NAMESPACE = matching(
 )
 _KEY = rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}"  # of a label, or the name of a resource
 KEY = matching(_KEY, "NAME or DOMAIN/NAME, as nvidia.com/gpu")
+CONTEXT = matching(r"(?!-)[^\x00-\x1f\x7f-\x9f]+", "one line of text that does not begin with '-'")
 TOLERATIONS = matching(
     rf"{_KEY}(=({_LABEL_NAME})?)?(:(PreferNoSchedule|NoSchedule|NoExecute))?",
     "'{}' is not KEY, KEY=VALUE or KEY=VALUE:NoSchedule|PreferNoSchedule|NoExecute",
@@ -38,13 +39,6 @@ LONGEST_WORD = 9  # what a run's name adds to its job's name, such as -saffron
 SECRET_DIR = "/etc/ddpctl"  # noqa: S105 -- contains the secret with which the nodes sign values
 OURS = ("/dev/shm", "/tmp", SECRET_DIR)  # noqa: S108 -- paths in the container
 _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run", "ddpctl.uid")
-
-
-def check_text(text: str) -> str:
-    """Check that a text can be the name of a kubectl context. Raises ValueError."""
-    if not text or not text.isprintable() or text.startswith("-"):
-        raise ValueError("one line of text that does not begin with '-'")
-    return text
 
 
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -80,7 +74,7 @@ class KubernetesOptions(Options):
     workload: Workload = "auto"
     """The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer 2.2 and
     later), job (a plain Indexed Job); auto: the first of these that the cluster supports."""
-    context: Annotated[str, Rule(check_text)] | None = None
+    context: Annotated[str, CONTEXT] | None = None
     """The kubectl context. null: the current context."""
     namespace: Annotated[str, NAMESPACE] | None = None
     """The namespace. null: the context's namespace, else default."""

@@ -427,26 +427,14 @@ class SshTarget(Target):
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
     """Return the facts for a dry run, with placeholders such as ``<image>`` for what a host lacks."""
     image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
-    guesses = {
-        "id": ("<uid>:<gid>",),
-        "home": ("<home>",),
-        "ssh": ("- - <address>",),
-        "asked": (job.image,),
-        "image": () if options.runtime == "none" else (json.dumps([image]),),
-    }
-    gpus = tuple(f"<GPU {number}>" for number in range(job.gpus))
-    return tuple(
-        replace(
-            fact,
-            words={
-                **guesses,
-                **fact.words,
-                "image": fact.words["image"] if fact.image else guesses["image"],
-                **({} if len(fact.free_gpus) >= job.gpus else {"gpu": gpus, "busy": ()}),
-            },
-        )
-        for fact in facts
-    )
+    images = {} if options.runtime == "none" else {"image": (json.dumps([image]),)}
+    guesses = {"id": ("<uid>:<gid>",), "home": ("<home>",), "ssh": ("- - <address>",), "asked": (job.image,)}
+    gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(job.gpus)), "busy": ()}
+    assumed = []
+    for fact in facts:
+        words = guesses | fact.words | ({} if fact.image else images)
+        assumed.append(replace(fact, words=words | ({} if len(fact.free_gpus) >= job.gpus else gpus)))
+    return tuple(assumed)
 
 
 def work_dir(options: SshOptions, run: str) -> str:
