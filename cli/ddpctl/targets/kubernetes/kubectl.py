@@ -182,12 +182,19 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
         return workload, "chosen with 'workload' or --kind", unknown if answer.returncode else ""
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
     answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
-    served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}
-    if served["pytorchjob"]:
+    present = [(workload, answer) for workload, answer in zip(asked, answers, strict=True) if not is_absent(answer)]
+    check(*(answer for _, answer in present))
+    served = {
+        workload.word
+        for workload, answer in present
+        for resource in json.loads(answer.stdout).get("resources", ())
+        if resource["name"] == workload.resource.partition(".")[0]
+    }
+    if "pytorchjob" in served:
         return WORKLOADS["pytorchjob"], "the cluster has Kubeflow's training-operator", ""
     if options.master:
         raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: set master: false")
-    if not served["trainjob"]:
+    if "trainjob" not in served:
         return WORKLOADS["job"], "the cluster has no Kubeflow operator", ""
     (schema,) = yield (kubectl.raw(_SCHEMA),)
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
@@ -203,15 +210,6 @@ def kubectl_of(handle: Mapping[str, Any]) -> Kubectl:
 def workload_of(handle: Mapping[str, Any]) -> Workload:
     """Return the workload of a run. ``handle`` is the handle in the run's record."""
     return WORKLOADS[handle["workload"]]
-
-
-def _serves(workload: Workload, answer: Output) -> bool:
-    """Return whether the cluster serves the workload. ``answer`` lists the resources of the workload's API group."""
-    if is_absent(answer):
-        return False
-    check(answer)
-    plural = workload.resource.partition(".")[0]
-    return any(one["name"] == plural for one in json.loads(answer.stdout).get("resources", ()))
 
 
 def is_absent(answer: Output) -> bool:

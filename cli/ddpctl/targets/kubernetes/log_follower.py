@@ -161,23 +161,23 @@ def main() -> int:
     workload, kubectl, selector = workload_of(run.handle), kubectl_of(run.handle), selector_of(run.name, run.uid)
     follower = Follower(task=task, run=run, kubectl=kubectl)
     replaced: set[str] = set()  # uids of pods
-    said_last, answered, parent = "", time.monotonic(), os.getppid()
+    printed, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
-        found = _ask(kubectl.get(f"{workload.resource}/{run.name}"))
-        pods_found = found if found.returncode else _ask(kubectl.get("pods", "--selector", selector))
-        if pods_found.returncode:
-            error = str(error_of(pods_found))
+        job_answer = _ask(kubectl.get(f"{workload.resource}/{run.name}"))
+        answer = job_answer if job_answer.returncode else _ask(kubectl.get("pods", "--selector", selector))
+        if answer.returncode:
+            error = str(error_of(answer))
             if time.monotonic() - answered > task.unreachable_s:
                 print(f"ddpctl: {error}; gave up after {task.unreachable_s:g} s", file=sys.stderr)
                 return Exit.UNAVAILABLE
-            if error != said_last:
-                said_last = error
+            if error != printed:
+                printed = error
                 line = f"[{run.name}] {error}; trying again for up to {task.unreachable_s:g} s"
                 print(line, file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()
-        job, pods = next((one for one in items(found) if is_ours(one, run.uid)), None), items(pods_found)
+        job, pods = next((item for item in items(job_answer) if is_ours(item, run.uid)), None), items(answer)
         newest = newest_pods(workload, pods, master=bool(run.options.get("master")))
         follower.follow_started(newest)
         with suppress(OSError):
@@ -190,8 +190,8 @@ def main() -> int:
         asked = unexplained(workload, job, pods, run.job.max_nodes)
         events = [event for name in asked for event in items(_ask(kubectl.events_of(name)))]
         state = fold(run, workload, job, pods, events, now=time.time())
-        if state.message != said_last:
-            said_last = state.message
+        if state.message != printed:
+            printed = state.message
             print(f"[{run.name}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
     return Exit.KILLED

@@ -111,7 +111,7 @@ class KubernetesTarget(Target):
         try:
             is_signed = yield from _make(kubectl, draft, workload, needed)
         except DdpctlError as error:
-            kinds = sorted({one["kind"].lower() for one in needed})
+            kinds = sorted({item["kind"].lower() for item in needed})
             try:
                 made = yield from _made(kubectl, kinds, draft.plan.name, plan.uid, needed=kinds)
                 named = ([",".join(made), draft.plan.name, "--ignore-not-found", "--wait=false"],) if made else ()
@@ -322,7 +322,7 @@ def _made(
     seen = dict(zip(kinds, answers, strict=True))
     check(*(seen[kind] for kind in needed if not keeps_secrets(seen[kind])))
     whose = {kind: answer.stdout.strip() for kind, answer in seen.items() if answer.returncode == 0}
-    return tuple(kind for kind, found in whose.items() if uid and found == uid)
+    return tuple(kind for kind, owner in whose.items() if uid and owner == uid)
 
 
 def _place(run: Run) -> tuple[str | None, ...]:
@@ -455,7 +455,7 @@ def _prepare(
     judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
     if workload.word != "trainjob":
         judged.append(workload.job(draft))
-    check(*(yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)))
+    check(*(yield tuple(kubectl.create(dump((item,)), dry_run=True) for item in judged)))
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
@@ -485,7 +485,7 @@ def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Objec
     Return whether the Secret was created. If the user has no right to create it, raise an error only if the job has
     secrets.
     """
-    answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
+    answers = yield tuple(kubectl.create(dump((item,)), secret=item["kind"] == "Secret") for item in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
     check(*(answers if has_secret else answers[:-1]))
     job = workload.job(draft)
@@ -500,7 +500,7 @@ def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Objec
     change = (draft.plan.name, "--type=merge", "--patch", patch)
     owned = needed if has_secret else needed[:-1]
     if owned:
-        yield tuple(kubectl.run("patch", one["kind"].lower(), *change) for one in owned)
+        yield tuple(kubectl.run("patch", item["kind"].lower(), *change) for item in owned)
     return has_secret
 
 
@@ -520,13 +520,13 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     names = listed.stdout if listed.returncode == 0 else ""
     (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
     read.check("project", ConfigError)
-    found: Mapping[str, Any] = json.loads(read.stdout)
-    if script and path not in found["files"]:
+    project: Mapping[str, Any] = json.loads(read.stdout)
+    if script and path not in project["files"]:
         raise NoInputError(
             f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
             "if the image has it, set project: []"
         )
-    return found["files"], tuple(found["left_out"])
+    return project["files"], tuple(project["left_out"])
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:

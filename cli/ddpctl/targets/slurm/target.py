@@ -89,10 +89,10 @@ class SlurmTarget(Target):
         records = str(PurePath(plan.folder).parent)
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
-            (found,) = yield commands
-            if found.returncode == UNREACHED and (error := unreachable(found, self._host)):
+            (test,) = yield commands
+            if test.returncode == UNREACHED and (error := unreachable(test, self._host)):
                 raise error
-            check_script(plan, found, host=self._host)
+            check_script(plan, test, host=self._host)
         if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
             return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
@@ -449,13 +449,13 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
+    lines = has.stdout.splitlines()
     asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
-    there = [
-        f"{words[0]}: {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
-        for line in has.stdout.splitlines()
-        if len(words := line.split()) == 5
+    partitions = [
+        f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
+        for name, nodes, cpus, memory, gres in filter(lambda fields: len(fields) == 5, map(str.split, lines))
     ]
-    listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
-    has_gpus = not there or any(not one.endswith("no GPU") for one in there)
+    listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
+    has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
     return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))

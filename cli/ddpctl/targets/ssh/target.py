@@ -309,14 +309,15 @@ class SshTarget(Target):
                       store_secret=secret.stdout)  # fmt: skip
         if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
-        left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
+        lost_hosts = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
         moves = ", ".join(
             f"node {node} is restarted on {host.address}, because its host {hosts[node].address} is lost"
             for node, host in zip(lost, taken, strict=True)
         )
-        return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
+        handle = {**handle, "hosts": numbers, "lost_hosts": lost_hosts}
+        return Moved(handle=handle, nodes=tuple(lost), note=one_line(moves))
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
         """Return a report about each host of the target, including excluded hosts."""
