@@ -106,7 +106,7 @@ def _backoff_limit(draft: Draft) -> int:
 def _size(draft: Draft) -> list[Object]:
     """Return the variables with the numbers of nodes and ranks. A range of nodes is an argument instead (pod.py)."""
     job = draft.plan.job
-    nodes = {names.NNODES: job.nodes} if job.min_nodes == job.max_nodes else {}
+    nodes = {names.NNODES: str(job.max_nodes)} if job.min_nodes == job.max_nodes else {}
     return variables({**nodes, names.NPROC_PER_NODE: str(job.local_world_size)})
 
 
