@@ -31,10 +31,6 @@ _CHUNK = 1 << 16
 _SESSIONS = 8  # simultaneous sessions of a connection; sshd allows 10 by default (MaxSessions)
 
 
-class NoConnectionError(Exception):
-    """A connection failed. The message is one sentence, which does not contain the host."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Several commands that run one after the other in one SSH session."""
@@ -152,6 +148,8 @@ class Remote:
     def hand_over(self, command: Command) -> Output:
         """Run a command that uses the terminal of this process."""
         self.prepare()
+        from ddpctl.execution.ssh import NoConnectionError
+
         try:
             done = self._connect(_host(command)).run(remote_line(command), pty=True, warn=True, in_stream=sys.stdin)
         except NoConnectionError as error:
@@ -178,6 +176,8 @@ class Remote:
         """Start a command, send its stdin, and return the result of ``attend``. Close the channel unless it is held."""
         from paramiko.ssh_exception import SSHException
 
+        from ddpctl.execution.ssh import NoConnectionError
+
         try:
             channel = self._channel(_host(command))
         except NoConnectionError as error:
@@ -201,6 +201,8 @@ class Remote:
     def _channel(self, host: Host) -> "Channel":
         """Open a channel. If the existing connection is broken, connect again once."""
         from paramiko.ssh_exception import SSHException
+
+        from ddpctl.execution.ssh import NoConnectionError
 
         for _ in range(2):
             try:

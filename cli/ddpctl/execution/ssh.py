@@ -36,7 +36,6 @@ from paramiko.ssh_exception import (
 from ddpctl.command import Host
 from ddpctl.environment import tool_environment
 from ddpctl.errors import ConfigError
-from ddpctl.execution.remote import NoConnectionError
 from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
@@ -174,6 +173,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors are raised as exceptions
+
+
+class NoConnectionError(Exception):
+    """A connection failed. The message is one sentence, which does not contain the host."""
 
 
 class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no types
