@@ -27,66 +27,62 @@ MAX_BYTES = 100_000
 SHM = "/dev/shm"  # noqa: S108 -- a path in the container
 OWN_SHM = ours("the container has its own /dev/shm, of the size shm")
 RENDEZVOUS = ours("ddpctl chooses the address of node 0 and the rendezvous")
-RANKS = key("job.ranks", "or gpus, if no GPUs are given")
-ELASTIC = without("nodes: MIN:MAX starts with fewer nodes, and none joins later")
-TEMPLATE = without("all nodes have one template, that of the first replicas")
 PATCH = skipped("write it as pod")
 MANIFEST: Table = {
     "apiVersion": ours("workload chooses it"), "kind": key("target.workload", convert=str.lower),
     "metadata.name": key("job.name"), "metadata.namespace": key("target.namespace"),
-    "metadata.labels.kueue.*": key("target.queue"), "metadata.labels.*": key("target.labels"),
+    "metadata.labels.kueue.*, spec.*.schedulingPolicy.queue": key("target.queue"),
+    "metadata.labels.*, template.metadata.labels.*": key("target.labels"),
     "spec.*suspend": ours("a queue suspends the job"), "spec.runPolicy.cleanPodPolicy": key("target.clean_pods"),
     "spec.*.ttlSecondsAfterFinished": key("target.keep", convert="{}s".format),
     "spec.*.activeDeadlineSeconds": key("job.time_limit", convert="{}s".format),
-    "spec.*.schedulingPolicy.queue": key("target.queue"),
-    "spec.*.backoffLimit": without("failures counts those of each node"), "spec.nprocPerNode": RANKS,
-    "spec.elasticPolicy.nProcPerNode": RANKS, "spec.elasticPolicy.maxRestarts": key("job.max_restarts"),
-    "spec.elasticPolicy.rdzv*": RENDEZVOUS, "spec.elasticPolicy.m*Replicas": ELASTIC,
+    "spec.*.backoffLimit": without("failures counts those of each node"),
+    "spec.nprocPerNode, spec.elasticPolicy.nProcPerNode, spec.trainer.numProcPerNode": key(
+        "job.ranks", "or gpus, if no GPUs are given"),
+    "spec.elasticPolicy.maxRestarts": key("job.max_restarts"),
+    "spec.elasticPolicy.rdzv*": RENDEZVOUS,
+    "spec.elasticPolicy.m*Replicas": without("nodes: MIN:MAX starts with fewer nodes, and none joins later"),
     "spec.elasticPolicy.metrics.*": without("ddpctl does not scale a run by its load"),
-    "spec.*.replicas": key("job.nodes", "Master and Workers together"), "spec.*.restartPolicy": key("target.restart"),
-    "spec.trainer.numNodes": key("job.nodes"), "spec.trainer.numProcPerNode": RANKS,
+    "spec.*.replicas": key("job.nodes", "Master and Workers together"), "spec.trainer.numNodes": key("job.nodes"),
+    "spec.*.restartPolicy": key("target.restart"), "spec.runtimePatches, spec.podTemplateOverrides": PATCH,
     "spec.runtimeRef.*": unknown("the settings of the runtime in the cluster"),
-    "spec.runtimePatches": PATCH, "spec.podTemplateOverrides": PATCH,
-    "container.image": key("job.image"), "container.command": key("job.command"),
-    "container.args": key("job.command"),
+    "container.image": key("job.image"), "container.command, container.args": key("job.command"),
     "container.env.*": key("job.env", "or secrets; what is not a value stays in pod"),
     "container.resources.limits.cpu": key("job.cpus"), "container.resources.limits.memory": key("job.memory"),
     "container.resources.limits.*/gpu": key("job.gpus"),
-    **dict.fromkeys((f"container.resources.requests.{name}" for name in ("cpu", "memory", "*/gpu")),
-                    ours("ddpctl requests what it limits")),
+    "container.resources.requests.cpu, container.resources.requests.memory, container.resources.requests.*/gpu":
+        ours("ddpctl requests what it limits"),
     "container.name": ours("the container of the ranks is called main"), SHM: OWN_SHM,
-    "template.metadata.labels.*": key("target.labels"),
     "template.spec.restartPolicy": ours("ddprun restarts the ranks"),
-    **dict.fromkeys(("template.spec.containers.*", "template.spec.volumes.*", "container.volumeMounts.*",
-                     "container.resources.*.*", "container.*", "template.*"), key("target.pod")),
+    "template.spec.containers.*, template.spec.volumes.*, container.volumeMounts.*": key("target.pod"),
+    "container.resources.*.*, container.*, template.*": key("target.pod"),
 }  # fmt: skip
 WHOLE = ("job.command", "job.env", "target.pod", PATCH.text)
 HOSTFILE: Table = {"HOST": key("target.hosts"), "slots": key("job.gpus", "the smallest number of all hosts")}
 ACCELERATE: Table = {
     "num_machines": key("job.nodes", "all of them this machine, unless another target is chosen"),
-    "main_process_port": key("job.port"), "machine_rank": RENDEZVOUS,
-    "num_processes": skipped("write its share of each machine as gpus"), "main_process_ip": RENDEZVOUS,
-    "rdzv_backend": RENDEZVOUS, "same_network": RENDEZVOUS, "use_cpu": skipped("write device: cpu if it is true"),
+    "main_process_port": key("job.port"), "machine_rank, main_process_ip, rdzv_backend, same_network": RENDEZVOUS,
+    "num_processes": skipped("write its share of each machine as gpus"),
+    "use_cpu": skipped("write device: cpu if it is true"),
     "mixed_precision": skipped("write it in env, as ACCELERATE_MIXED_PRECISION"),
     "compute_environment": ours("a target is the environment"), "main_training_function": ours("a script is started"),
     "gpu_ids": without("a run uses the first free GPUs"),
     "*": without("accelerate passes it to the script: set it in the script's Accelerator()"),
 }  # fmt: skip
-COMMAND, SIZES = skipped("write it as command"), skipped("write it as shm, memory, cpus or gpus")
-GPUS = ours("a container has the GPUs of its node")
 COMPOSE: Table = {
-    "services.*.image": skipped("write it as image"), "services.*.command*": COMMAND,
-    "services.*.entrypoint*": COMMAND, "services.*.volumes*": skipped("write it as mounts"),
-    "services.*.environment*": skipped("write it as env or secrets"), "services.*.shm_size": SIZES,
-    "services.*.mem_limit": SIZES, "services.*.limits.memory": SIZES, "services.*.cpus": SIZES,
-    "services.*.count": SIZES,
-    "services.*.devices*": GPUS, "services.*.runtime": GPUS, "services.*.ipc": OWN_SHM,
-    "services.*.build*": without("docs/image.md builds an image"),
-    "services.*.env_file*": without("write its variables as env or secrets"), "*": without("ddpctl starts no service"),
+    "services.*.image": skipped("write it as image"),
+    "services.*.command*, services.*.entrypoint*": skipped("write it as command"),
+    "services.*.volumes*": skipped("write it as mounts"),
+    "services.*.environment*, services.*.env_file*": skipped("write it as env or secrets"),
+    "services.*.shm_size, services.*.mem_limit, services.*.limits.memory, services.*.cpus, services.*.count":
+        skipped("write it as shm, memory, cpus or gpus"),
+    "services.*.devices*, services.*.runtime": ours("a container has the GPUs of its node"),
+    "services.*.ipc": OWN_SHM, "services.*.build*": without("docs/image.md builds an image"),
+    "*": without("ddpctl starts no service"),
 }  # fmt: skip
 TABLES: Mapping[str, Table] = {
-    "sbatch": sbatch.SBATCH, "srun": sbatch.SRUN, "apptainer, singularity": sbatch.APPTAINER,
-    "commands of a shell": sbatch.SHELL, "PyTorchJob and TrainJob": MANIFEST, "DeepSpeed's hostfile": HOSTFILE,
+    "sbatch": sbatch.SBATCH, "srun": sbatch.SRUN, "apptainer": sbatch.APPTAINER, "commands of a shell": sbatch.SHELL,
+    "PyTorchJob and TrainJob": MANIFEST, "DeepSpeed's hostfile": HOSTFILE,
     "accelerate's configuration": ACCELERATE, "docker-compose": COMPOSE,
 }  # fmt: skip
 FORMATS = "an sbatch script, a PyTorchJob or TrainJob, a hostfile with slots=N, an accelerate or docker-compose file"
@@ -112,14 +108,10 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
 def _read_hostfile(text: str, migration: Migration) -> None:
     lines = [(n, line.split()) for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*[^\s#]", line)]
     hosts = [(number, fields[0], int(re.sub(r"\D.*", "", fields[1][6:]))) for number, fields in lines]
-    least = min(slots for _, _, slots in hosts)
     entries = [{"address": host, "gpus": slots} for _, host, slots in hosts]
-    for number, host, slots in hosts:
+    for number, host, slots in sorted(hosts, key=lambda host: host[2]):  # all nodes have the smallest number of ranks
         migration.add(number, host, "target.hosts", entries)
-        if slots == least:
-            migration.translate(HOSTFILE, number, "slots", str(slots))
-        else:
-            migration.note(number, f"slots={slots}", without(f"all nodes have the same number of ranks: {least}"))
+        migration.add(number, f"slots={slots}", "job.gpus", str(slots))
     migration.add(hosts[0][0], f"{len(hosts)} hosts", "job.nodes", str(len(hosts)))
     migration.add(hosts[0][0], "the Python of the hosts", "target.runtime", "none")
 
@@ -170,8 +162,10 @@ class _Manifest:
         templates = {name: part["template"] for name, part in replicas.items() if "template" in part}
         for name in list(templates)[1:]:
             path = ("spec", "pytorchReplicaSpecs", name, "template")
-            is_same = replicas[name].pop("template") == next(iter(templates.values()))
-            migration.note(places[path][0], ".".join(path), ours("it is the same") if is_same else TEMPLATE)
+            migration.note(
+                places[path][0], ".".join(path), without("all nodes have the template of the first replicas")
+            )
+            del replicas[name]["template"]
         containers = [template["spec"]["containers"][0] for template in templates.values()]
         self.main = [*containers, value["spec"].get("trainer", {})][0]
         self.shm = [mount["name"] for mount in self.main.get("volumeMounts", []) if mount["mountPath"] == SHM]
@@ -229,7 +223,7 @@ def _name(path: Path_) -> str:
 def _leaves(value: Any, table: Table, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
     """Yield the path and the value of each scalar, and of each part that becomes a key as a whole."""
     name = _name(path)
-    is_whole = meaning_of(table, name).text in WHOLE and not any(other.startswith(f"{name}.") for other in table)
+    is_whole = meaning_of(table, name).text in WHOLE and f", {name}." not in f", {', '.join(table)}"
     if is_whole or not value or not isinstance(value, dict | list):
         yield path, value
         return

@@ -13,9 +13,6 @@ from ddpctl.job.values import bases_of
 from ddpctl.migration.settings import COMPUTED, Migration, Table, key, meaning_of, ours, skipped, unknown, without
 from ddpctl.migration.shell import Statement, Variables, statements
 
-NODE, TASKS = "of each node", ours("ddprun is the only task of a node, and starts its ranks")
-FILES = ours("each run has its own folder: ddpctl logs")
-SHIFTER = without("shifter is no runtime of ddpctl")
 EXPORT = key("job.env", "of each NAME=VALUE")
 WORKSPACE = ours("the project is mounted at /workspace, the folder of the ranks")
 CURRENT = ours("the current folder is the default")
@@ -47,9 +44,9 @@ def _stop_signal(value: str) -> dict[str, str]:
 
 OF_NODE: Table = {  # options of sbatch and of srun
     "nodes": key("job.nodes", convert=lambda value: value.replace("-", ":")),
-    "gpus-per-node": key("job.gpus", "", _gpus), "gpus": key("job.gpus", NODE, _gpus),
-    "gpus-per-task": key("job.gpus", NODE, _gpus), "gres": key("job.gpus", "requested by gres", _gres),
-    "cpus-per-task": key("job.cpus", NODE), "cpus-per-gpu": key("job.cpus", NODE),
+    "gpus-per-node": key("job.gpus", "", _gpus), "gpus, gpus-per-task": key("job.gpus", "of each node", _gpus),
+    "gres": key("job.gpus", "requested by gres", _gres),
+    "cpus-per-task, cpus-per-gpu": key("job.cpus", "of each node"),
     "mem": key("job.memory", "", lambda value: {"target.extra": ("--mem=0",)} if value == "0" else
                f"{value}M" if value.isdecimal() else value),
 }  # fmt: skip
@@ -61,16 +58,16 @@ PYXIS: Table = {
 SBATCH: Table = {
     "job-name": key("job.name", "in lower case, with - in place of other characters", lambda value: re.sub(
         "[^a-z0-9]+", "-", value.lower()).strip("-")[:40].rstrip("-")),
-    **OF_NODE, "ntasks*": TASKS, "mem-per-*": skipped("write memory, of each node"),
+    **OF_NODE, "ntasks*": ours("ddprun is the only task of a node, and starts its ranks"), "mem-per-*": skipped("write memory, of each node"),
     "time": key("job.time_limit", "", lambda value: f"{value}m" if value.isdecimal()
                 else re.sub(r"^(\d+:\d+)$", r"00:\1", value)),
-    "partition": key("target.partition"), "account": key("target.account"), "qos": key("target.qos"),
-    "reservation": key("target.reservation"), "constraint": key("target.constraint"), "array": key("target.array"),
+    **{name: key(f"target.{name}") for name in (
+        "partition", "account", "qos", "reservation", "constraint", "array")},
     "exclusive": key("target.exclusive", convert=lambda value: value or True), "chdir": key("target.workdir"),
     "no-requeue": key("target.requeues", "0", lambda _: "0"), "requeue": ours("requeues is 20"),
-    "output": FILES, "error": FILES, "open-mode": FILES, "export": EXPORT,
+    "output, error, open-mode": ours("each run has its own folder: ddpctl logs"), "export": EXPORT,
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
-    "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal), "image": SHIFTER, "module": SHIFTER,
+    "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal), "image, module": without("shifter is no runtime of ddpctl"),
     "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS,
     "*": key("target.extra", "", _item),
 }  # fmt: skip
@@ -94,8 +91,7 @@ APPTAINER: Table = {
         "job.image": value.removeprefix("docker://")} if value.startswith("docker://") else value),
     "bind": key("job.mounts"),
     "env": EXPORT, "pwd": key("target.workdir", "on the nodes; its path in the container is /workspace"),
-    "nv": ours("ranks have the GPUs of their node"), "cleanenv": ours("it is always used"),
-    "no-home": ours("it is always used"),
+    "nv": ours("ranks have the GPUs of their node"), "cleanenv, no-home": ours("it is always used"),
     "*": key("target.runtime_args", "", _item),
 }  # fmt: skip
 SHORT_APPTAINER = {
@@ -114,17 +110,14 @@ SHELL: Table = {
     "module load *": key("target.modules", convert=lambda value: tuple(
         word for word in value.split() if word not in ("load", "add") and not word.startswith("-"))),
     "module *": skipped("modules are only loaded: run it before the launch"),
-    **dict.fromkeys((f"cd {folder}" for folder in PROJECT), CURRENT), "cd *": key("target.workdir"),
-    **dict.fromkeys(("source */bin/activate", "conda activate */*"), key(
-        "target.python", convert=lambda value: f"{value.split()[-1].removesuffix('/bin/activate')}/bin/python")),
-    **dict.fromkeys(("source *activate", "source *conda.sh", "conda *"),
-                    without("python takes the path of the environment's bin/python")),
+    ", ".join(f"cd {folder}" for folder in PROJECT): CURRENT, "cd *": key("target.workdir"),
+    "source */bin/activate, conda activate */*": key(
+        "target.python", convert=lambda value: f"{value.split()[-1].removesuffix('/bin/activate')}/bin/python"),
+    "source *activate, source *conda.sh, conda *": without("python takes the path of the environment's bin/python"),
     "set": ours("the batch script has its own options"),
-    **dict.fromkeys(("echo", "printf", "date", "hostname", "nvidia-smi", "rocm-smi", "pwd", "ls", "env", "which", "tee",
-                     "whoami", "lscpu", "free", "df"), PRINTS),
-    **dict.fromkeys(("wait", "exit", "true", "sleep"), ours("all nodes agree on one exit code")),
-    **dict.fromkeys(("mkdir", "cp", "rsync", "tar", "unzip", "touch", "chmod"),
-                    key("job.node_setup", "on each node", _item)),
+    "echo, printf, date, hostname, nvidia-smi, rocm-smi, pwd, ls, env, which, tee, whoami, lscpu, free, df": PRINTS,
+    "wait, exit, true, sleep": ours("all nodes agree on one exit code"),
+    "mkdir, cp, rsync, tar, unzip, touch, chmod": key("job.node_setup", "on each node", _item),
     "*": skipped("run it before the launch, or in the script"),
 }  # fmt: skip
 ALIASES = {"ml": "module", ".": "source", "mamba": "conda", "micromamba": "conda"}
@@ -213,7 +206,7 @@ class Reader:
         self.nodes = nodes = numbers.get("nodes", 1) or 1
         self.tasks = numbers.get("ntasks-per-node") or ceil(numbers.get("ntasks", 1) / nodes) or 1
         for name, share in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", self.tasks), ("gpus", 1 / nodes)):
-            count = OF_NODE[name].convert(given.get(name, "0")).get("job.gpus", "0")
+            count = meaning_of(OF_NODE, name).convert(given.get(name, "0")).get("job.gpus", "0")
             self.gpus = ceil(int(count) * share) if count.isdecimal() and count != "0" else self.gpus
         cpus = numbers.get("cpus-per-task", 0)
         cpus_of_node = cpus * self.tasks or numbers.get("cpus-per-gpu", 0) * self.gpus

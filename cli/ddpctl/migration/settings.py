@@ -36,15 +36,7 @@ class Meaning(NamedTuple):
 key, ours = partial(Meaning, "became"), partial(Meaning, "ddpctl does it")
 without, skipped = partial(Meaning, "no counterpart"), partial(Meaning, "not translated")
 unknown = partial(Meaning, "unknown", note="its value is computed elsewhere: write it")
-Table = Mapping[str, Meaning]  # by the name of a setting; * stands for any text
-
-
-class Setting(NamedTuple):
-    """A setting of the file, and what became of it."""
-
-    line: int
-    text: str  # as in the file
-    meaning: Meaning
+Table = Mapping[str, Meaning]  # by the name of a setting, or several with commas; * stands for any text
 
 
 @dataclass
@@ -53,7 +45,7 @@ class Migration:
 
     target: str  # the kind of the target
     kinds: Kinds
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[tuple[int, str, Meaning]] = field(default_factory=list)  # its line, its text, what it became
     values: dict[str, Any] = field(default_factory=dict)  # by job.KEY or target.KEY
     numbers: Mapping[str, str] = field(default_factory=dict)  # of each node, where a setting counts others
     secrets: list[str] = field(default_factory=list)  # values that no output may contain
@@ -63,7 +55,7 @@ class Migration:
         for word in text.split():
             name, _, value = word.partition("=")
             self.secrets += [value] if looks_secret(name.rpartition(".")[2].lstrip("-"), value) else []
-        self.settings.append(Setting(line, text, meaning))
+        self.settings.append((line, text, meaning))
 
     def add(self, line: int, text: str, name: str, value: Any, note: str = "") -> None:
         """Set a key, or record why it cannot have this value. Lists (tuples here) and tables are merged.
@@ -148,7 +140,7 @@ class Migration:
         A command that is not translated may hold a secret at any place: in a file, only its program is shown.
         """
         rows = []
-        for line, text, meaning in sorted(dict.fromkeys(self.settings), key=lambda setting: setting.line):
+        for line, text, meaning in sorted(dict.fromkeys(self.settings), key=lambda setting: setting[0]):
             shown = text.split()[:1] if is_file and meaning.status == "not translated" else text.split()
             texts = [one_line(redact_text(part, self.secrets)) for part in (" ".join(shown), str(meaning))]
             rows.append((str(line), cut(texts[0], WIDTH, plain=True), texts[1]))
@@ -171,8 +163,10 @@ class Migration:
 
 def meaning_of(table: Table, name: str) -> Meaning:
     """Return the first entry of a table whose name matches."""
-    matches = (table[other] for other in table if re.fullmatch(re.escape(other).replace(r"\*", ".*"), name))
-    return next(matches, without("ddpctl has no such setting"))
+    for names, meaning in table.items():
+        if re.fullmatch(re.escape(names).replace(r"\*", ".*").replace(r",\ ", "|"), name):
+            return meaning
+    return without("ddpctl has no such setting")
 
 
 def merge(before: Any, value: Any) -> Any:
